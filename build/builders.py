@@ -42,13 +42,13 @@ class EngineBuilder(Protocol):
     """Builds engines for one runtime."""
 
     VERIFIES: bool
-    """Whether `build.verify` can compare its engines with their checkpoint."""
+    """True where `build.verify` can compare its engines with their checkpoint."""
     COMPARED_BY: str
     """The command that compares them, as one types it."""
     DRAFTS: bool
-    """Whether its engines can hold a draft, a second decoder."""
+    """True where its engines can hold a draft, a second decoder."""
     CALIBRATES: bool
-    """Whether it compensates rounding errors on calibration clips."""
+    """True where it compensates rounding errors on calibration clips."""
 
     def check(self, config: Config) -> None:
         """Refuse a config that this builder cannot honour, before a checkpoint is opened.

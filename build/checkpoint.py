@@ -79,7 +79,7 @@ class Network:
         source: id as the user gave it (a hub id with its revision), and the SHA-256 of the weight
             files, concatenated in order of name.
         weight_bytes: size of the weight files.
-        found: says where it was found, if it was asked for by name.
+        origin: says where it was found, if it was asked for by name.
     """
 
     path: Path
@@ -88,7 +88,7 @@ class Network:
     tensors: Mapping[str, torch.Tensor]
     source: Source
     weight_bytes: int
-    found: str
+    origin: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         tensors=_renamed(stored, dims, naming, str(place.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        found=place.where,
+        origin=place.where,
     )
 
 

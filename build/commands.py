@@ -27,8 +27,8 @@ def _engine(args: argparse.Namespace) -> None:
     _refuse_flags(builder, config, args)
     builders.check(config)
     checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
-    if checkpoint.found:
-        print(checkpoint.found)
+    if checkpoint.origin:
+        print(checkpoint.origin)
     if config.build.draft:
         checkpoint = with_draft(checkpoint, config.build.draft)
     for note in checkpoint.notes:

@@ -11,7 +11,7 @@ from serve.contract.runtimes import RuntimeName
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
-    """How a checkpoint becomes an engine."""
+    """The way from a checkpoint to an engine."""
 
     # Name of build/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
     checkpoint: Name = "base"

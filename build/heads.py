@@ -1,4 +1,4 @@
-"""Which of a decoder's cross-attention heads follow the speech, measured where nobody says it.
+"""The cross-attention heads of a decoder that follow the speech, measured where nobody says it.
 
 A head that follows speech attends to few frames at a time, and to later ones with every token: the
 z-scores along the best monotonic path through its weights are high. Through those of other heads

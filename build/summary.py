@@ -76,8 +76,8 @@ def _confidence(manifest: Manifest) -> list[tuple[str, str]]:
     fit = manifest.confidence
     if fit is None:
         return []
-    heard = f"{fit.words:,} words of {fit.clips} clips ({', '.join(fit.languages)})"
-    return [("confidence", f"{fit.fit}, fitted to {heard} that {fit.source} heard")]
+    words = f"{fit.words:,} words of {fit.clips} clips ({', '.join(fit.languages)})"
+    return [("confidence", f"{fit.fit}, fitted to {words} that {fit.source} heard")]
 
 
 def _languages(manifest: Manifest) -> str:

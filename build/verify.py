@@ -30,7 +30,7 @@ _MOST_SLOTS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """How far an engine is from its checkpoint, over all windows.
+    """The distance of an engine from its checkpoint, over all windows.
 
     Attributes:
         logits_relative: ||engine - reference|| / ||reference||.

@@ -28,7 +28,7 @@ LEAST = 0.9  # of the loop's throughput, opening the engines apart
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """How long all files took one way."""
+    """The time that all files took one way."""
 
     engines: int
     start_s: float  # until the first engine was open

@@ -1,4 +1,4 @@
-"""Do figures of words say how likely these are right? And the fit that makes them.
+"""Figures that say how likely words are right, held against the truth, and the fit that makes them.
 
 The engine hears both halves of the clips, by each beam. A word that it heard is right where jiwer's
 alignment finds it in the reference. A logistic of its `probability` and its segment's `avg_logprob`
@@ -109,8 +109,8 @@ def _heard(
 
     def hear(beam: int, clip: Clip) -> Transcript:
         language = clip.language if config.eval.tell_language else None
-        asked = Request(read_bytes(clip.path), language=language, word_timestamps=True)
-        return transcriber.transcribe(dataclasses.replace(asked, beam_size=beam, best_of=beam))
+        request = Request(read_bytes(clip.path), language=language, word_timestamps=True)
+        return transcriber.transcribe(dataclasses.replace(request, beam_size=beam, best_of=beam))
 
     with (
         open_transcriber(config, engine) as transcriber,
@@ -129,10 +129,12 @@ def judged(
     Clips that are of no half are of both in turn.
     """
     for number, (clip, answer) in enumerate(zip(clips, answers, strict=True)):
-        said = [(word, segment) for segment in answer.segments for word in segment.words or ()]
-        texts = [word.word for word, _ in said]
+        heard_words = [
+            (word, segment) for segment in answer.segments for word in segment.words or ()
+        ]
+        texts = [word.word for word, _ in heard_words]
         verdicts = right_words(clip.text, texts, clip.language, normalize)
-        for (word, segment), right in zip(said, verdicts, strict=True):
+        for (word, segment), right in zip(heard_words, verdicts, strict=True):
             if right is not None and segment.avg_logprob is not None:
                 yield HeardWord(
                     file=clip.file,
@@ -159,22 +161,22 @@ def right_words(
         text = normalize(word, language)
         return list(text.replace(" ", "")) if language in SPACELESS else text.split()
 
-    heard = [(part, number) for number, word in enumerate(words) for part in parts(word)]
-    spoken = [part for word in reference.split() for part in parts(word)]
+    hypothesis = [(part, number) for number, word in enumerate(words) for part in parts(word)]
+    reference_parts = [part for word in reference.split() for part in parts(word)]
     verdicts: list[bool | None] = [None] * len(words)
-    for _, number in heard:
+    for _, number in hypothesis:
         verdicts[number] = True
-    hits = _hits(spoken, [part for part, _ in heard])
-    for place, (_, number) in enumerate(heard):
+    hits = _hits(reference_parts, [part for part, _ in hypothesis])
+    for place, (_, number) in enumerate(hypothesis):
         verdicts[number] = bool(verdicts[number]) and place in hits
     return verdicts
 
 
-def _hits(spoken: Sequence[str], heard: Sequence[str]) -> set[int]:
-    """Return the places of what was heard that stand where they were said."""
-    if not spoken or not heard:
+def _hits(reference: Sequence[str], hypothesis: Sequence[str]) -> set[int]:
+    """Return the places of a hypothesis that stand where they were said."""
+    if not reference or not hypothesis:
         return set()
-    aligned = jiwer.process_words([" ".join(spoken)], [" ".join(heard)]).alignments[0]
+    aligned = jiwer.process_words([" ".join(reference)], [" ".join(hypothesis)]).alignments[0]
     return {
         place
         for part in aligned
@@ -216,20 +218,20 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> Figures:
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
     fit = fitted(chosen, source)
-    told = {"fitted": fit}
+    fits = {"fitted": fit}
     most, _ = collections.Counter(word.language for word in chosen).most_common(1)[0]
     if len(fit.languages) > 1:
         alone = [word for word in chosen if word.language == most]
-        told[f"fitted to {most or 'unknown'}"] = fitted(alone, source)
+        fits[f"fitted to {most or 'unknown'}"] = fitted(alone, source)
     rows, by_bin = list[Row](), dict[str, dict[str, list[Bin]]]()
     for beam, every in words.items():
         some = [word for word in every if word.half == "report"]
         if not some:
             raise EarshotError("no word of the half 'report' was heard; expected speech in it")
-        figures = _figures(some, told)
+        figures = _figures(some, fits)
         rows += _rows(beam, some, figures)
         right = [word.right for word in some]
-        by_bin[str(beam)] = {name: bins(said, right) for name, said in figures.items()}
+        by_bin[str(beam)] = {name: bins(values, right) for name, values in figures.items()}
     return Figures(fit, tuple(rows), by_bin)
 
 
@@ -252,8 +254,8 @@ def _rows(beam: int, words: Sequence[HeardWord], figures: dict[str, list[float]]
         places = [i for i, word in enumerate(words) if language in (EVERY, word.language)]
         right = [words[i].right for i in places]
         rows += [
-            Row(beam, name, language, reliability([said[i] for i in places], right))
-            for name, said in figures.items()
+            Row(beam, name, language, reliability([values[i] for i in places], right))
+            for name, values in figures.items()
         ]
     return rows
 
@@ -265,13 +267,13 @@ def checks_of(figures: Figures) -> tuple[Check, ...]:
     for beam in dict.fromkeys(beam for beam, _ in whole):
         after = whole[beam, "fitted"].reliability
         before = whole[beam, "probability"].reliability
-        found = f"{before.ece:.3f} before, {after.ece:.3f} after"
+        detail = f"{before.ece:.3f} before, {after.ece:.3f} after"
         near = f"with a beam of {beam} confidence is within {MOST_ECE} of the truth"
         enough = after.words >= DECIDING
-        checks.append(Check(near, after.ece <= MOST_ECE if enough else None, found))
+        checks.append(Check(near, after.ece <= MOST_ECE if enough else None, detail))
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
-        found = f"{before.brier:.4f} before, {after.brier:.4f} after"
-        checks.append(Check(better, after.brier < before.brier if enough else None, found))
+        detail = f"{before.brier:.4f} before, {after.brier:.4f} after"
+        checks.append(Check(better, after.brier < before.brier if enough else None, detail))
     return tuple(checks)
 
 
@@ -281,9 +283,9 @@ def report_of(figures: Figures) -> str:
     for beam, by_figure in figures.bins.items():
         for name in ("probability", "fitted"):
             rows = [
-                [f"{one.low:.2f} to {one.high:.2f}", str(one.words)]
-                + [f"{share:.3f}" for share in (one.said, one.right)]
-                for one in by_figure[name]
+                [f"{group.low:.2f} to {group.high:.2f}", str(group.words)]
+                + [f"{share:.3f}" for share in (group.said, group.right)]
+                for group in by_figure[name]
             ]
             header = [f"beam {beam}, {name}", "words", "says", "are right"]
             parts.append(table(header, rows))
@@ -302,12 +304,12 @@ _HEADER = ("beam, words, figure", "words", "right", "says", "ECE", "adaptive", "
 
 
 def _cells(row: Row) -> list[str]:
-    found = row.reliability
-    shares = (found.right, found.said, found.ece, found.adaptive_ece)
+    figures = row.reliability
+    shares = (figures.right, figures.said, figures.ece, figures.adaptive_ece)
     return [
         f"{row.beam_size}, {row.language}, {row.figure}",
-        str(found.words),
+        str(figures.words),
         *(f"{share:.3f}" for share in shares),
-        f"{found.brier:.4f}",
-        "" if found.auroc is None else f"{found.auroc:.3f}",
+        f"{figures.brier:.4f}",
+        "" if figures.auroc is None else f"{figures.auroc:.3f}",
     ]

@@ -15,8 +15,8 @@ ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
 
 Phase = Literal["accuracy", "alone", "one_clip", "loaded"]
-"""What is scored: every clip once, many calls at a time. Then, for speed: one call at a time over
-the timed clips; the same on the one of them that is nearest to 10 s; many calls at a time."""
+"""Parts of a run. Scored: every clip once, many calls at a time. Then, for speed: one call at a
+time over the timed clips; the same on the one of them that is nearest to 10 s; many at a time."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How long a run will take, from what a few clips took every system."""
+"""An estimate of how long a run will take, from what a few clips took every system."""
 
 import dataclasses
 import math

@@ -81,7 +81,7 @@ def _gap_gate(
 
 @dataclasses.dataclass(frozen=True)
 class _Gap:
-    """How far apart two systems are on the clips that both heard."""
+    """The distance between two systems on the clips that both heard."""
 
     ours: float  # CER, percent
     theirs: float

@@ -45,7 +45,11 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
 
 _SEARCH = (
     *SEARCH_OPTIONS,
-    *("temperatures", "mode", "previous_tokens", "previous_timestamps", "vad"),
+    "temperatures",
+    "mode",
+    "previous_tokens",
+    "previous_timestamps",
+    "vad",
 )
 
 

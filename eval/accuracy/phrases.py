@@ -1,4 +1,4 @@
-"""Do names come out right that somebody lists? Boosted, prompted, or by faster-whisper's prompt.
+"""Names that somebody lists, as they come out: boosted, prompted, or by faster-whisper's prompt.
 
 Of every clip the rare words are listed, and as many of other clips, of its language first, as a
 list is to have. Of listed words that are said, errors count; of those that are not, every one that
@@ -49,7 +49,7 @@ _SHORTEST, _CLIPS = 4, 2  # letters of a rare word, at least; clips that it is i
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What one way came to with lists of one size."""
+    """The outcome of one way with lists of one size."""
 
     way: str
     size: int
@@ -106,9 +106,11 @@ def measure_phrases(
             calls, before = list[TimedCall](), dict[str, dict[str, Any]]()
             for size in sizes:
                 lists = {clip.file: listed(clip, everything, rare, size) for clip in clips}
-                asked = {name: _asked(way, some, weight, tokenizer) for name, some in lists.items()}
-                if asked != before:  # without phrases it is the same with every size
-                    calls, before = _heard(system, clips, asked, f"{way} {size}", config), asked
+                options = {
+                    name: _options(way, some, weight, tokenizer) for name, some in lists.items()
+                }
+                if options != before:  # without phrases it is the same with every size
+                    calls, before = _heard(system, clips, options, f"{way} {size}", config), options
                 lines = "".join(to_json(call) + "\n" for call in calls)
                 write_text(run.folder / f"{way}-{size}.jsonl", lines)
                 scores.append(score(way, size, calls, lists))
@@ -178,8 +180,10 @@ def _open(way: str, config: Config) -> _Asking:
     return _Asking(FasterWhisper(config, "int8", beam))
 
 
-def _asked(way: str, phrases: Sequence[str], weight: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The options by which a way gets a list."""
+def _options(
+    way: str, phrases: Sequence[str], weight: float, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Make the options by which a way gets a list."""
     if way == "nothing":
         return {}
     if way == "phrases":
@@ -196,14 +200,20 @@ def _asked(way: str, phrases: Sequence[str], weight: float, tokenizer: Tokenizer
 def _heard(
     system: _Asking,
     clips: Sequence[Clip],
-    asked: Mapping[str, dict[str, Any]],
+    options: Mapping[str, dict[str, Any]],
     title: str,
     config: Config,
 ) -> list[TimedCall]:
-    system.options = {read_bytes(clip.path): asked[clip.file] for clip in clips}
+    system.options = {read_bytes(clip.path): options[clip.file] for clip in clips}
     of = config.eval
-    options = {"concurrency": of.concurrency, "tell_language": of.tell_language}
-    calls = driven(system, clips, f"{title:20}", phase="accuracy", **options)
+    calls = driven(
+        system,
+        clips,
+        f"{title:20}",
+        phase="accuracy",
+        concurrency=of.concurrency,
+        tell_language=of.tell_language,
+    )
     if failed := [call for call in calls if call.error is not None]:
         raise EarshotError(f"{title} failed with {failed[0].file}: {failed[0].error}")
     return calls
@@ -217,27 +227,32 @@ def score(
     for call in calls:
         language = call.language
         words = {normalize(word, language) for word in lists[call.file]}
-        said, heard = (normalize(text, language).split() for text in (call.reference, call.text))
-        mine = [i for i, word in enumerate(said) if word in words]
-        hits, aligned = _alignment(said, heard)
-        rest = [word for i, word in enumerate(said) if i not in mine]
+        reference, hypothesis = (
+            normalize(text, language).split() for text in (call.reference, call.text)
+        )
+        mine = [i for i, word in enumerate(reference) if word in words]
+        hits, aligned = _alignment(reference, hypothesis)
+        rest = [word for i, word in enumerate(reference) if i not in mine]
         left_out = {aligned[i] for i in mine if i in aligned}
-        others = [word for i, word in enumerate(heard) if i not in left_out]
+        others = [word for i, word in enumerate(hypothesis) if i not in left_out]
         whole = dataclasses.replace(
             whole,
             said=whole.said + len(mine),
             found=whole.found + sum(i in hits for i in mine),
-            heard=whole.heard + len(heard),
-            inserted=whole.inserted + sum(word in words and word not in said for word in heard),
+            heard=whole.heard + len(hypothesis),
+            inserted=whole.inserted
+            + sum(word in words and word not in reference for word in hypothesis),
             rest=whole.rest + char_counts(" ".join(rest), " ".join(others)) if rest else whole.rest,
         )
     return whole
 
 
-def _alignment(said: Sequence[str], heard: Sequence[str]) -> tuple[set[int], dict[int, int]]:
-    """Which said words were heard, and at which place each was heard, right or not."""
+def _alignment(
+    reference: Sequence[str], hypothesis: Sequence[str]
+) -> tuple[set[int], dict[int, int]]:
+    """Find the words that were heard, and the place where each was heard, right or not."""
     hits, aligned = set[int](), dict[int, int]()
-    for part in jiwer.process_words([" ".join(said)], [" ".join(heard)]).alignments[0]:
+    for part in jiwer.process_words([" ".join(reference)], [" ".join(hypothesis)]).alignments[0]:
         if part.type in ("equal", "substitute"):
             for i in range(part.ref_end_idx - part.ref_start_idx):
                 aligned[part.ref_start_idx + i] = part.hyp_start_idx + i
@@ -247,20 +262,22 @@ def _alignment(said: Sequence[str], heard: Sequence[str]) -> tuple[set[int], dic
 
 
 def checks_of(scores: Sequence[Score]) -> tuple[Check, ...]:
-    """What must hold of lists that are boosted, beside none."""
-    plain = {one.size: one for one in scores if one.way == "nothing"}
+    """Check what must hold of lists that are boosted, beside none."""
+    plain = {score.size: score for score in scores if score.way == "nothing"}
     checks = list[Check]()
-    for one in (one for one in scores if one.way == "phrases"):
-        name = f"with {one.size} phrases"
+    for score in scores:
+        if score.way != "phrases":
+            continue
+        name = f"with {score.size} phrases"
         few = f"{name} boosting adds at most {MOST_INSERTED} % of the words as false inserts"
-        if (before := plain.get(one.size)) is None:
+        if (before := plain.get(score.size)) is None:
             checks.append(Check(few, None, "what is heard without was not measured"))
             continue
-        added = one.inserted_percent - before.inserted_percent
+        added = score.inserted_percent - before.inserted_percent
         checks.append(Check(few, added <= MOST_INSERTED, f"{added:+.3f} %"))
         if not before.errors:
             continue
-        gone, lost = _gone(one, before), one.rest_percent - before.rest_percent
+        gone, lost = _gone(score, before), score.rest_percent - before.rest_percent
         right = f"{name} {LEAST_GONE:g} % of the errors in them are gone"
         checks.append(Check(right, gone >= LEAST_GONE, f"{gone:.0f} %"))
         others = f"{name} all other words lose at most {MOST_POINTS} points of CER"
@@ -268,14 +285,14 @@ def checks_of(scores: Sequence[Score]) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _gone(one: Score, before: Score) -> float:
-    """How many percent fewer errors in listed words one way has."""
-    return 100 * (before.errors - one.errors) / max(1, before.errors)
+def _gone(score: Score, before: Score) -> float:
+    """Return how many percent fewer errors in listed words a way has."""
+    return 100 * (before.errors - score.errors) / max(1, before.errors)
 
 
 def table_of(scores: Sequence[Score]) -> str:
     """The figures, as Markdown."""
-    plain = {one.size: one for one in scores if one.way == "nothing"}
+    plain = {score.size: score for score in scores if score.way == "nothing"}
     header = [
         "",
         "phrases",
@@ -286,13 +303,13 @@ def table_of(scores: Sequence[Score]) -> str:
     ]
     rows = [
         [
-            one.way,
-            str(one.size),
-            f"{one.found} of {one.said}",
-            f"{_gone(one, plain[one.size]):.0f} %" if one.size in plain else "",
-            f"{one.inserted} ({one.inserted_percent:.2f} %)",
-            f"{one.rest_percent:.2f} %",
+            score.way,
+            str(score.size),
+            f"{score.found} of {score.said}",
+            f"{_gone(score, plain[score.size]):.0f} %" if score.size in plain else "",
+            f"{score.inserted} ({score.inserted_percent:.2f} %)",
+            f"{score.rest_percent:.2f} %",
         ]
-        for one in scores
+        for score in scores
     ]
     return table(header, rows)

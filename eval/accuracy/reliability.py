@@ -1,4 +1,4 @@
-"""Whether figures that claim how likely words are right are true: their reliability, and a fit.
+"""The reliability of figures that claim how likely words are right, and a fit of such a figure.
 
 Of words that were heard it is known which are right. Where those of which a figure says 0.8 are
 right in 80 of 100, the figure is calibrated.
@@ -34,7 +34,7 @@ class Bin:
 
 @dataclasses.dataclass(frozen=True)
 class Reliability:
-    """How true a figure is over some words."""
+    """The reliability of a figure over some words."""
 
     words: int
     right: float  # share
@@ -45,9 +45,9 @@ class Reliability:
     auroc: float | None  # how often a right word has more than a wrong one; None: all are alike
 
 
-def reliability(said: Sequence[float], right: Sequence[bool]) -> Reliability:
+def reliability(values: Sequence[float], right: Sequence[bool]) -> Reliability:
     """Hold a figure of words, at least one, against whether they are right."""
-    figures, truth = np.asarray(said, np.float64), np.asarray(right, np.float64)
+    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
     ranked = np.array_split(np.argsort(figures, kind="stable"), BINS)
     return Reliability(
         words=len(truth),
@@ -60,9 +60,9 @@ def reliability(said: Sequence[float], right: Sequence[bool]) -> Reliability:
     )
 
 
-def bins(said: Sequence[float], right: Sequence[bool]) -> list[Bin]:
+def bins(values: Sequence[float], right: Sequence[bool]) -> list[Bin]:
     """Return the bins of equal width that hold a word, lowest first."""
-    figures, truth = np.asarray(said, np.float64), np.asarray(right, np.float64)
+    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
     return [
         Bin(
             low=number / BINS,
@@ -123,7 +123,7 @@ def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
     for count in range(features.shape[1], 0, -1):
         weights = _newton(np.insert(features[:, :count], 0, 1.0, axis=1), truth)
         if min(weights[1:]) >= 0:
-            return [float(one) for one in weights] + [0.0] * (features.shape[1] - count)
+            return [float(weight) for weight in weights] + [0.0] * (features.shape[1] - count)
     raise EarshotError("words of more probability are not more often right; nothing can be fitted")
 
 
@@ -132,9 +132,9 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     ridge = np.full(rows.shape[1], _RIDGE)
     ridge[0] = 0.0  # of the intercept
     for _ in range(_STEPS):
-        said = (1 + np.tanh(rows @ weights / 2)) / 2
-        slope = rows.T @ (said - truth) / len(truth) + ridge * weights
-        spread = (rows.T * (said * (1 - said))) @ rows / len(truth) + np.diag(ridge)
+        estimates = (1 + np.tanh(rows @ weights / 2)) / 2
+        slope = rows.T @ (estimates - truth) / len(truth) + ridge * weights
+        spread = (rows.T * (estimates * (1 - estimates))) @ rows / len(truth) + np.diag(ridge)
         step = np.linalg.solve(spread, slope)
         weights = weights - step
         if np.abs(step).max() < _ENOUGH:

@@ -1,4 +1,4 @@
-"""Do we say the tokens that CTranslate2 says, for any beam? And where not, which is likelier?
+"""Our tokens beside CTranslate2's, for any beam; and where they differ, which are likelier.
 
 Both decode the same log-mel features under the same prompt in FP32: our FP16 engine on the CPU, and
 the checkpoint that it was built from as `prepare` converts it. Where the tokens differ, both

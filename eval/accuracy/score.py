@@ -125,7 +125,7 @@ class SetScore:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How fast a system answered the timed clips."""
+    """The speed at which a system answered the timed clips."""
 
     alone: Latency
     loaded: Latency

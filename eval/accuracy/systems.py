@@ -35,7 +35,7 @@ from serve.contract.files import read_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """How a system is opened and what it needs."""
+    """The way to open a system, and what it needs."""
 
     open: Callable[[], System]
     packages: tuple[str, ...]  # by import name

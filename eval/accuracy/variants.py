@@ -27,7 +27,7 @@ from serve.contract.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How a checkpoint is computed."""
+    """A way to compute a checkpoint."""
 
     precision: Precision
     beside: str  # the variant that its rate is held against

@@ -1,4 +1,4 @@
-"""Are words where faster-whisper finds them, and where they are? And what do their times cost?
+"""Times of words beside faster-whisper's and beside the true ones, and what they cost.
 
 Both transcribe the same clips greedily from the same checkpoint: our engine on the CPU, and
 faster-whisper on the conversion of `prepare`. Where both say the same words, their times are

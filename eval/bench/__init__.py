@@ -1,1 +1,1 @@
-"""How fast: figures beside what the machine could do at best, and beside peers."""
+"""Speed: figures beside what the machine could do at best, and beside peers."""

@@ -32,7 +32,7 @@ def accepting(share: float) -> type[NativeRuntime]:
         ) -> torch.Tensor:
             logits = super().step(feed, cache, wanted, queries)
             if feed.several and wanted is None and queries is None:  # guesses are verified
-                logits.scatter_(1, said(feed, share)[:, None], _SURE)
+                logits.scatter_(1, _following(feed, share)[:, None], _SURE)
             return logits
 
     class AgreeingRuntime(NativeRuntime):
@@ -43,8 +43,8 @@ def accepting(share: float) -> type[NativeRuntime]:
     return AgreeingRuntime
 
 
-def said(feed: Feed, share: float) -> torch.Tensor:
-    """What follows each feed: the guess that stands there, or another token; int64 (n,)."""
+def _following(feed: Feed, share: float) -> torch.Tensor:
+    """Choose what follows each feed: the guess that stands there, or another token; int64 (n,)."""
     after = (feed.positions + 1).clamp(max=feed.ids.shape[1] - 1)
     guess = feed.ids[feed.rows, after]
     thrown = (feed.rows * 7_919 + after * 104_729) % _DICE

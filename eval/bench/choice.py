@@ -1,4 +1,4 @@
-"""What it costs to choose the next tokens, alone and in searches, and what phrases cost beside."""
+"""The cost of choosing the next tokens, alone and in searches, and that of phrases beside."""
 
 from collections.abc import Callable
 

@@ -43,7 +43,7 @@ class Word:
     """A word that is not final."""
 
     said_s: float  # when it ends
-    heard: int = 0  # decodings that have it
+    decodings: int = 0  # that have it
 
 
 class Utterance:
@@ -89,8 +89,8 @@ class Utterance:
         self.heard_s, waiting = heard_s, list[Word]()
         for word in self.words:
             behind_s = self.begins_s + heard_s - word.said_s
-            word.heard += self.whole or behind_s >= _EDGE_S
-            if word.heard >= 2 or behind_s >= SURE_S:
+            word.decodings += self.whole or behind_s >= _EDGE_S
+            if word.decodings >= 2 or behind_s >= SURE_S:
                 yield word, now_s
             elif self.whole:
                 yield word, max(now_s, self.over_s)

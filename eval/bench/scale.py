@@ -81,7 +81,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """How throughput grew with the engines, and where the host would end that."""
+    """The growth of throughput with the engines, and where the host would end it."""
 
     figures: tuple[Figure, ...]
     # Throughput of the last figure by that of the first, and by that and the ratio of engines.

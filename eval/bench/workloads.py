@@ -1,4 +1,4 @@
-"""How fast the native runtime is on this machine, beside what the machine could do at best.
+"""The speed of the native runtime on this machine, beside what the machine could do at best.
 
 The workloads of `eval.bench.plan`, over an engine whose lengths are forced (see
 `eval.bench.engine`), each after a warm-up of its own. Timed from samples in host memory to tokens

@@ -1,1 +1,1 @@
-"""How live text does: clips streamed as they are spoken, to a real server, several at a time."""
+"""Live text, measured: clips streamed as they are spoken, to a real server, several at a time."""

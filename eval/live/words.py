@@ -1,4 +1,4 @@
-"""When the words of a stream became final, held against when they were said. Pure."""
+"""The times at which words of a stream became final, held against when they were said. Pure."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

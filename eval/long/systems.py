@@ -1,4 +1,4 @@
-"""How the systems that long recordings are given to are opened; `eval.long.plan` lists them."""
+"""Ways to open the systems that long recordings are given to; `eval.long.plan` lists them."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from build.clips import Clip
 from eval.files import read_jsonl
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
-"""What a recording is difficult for. All but the last two have pauses of up to 8 s."""
+"""The difficulty of a recording. All but the last two have pauses of up to 8 s."""
 
 KINDS: dict[Kind, str] = {
     "pauses": "one language, a quiet room, breaks of up to a minute",

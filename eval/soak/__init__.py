@@ -1,1 +1,1 @@
-"""A real server, attacked and starved, scenario by scenario: what survives?"""
+"""A real server, attacked and starved, scenario by scenario, and what it survives."""

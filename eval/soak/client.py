@@ -45,7 +45,7 @@ _HTTP_REFUSALS = (408, 413, 429, 503)
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a request ended for its client.
+    """The end of a request for its client.
 
     answered: with a transcript. refused: the server said that it is too much, or too much now.
     failed: the server said something else. lost: the server said nothing; the connection broke, or
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
-    """Where a server listens, host:port."""
+    """The addresses that a server listens on, host:port."""
 
     http: str
     grpc: str

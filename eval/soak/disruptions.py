@@ -24,7 +24,7 @@ _ASK_S = 20.0
 
 @dataclasses.dataclass
 class Span:
-    """When the server was not itself, by the monotonic clock; `end_s` is infinite meanwhile."""
+    """A disruption of the server, by the monotonic clock; `end_s` is infinite meanwhile."""
 
     what: str
     begin_s: float

@@ -34,4 +34,4 @@ ATTACKS: dict[str, Callable[[Stage], Ending]] = {
         stage.at, os.urandom(_UPLOAD_BYTES), _TIMEOUT_S
     ),
 }
-"""What is done, by its name; gives what the server said."""
+"""Attacks by their names; each gives what the server said."""

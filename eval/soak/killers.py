@@ -151,7 +151,7 @@ KILLERS: dict[str, Callable[[Stage], Ending]] = {
     "JSON nested in parameters": _nested_parameters,
     "JSON nested before binary data": _nested_before_binary,
 }
-"""What is sent, by its name."""
+"""Requests that may kill a server, by their names."""
 
 
 # ---------------------------------------------------------------- what must be closed

@@ -45,7 +45,7 @@ _GONE_S = 2 * _TIMEOUT_S  # for the last clients to end
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How much there is of it: it ends with the first of both."""
+    """The extent of a run, which ends with the first of both."""
 
     minutes: float
     actions: int | None

@@ -18,7 +18,7 @@ from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_sho
 from serve.contract.errors import ConfigError, EarshotError
 
 Attack = Callable[[Stage], Found]
-"""What is done to a server."""
+"""An attack on a server."""
 
 _ATTACKS: dict[str, Attack] = {
     "short-beside-long": short_beside_long,

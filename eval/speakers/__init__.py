@@ -1,1 +1,1 @@
-"""Who said what: how right turns of speakers are, and what they cost, beside those of peers."""
+"""Turns of speakers: how right they are, and what they cost, beside those of peers."""

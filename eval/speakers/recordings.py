@@ -16,7 +16,7 @@ AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """What a speaker says at a time."""
+    """Speech of one speaker at a time, with its text."""
 
     speaker: str
     start_s: float
@@ -31,11 +31,11 @@ class Recording:
     name: str
     path: Path
     turns: tuple[Turn, ...]
-    said: tuple[Utterance, ...] = ()  # in order of time; () = not known
+    utterances: tuple[Utterance, ...] = ()  # in order of time; () = not known
 
     @property
     def speakers(self) -> int:
-        """How many speak."""
+        """Return how many speak."""
         return len({turn.speaker for turn in self.turns})
 
 
@@ -46,21 +46,21 @@ def read_recordings(folder: Path) -> list[Recording]:
         ConfigError: it has none, or an RTTM or an STM is malformed.
         FileError: an RTTM or an STM cannot be read.
     """
-    found = [
+    recordings = [
         _recording(path)
         for path in sorted(folder.glob("*"))
         if path.suffix in AUDIO and path.with_suffix(".rttm").is_file()
     ]
-    if not found:
+    if not recordings:
         raise ConfigError(f"{folder} has no recordings; expected audio files, each with its .rttm")
-    return found
+    return recordings
 
 
 def _recording(path: Path) -> Recording:
     rttm, stm = path.with_suffix(".rttm"), path.with_suffix(".stm")
     turns = parse_rttm(read_text(rttm, "expected an RTTM"), str(rttm))
-    said = parse_stm(read_text(stm, "expected an STM"), str(stm)) if stm.is_file() else ()
-    return Recording(path.stem, path, turns, said)
+    utterances = parse_stm(read_text(stm, "expected an STM"), str(stm)) if stm.is_file() else ()
+    return Recording(path.stem, path, turns, utterances)
 
 
 def parse_rttm(text: str, where: str) -> tuple[Turn, ...]:
@@ -97,7 +97,7 @@ def parse_stm(text: str, where: str) -> tuple[Utterance, ...]:
     Raises:
         ConfigError: a line is malformed; the message names it.
     """
-    said = []
+    utterances = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith(";;"):
             continue
@@ -106,15 +106,16 @@ def parse_stm(text: str, where: str) -> tuple[Utterance, ...]:
             speaker, start_s, end_s = fields[2], float(fields[3]), float(fields[4])
         except (ValueError, IndexError) as error:
             raise ConfigError(f"{where}:{number}: {line!r} is nothing that is said") from error
-        said.append(Utterance(speaker, start_s, end_s, "".join(fields[5:])))
-    return tuple(sorted(said, key=lambda one: one.start_s))
+        utterances.append(Utterance(speaker, start_s, end_s, "".join(fields[5:])))
+    return tuple(sorted(utterances, key=lambda utterance: utterance.start_s))
 
 
-def to_stm(name: str, said: Iterable[Utterance]) -> str:
+def to_stm(name: str, utterances: Iterable[Utterance]) -> str:
     """Write what is said in a recording as STM."""
     return "".join(
-        f"{name} 1 {one.speaker} {one.start_s:.3f} {one.end_s:.3f} {' '.join(one.text.split())}\n"
-        for one in said
+        f"{name} 1 {utterance.speaker} {utterance.start_s:.3f} {utterance.end_s:.3f} "
+        f"{' '.join(utterance.text.split())}\n"
+        for utterance in utterances
     )
 
 

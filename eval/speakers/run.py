@@ -74,7 +74,7 @@ class Figures:
     @classmethod
     def of(cls, recordings: str, scored: Sequence[Scored]) -> "Figures":
         """Of all recordings of a set, weighed by their speech."""
-        total = sum((one.errors for one in scored), Errors())
+        total = sum((score.errors for score in scored), Errors())
         points = 100 / max(total.speech_s, 1e-9)
         return cls(
             system=scored[0].system,
@@ -84,8 +84,8 @@ class Figures:
             missed=points * total.missed_s,
             invented=points * total.invented_s,
             confused=points * total.confused_s,
-            counted=sum(one.speakers == one.told for one in scored),
-            rtfx=sum(one.audio_s for one in scored) / sum(one.seconds for one in scored),
+            counted=sum(score.speakers == score.told for score in scored),
+            rtfx=sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
         )
 
     def row(self) -> list[str]:
@@ -153,16 +153,16 @@ def speakers(
             of_set = _scored(system, hear, some, run.say)
             scored += of_set
             figures.append(Figures.of(name, of_set))
-            text = table(HEADER, [one.row() for one in figures])
+            text = table(HEADER, [figure.row() for figure in figures])
             result = Result({"sets": figures, "recordings": scored}, _checks(figures), text)
             run.keep(result)
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
-        some = [one for of_set in sets.values() for one in of_set]
-        told = list(_texts(run.config, some, run.say))
-        rows = table(TEXTS_HEADER, [one.row() for one in told])
-        figures_told = {**result.figures, "texts": told}
-        result = Result(figures_told, result.checks, f"{result.text}\n\n{rows}")
+        some = [recording for of_set in sets.values() for recording in of_set]
+        transcribed = list(_texts(run.config, some, run.say))
+        rows = table(TEXTS_HEADER, [words.row() for words in transcribed])
+        with_texts = {**result.figures, "texts": transcribed}
+        result = Result(with_texts, result.checks, f"{result.text}\n\n{rows}")
         run.keep(result)
     return result
 
@@ -171,13 +171,19 @@ def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterato
     """Yield the words of each recording of which is known what is said, then of all."""
     total = Texts("all", Counts(), Counts())
     with open_transcriber(config) as transcriber:
-        for one in recordings:
-            if not one.said or soundfile.info(one.path).duration > _TEXT_S:
+        for recording in recordings:
+            if not recording.utterances or soundfile.info(recording.path).duration > _TEXT_S:
                 continue
-            request = Request(read_bytes(one.path), diarize=True, multilingual=True)
-            heard = [(s.speaker or "", s.text) for s in transcriber.transcribe(request).segments]
-            spoken = [(utterance.speaker, utterance.text) for utterance in one.said]
-            texts = Texts(one.name, cp_counts(spoken, heard), counts_as_one(spoken, heard))
+            request = Request(read_bytes(recording.path), diarize=True, multilingual=True)
+            hypothesis = [
+                (s.speaker or "", s.text) for s in transcriber.transcribe(request).segments
+            ]
+            reference = [(u.speaker, u.text) for u in recording.utterances]
+            texts = Texts(
+                recording.name,
+                cp_counts(reference, hypothesis),
+                counts_as_one(reference, hypothesis),
+            )
             say(f"  {' '.join(texts.row())} words")
             total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
             yield texts
@@ -185,7 +191,7 @@ def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterato
 
 
 def _named(peers: Sequence[str]) -> list[tuple[str, str]]:
-    named = [one.partition("=") for one in peers]
+    named = [text.partition("=") for text in peers]
     for name, _, python in named:
         if name not in peer.PEERS or not python:
             raise ConfigError(
@@ -203,13 +209,13 @@ def _ours(device: str) -> Callable[[Sequence[Path]], list[Found]]:
     diarizer = open_diarizer(device)
 
     def hear(paths: Sequence[Path]) -> list[Found]:
-        found = []
+        answers = []
         for path in paths:
             samples = _samples(path)
             begin = time.perf_counter()
             turns = diarizer.diarize(samples)
-            found.append((time.perf_counter() - begin, turns))
-        return found
+            answers.append((time.perf_counter() - begin, turns))
+        return answers
 
     return hear
 
@@ -224,8 +230,11 @@ def _peer(name: str, python: str) -> Callable[[Sequence[Path]], list[Found]]:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise EarshotError(f"{name} failed: {done.stderr.strip()[-500:]}")
-        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        return [(one["seconds"], tuple(Turn(*turn) for turn in one["turns"])) for one in told]
+        answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return [
+            (answer["seconds"], tuple(Turn(*turn) for turn in answer["turns"]))
+            for answer in answers
+        ]
 
     return hear
 
@@ -242,20 +251,22 @@ def _scored(
 ) -> list[Scored]:
     say(f"{system} hears {len(recordings)} recordings …")
     scored = []
-    heard = hear([one.path for one in recordings])
-    for recording, (seconds, turns) in zip(recordings, heard, strict=True):
-        told = len({turn.speaker for turn in turns})
+    answers = hear([recording.path for recording in recordings])
+    for recording, (seconds, turns) in zip(recordings, answers, strict=True):
+        count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
         wrong = errors(recording.turns, turns)
-        one = Scored(system, recording.name, audio_s, recording.speakers, told, seconds, wrong)
-        say(f"  {one.recording}: {wrong.rate:.1f} %, {told} of {one.speakers} speakers")
-        scored.append(one)
+        score = Scored(system, recording.name, audio_s, recording.speakers, count, seconds, wrong)
+        say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
+        scored.append(score)
     return scored
 
 
 def _checks(figures: Sequence[Figures]) -> tuple[Check, ...]:
-    """What must hold: few errors in conversations, and in recordings no more than peers'."""
-    by: Mapping[tuple[str, str], Figures] = {(one.recordings, one.system): one for one in figures}
+    """Check that few errors are in conversations, and in recordings no more than peers'."""
+    by: Mapping[tuple[str, str], Figures] = {
+        (figure.recordings, figure.system): figure for figure in figures
+    }
     checks, ours = [], by["conversations", "Earshot"]
     checks.append(
         Check(

@@ -29,17 +29,19 @@ class Errors:
 
     def __add__(self, other: "Errors") -> "Errors":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Errors(*(one + another for one, another in pairs))
+        return Errors(*(mine + theirs for mine, theirs in pairs))
 
 
-def errors(reference: Sequence[Turn], found: Sequence[Turn]) -> Errors:
+def errors(reference: Sequence[Turn], hypothesis: Sequence[Turn]) -> Errors:
     """Hold turns against the right ones, each speaker against the one that fits best."""
-    edges = sorted({edge for turn in (*reference, *found) for edge in (turn.start_s, turn.end_s)})
+    edges = sorted(
+        {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
+    )
     lengths = np.diff(np.asarray(edges, np.float64)) if edges else np.zeros(0)
-    right, said = (_activity(turns, edges) for turns in (reference, found))
-    together = (right * lengths) @ said.T
+    right, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
+    together = (right * lengths) @ claimed.T
     matched = sum(together[i, j] for i, j in best_pairs(together))
-    wanted, there = right.sum(0), said.sum(0)
+    wanted, there = right.sum(0), claimed.sum(0)
     return Errors(
         speech_s=float(lengths @ wanted),
         missed_s=float(lengths @ np.maximum(wanted - there, 0)),
@@ -49,7 +51,7 @@ def errors(reference: Sequence[Turn], found: Sequence[Turn]) -> Errors:
 
 
 def _activity(turns: Sequence[Turn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Whether each speaker speaks between two edges, (speakers, edges - 1)."""
+    """Mark each speaker who speaks between two edges with 1, (speakers, edges - 1)."""
     speakers = sorted({turn.speaker for turn in turns})
     active = np.zeros((len(speakers), max(0, len(edges) - 1)))
     for turn in turns:

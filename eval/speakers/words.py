@@ -22,27 +22,27 @@ _SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
 _normalize = normalizer(DEFAULT)
 
 
-def cp_counts(spoken: Said, heard: Said) -> Counts:
+def cp_counts(reference: Said, hypothesis: Said) -> Counts:
     """Count the edits between what speakers say and what a system says of its speakers."""
-    references, hypotheses = _by_speaker(spoken), _by_speaker(heard)
+    references, hypotheses = _by_speaker(reference), _by_speaker(hypothesis)
     size = max(len(references), len(hypotheses))
     references += [""] * (size - len(references))
     hypotheses += [""] * (size - len(hypotheses))
-    counts = [[word_counts(one, other) for other in hypotheses] for one in references]
-    errors = np.array([[one.errors for one in row] for row in counts], np.float64)
+    counts = [[word_counts(text, other) for other in hypotheses] for text in references]
+    errors = np.array([[pair.errors for pair in row] for row in counts], np.float64)
     pairs = best_pairs(-errors.reshape(size, size))
     return sum((counts[i][j] for i, j in pairs), Counts())
 
 
-def counts_as_one(spoken: Said, heard: Said) -> Counts:
+def counts_as_one(reference: Said, hypothesis: Said) -> Counts:
     """Count the edits between the words alone, whoever says them."""
-    texts = (" ".join(text for _, text in said) for said in (spoken, heard))
-    return word_counts(*map(_words, texts))
+    joined = (" ".join(text for _, text in texts) for texts in (reference, hypothesis))
+    return word_counts(*map(_words, joined))
 
 
-def _by_speaker(said: Said) -> list[str]:
+def _by_speaker(spoken: Said) -> list[str]:
     texts = collections.defaultdict[str, list[str]](list)
-    for speaker, text in said:
+    for speaker, text in spoken:
         texts[speaker].append(text)
     return [_words(" ".join(own)) for own in texts.values()]
 

@@ -167,7 +167,7 @@ def _do(
 
 
 class Progress:
-    """How far a run is, shown on a terminal all the time and elsewhere every half minute.
+    """Shows how far a run is, on a terminal all the time and elsewhere every half minute.
 
     Args:
         files: so many are to be done.

@@ -18,7 +18,7 @@ _TOLD = 5  # names of files that are not there
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Where audio comes from."""
+    """A source of audio."""
 
     name: str  # as it was named, or found in what was named; "-" is standard input
     path: str  # below the folder that all of them have in common, with /
@@ -41,29 +41,29 @@ def find_recordings(names: Sequence[str]) -> tuple[list[Recording], int]:
     Raises:
         ConfigError: one is not there, or nothing is left.
     """
-    found: dict[str, Path] = {}  # names, and the folder each was looked for in
+    bases: dict[str, Path] = {}  # names, and the folder each was looked for in
     others = 0
     missing = [name for name in names if not _matches(name)]
     for name in names:
         for match in _matches(name):
             if os.path.isdir(match):
                 audio, passed = _in_folder(match)
-                found |= {file: found.get(file, Path(match)) for file in audio}
+                bases |= {file: bases.get(file, Path(match)) for file in audio}
                 others += passed
             else:
-                found.setdefault(match, _base(name))
+                bases.setdefault(match, _base(name))
     if missing:
         more = f" and {len(missing) - _TOLD} more" if len(missing) > _TOLD else ""
         raise ConfigError(
             f"there is no {', '.join(missing[:_TOLD])}{more}; expected files, folders, patterns, "
             "or - for standard input"
         )
-    if not found:
+    if not bases:
         raise ConfigError(
             f"{', '.join(names)}: no audio, {others} files of other kinds; name files to have them "
             "transcribed whatever they are called"
         )
-    return _below_common_folder(found), others
+    return _below_common_folder(bases), others
 
 
 def _matches(name: str) -> list[str]:
@@ -93,12 +93,12 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(place, name) for name in files if not name.startswith("."))
 
 
-def _below_common_folder(found: dict[str, Path]) -> list[Recording]:
+def _below_common_folder(bases: dict[str, Path]) -> list[Recording]:
     """Each once, though it was named in two ways."""
-    bases = [os.path.abspath(base) for name, base in found.items() if name != STDIN]
-    common = os.path.commonpath(bases) if bases else ""
+    folders = [os.path.abspath(base) for name, base in bases.items() if name != STDIN]
+    common = os.path.commonpath(folders) if folders else ""
     recordings: dict[str, Recording] = {}
-    for name in found:
+    for name in bases:
         if name == STDIN:
             recordings[STDIN] = Recording(STDIN, "stdin")
         else:

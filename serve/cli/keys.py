@@ -48,10 +48,12 @@ def add_parser(commands: Any) -> None:
     expired = keys.add_parser("expire", help="say from when on a key is good no more")
     expired.set_defaults(run=lambda args: _changed_key(expire_key, args.file, args.name, args.at))
     _add_expiry(expired, required=True)
-    for one in (every, revoked, expired):
-        one.add_argument("--file", type=Path, required=True, help="TOML, as `keys new` writes it")
-    for one in (revoked, expired):
-        one.add_argument("--name", required=True, help="whose it is")
+    for command in (every, revoked, expired):
+        command.add_argument(
+            "--file", type=Path, required=True, help="TOML, as `keys new` writes it"
+        )
+    for command in (revoked, expired):
+        command.add_argument("--name", required=True, help="whose it is")
 
 
 def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None:

@@ -62,8 +62,8 @@ async def _stream(server: str, audio: bytes, transcription: dict[str, Any], pace
 
     failed = 0
     blocks = decode(audio, Limits(LiveConfig.max_session_s))
-    async for heard in transcribe_live(server, blocks, transcription, pace=pace, key=api_key()):
-        event = heard.event
+    async for arrival in transcribe_live(server, blocks, transcription, pace=pace, key=api_key()):
+        event = arrival.event
         kind = event["type"].rpartition(".")[2]
         if kind == "delta":
             print(event["delta"], end="", flush=True)

@@ -33,7 +33,7 @@ class Heard:
 
 
 class Wire(Protocol):
-    """What carries messages to a session and from it."""
+    """The connection of a session, which carries messages to it and from it."""
 
     async def send(self, message: str) -> None:
         """Give it one; returns once that is taken."""
@@ -70,8 +70,8 @@ async def transcribe_live(
     url = f"{server}/v1/realtime?intent=transcription"
     try:
         async with connect(url, additional_headers=headers, max_size=None) as socket:
-            async for heard in converse(socket, blocks, transcription, pace=pace, wait_s=wait_s):
-                yield heard
+            async for arrival in converse(socket, blocks, transcription, pace=pace, wait_s=wait_s):
+                yield arrival
     except (OSError, websockets.exceptions.WebSocketException) as error:
         raise UnavailableError(f"the server at {server}: {error}") from error
 
@@ -84,7 +84,7 @@ async def converse(
     pace: float,
     wait_s: float,
 ) -> AsyncIterator[Heard]:
-    """What `transcribe_live` says once it is connected, and hears.
+    """Do what `transcribe_live` does once it is connected.
 
     Args:
         wire: a session's, which nothing has been said to.

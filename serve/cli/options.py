@@ -25,18 +25,18 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def server_address(config: Config, port: int) -> str:
-    """Where the configured server is reached from here, as host:port."""
+    """Return where the configured server is reached from here, as host:port."""
     return f"{_WILDCARDS.get(config.server.host, config.server.host)}:{port}"
 
 
 def server_url(config: Config, scheme: str) -> str:
-    """Where its HTTP is reached from here: `scheme`, which gets an s where it has TLS, and host."""
+    """Return the URL of its HTTP from here; `scheme` gets an s where it has TLS."""
     secure = "s" if config.server.tls_certificate else ""
     return f"{scheme}{secure}://{server_address(config, config.server.http_port)}"
 
 
 def api_key() -> str | None:
-    """What a client shows to a server that wants a key."""
+    """Return what a client shows to a server that wants a key."""
     return os.environ.get("EARSHOT_API_KEY")
 
 
@@ -96,7 +96,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
-    """How subtitles are split; the request that `request_of` makes will ask for what they need.
+    """Read how subtitles are split; the request of `request_of` will ask for what they need.
 
     Args:
         args: of `add_cue_options` and `add_options`.

@@ -1,4 +1,4 @@
-"""Where transcripts go: to standard output, or to files of a folder."""
+"""Places for transcripts: standard output, or files of a folder."""
 
 import os
 import sys

@@ -79,7 +79,9 @@ def _run(args: argparse.Namespace) -> int:
         pool = ThreadPoolExecutor(config.runtime.slots)
         # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        answers = [pool.submit(_transcribe_one, transcribe, one, args) for one in recordings]
+        answers = [
+            pool.submit(_transcribe_one, transcribe, recording, args) for recording in recordings
+        ]
         bar = stack.enter_context(  # disable=None: only where it is a terminal
             tqdm(total=len(answers), unit="file", leave=False, disable=None, file=sys.stderr)
         )

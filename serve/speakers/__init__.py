@@ -1,1 +1,1 @@
-"""Who speaks when: turns of speakers in samples, and words with their speakers."""
+"""Turns of speakers in samples, and words with their speakers."""

@@ -16,7 +16,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What makes a voice; chosen by measurement, see `python -m eval speakers`."""
+    """Rules of what makes a voice; chosen by measurement, see `python -m eval speakers`."""
 
     alike: float = 0.42  # two clusters become one down to this cosine, on average
     least_s: float = 4.0  # of speech; what has less joins the one it is most like,
@@ -73,13 +73,15 @@ def _voices(
     """Directions of the clusters that are voices: the large ones, and small ones like none."""
     totals = np.bincount(labels, weights=seconds)
     weighed = vectors * seconds[:, None]
-    directions = unit(np.stack([weighed[labels == one].sum(0) for one in range(len(totals))]))
+    directions = unit(
+        np.stack([weighed[labels == cluster].sum(0) for cluster in range(len(totals))])
+    )
     kept = np.flatnonzero(totals >= large_s).tolist()
     distinct_s = max(rules.distinct_s, rules.rare_share * float(seconds.sum()))
-    for one in np.argsort(-totals, kind="stable").tolist():
-        alike = (directions[kept] @ directions[one]).max(initial=-1.0)
-        if distinct_s <= totals[one] < large_s and alike < rules.distinct:
-            kept.append(one)
+    for cluster in np.argsort(-totals, kind="stable").tolist():
+        alike = (directions[kept] @ directions[cluster]).max(initial=-1.0)
+        if distinct_s <= totals[cluster] < large_s and alike < rules.distinct:
+            kept.append(cluster)
     return np.asarray(directions[kept])
 
 
@@ -148,9 +150,9 @@ def _cut(
     totals = seconds.astype(np.float64)
     large = [int((totals >= large_s).sum())]
     for merge in merges:
-        one, other = totals[merge.kept], totals[merge.gone]
-        totals[merge.kept], totals[merge.gone] = one + other, 0.0
-        change = int(one + other >= large_s) - int(one >= large_s) - int(other >= large_s)
+        kept, gone = totals[merge.kept], totals[merge.gone]
+        totals[merge.kept], totals[merge.gone] = kept + gone, 0.0
+        change = int(kept + gone >= large_s) - int(kept >= large_s) - int(gone >= large_s)
         large.append(large[-1] + change)
     missed = [max(least - count, count - most, 0) for count in large]
     count = min(range(len(large)), key=lambda done: (missed[done], abs(done - wanted)))

@@ -93,13 +93,13 @@ class Diarizer:
             RequestError: the numbers contradict each other, or a reference holds no voice or two.
         """
         least, most = _bounds(num_speakers, min_speakers, max_speakers)
-        references = [self._reference(one) for one in known]
-        heard = self._ear.hear([samples] if isinstance(samples, np.ndarray) else samples)
-        if not len(heard.vectors):
+        references = [self._reference(speaker) for speaker in known]
+        pieces = self._ear.hear([samples] if isinstance(samples, np.ndarray) else samples)
+        if not len(pieces.vectors):
             return ()
-        voices = self._voices(heard, least, most)
-        labels = assign(heard.vectors @ voices.T, list(_at_once(heard)))
-        spoken = turns(heard, labels, self._settings.smoothing)
+        voices = self._voices(pieces, least, most)
+        labels = assign(pieces.vectors @ voices.T, list(_at_once(pieces)))
+        spoken = turns(pieces, labels, self._settings.smoothing)
         named = _named(voices, references, self._settings.named)
         names = {voice: known[index].name for voice, index in named.items()}
         letters = (name for name in _letters() if name not in names.values())
@@ -108,29 +108,29 @@ class Diarizer:
                 names[voice] = next(letters)
         return tuple(Turn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
 
-    def _voices(self, heard: Heard, least: int, most: int) -> Vectors:
+    def _voices(self, pieces: Heard, least: int, most: int) -> Vectors:
         """Find the voices of a recording, (voices, size)."""
-        sure = heard.speech_s >= self._settings.sure_s
+        sure = pieces.speech_s >= self._settings.sure_s
         if sure.sum() < least:
             sure[:] = True
-        vectors, speech_s = heard.vectors[sure], heard.speech_s[sure]
+        vectors, speech_s = pieces.vectors[sure], pieces.speech_s[sure]
         return centroids(vectors, speech_s, least, most, self._settings.rules)
 
     def _reference(self, known: Known) -> Vectors:
         """Make the vector of a known speaker's voice, (size,)."""
         seconds, (shortest_s, longest_s) = len(known.samples) / SAMPLE_RATE, REFERENCE_S
-        said = f"the reference of {shown(known.name)}"
+        subject = f"the reference of {shown(known.name)}"
         if not shortest_s <= seconds <= longest_s:
             raise RequestError(
-                f"{said} lasts {seconds:.1f} s; expected {shortest_s:g} to {longest_s:g} s"
+                f"{subject} lasts {seconds:.1f} s; expected {shortest_s:g} to {longest_s:g} s"
             )
-        heard = self._ear.hear([known.samples])
-        if heard.speech_s.sum() < _VOICE_S:
-            raise RequestError(f"{said} holds no voice; expected a second of speech at least")
+        pieces = self._ear.hear([known.samples])
+        if pieces.speech_s.sum() < _VOICE_S:
+            raise RequestError(f"{subject} holds no voice; expected a second of speech at least")
         rules = dataclasses.replace(self._settings.rules, least_s=_VOICE_S)
-        voices = centroids(heard.vectors, heard.speech_s, 1, 2, rules)
+        voices = centroids(pieces.vectors, pieces.speech_s, 1, 2, rules)
         if len(voices) > 1:
-            raise RequestError(f"{said} holds two voices; expected one person's alone")
+            raise RequestError(f"{subject} holds two voices; expected one person's alone")
         return np.asarray(voices[0])
 
 
@@ -140,24 +140,24 @@ def _bounds(num: int | None, least: int | None, most: int | None) -> tuple[int, 
     Raises:
         RequestError: no number fits.
     """
-    asked = {"num_speakers": num, "min_speakers": least, "max_speakers": most}
-    for name, value in asked.items():
+    bounds = {"num_speakers": num, "min_speakers": least, "max_speakers": most}
+    for name, value in bounds.items():
         if value is not None and value < 1:
             raise RequestError(f"{name} is {value}; expected 1 or more")
     low, high = num or least or 1, num or most or _MOST
     if low > high or low < (least or 1) or high > (most or _MOST):
-        said = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        raise RequestError(f"no number of speakers fits {said}")
+        given = ", ".join(f"{name} {value}" for name, value in bounds.items() if value is not None)
+        raise RequestError(f"no number of speakers fits {given}")
     return low, high
 
 
 _MOST = 1_000_000  # speakers: no bound
 
 
-def _at_once(heard: Heard) -> Iterator[tuple[int, int]]:
+def _at_once(pieces: Heard) -> Iterator[tuple[int, int]]:
     """Yield pairs of pieces in which two speakers of a window are active at once."""
     spans = sorted(
-        (start, end, index) for index, piece in enumerate(heard.spans) for start, end in piece
+        (start, end, index) for index, piece in enumerate(pieces.spans) for start, end in piece
     )
     for number, (_, end, index) in enumerate(spans):
         for start, _, other in itertools.islice(spans, number + 1, None):
@@ -169,15 +169,15 @@ def _at_once(heard: Heard) -> Iterator[tuple[int, int]]:
 
 def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> dict[int, int]:
     """Find the index of the known speaker of each voice: the nearest, where it is near enough."""
-    found = dict[int, int]()
+    named = dict[int, int]()
     if not references:
-        return found
+        return named
     likeness = voices @ np.stack(references).T
     while likeness.max() >= threshold:
         voice, index = map(int, np.unravel_index(likeness.argmax(), likeness.shape))
-        found[voice] = index
+        named[voice] = index
         likeness[voice], likeness[:, index] = -np.inf, -np.inf
-    return found
+    return named
 
 
 def _letters() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the two networks hear in a recording: pieces of speech of one speaker, and their voices.
+"""Pieces of speech of one speaker, and their voices, as two networks hear them in a recording.
 
 Windows of 10 s overlap a little, so that each frame is judged by a window that knows what is around
 it. The speech of one of a window's speakers falls into pieces where it pauses, for the network may
@@ -41,7 +41,7 @@ Frames = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Listening:
-    """How the networks are asked; chosen by measurement, see `python -m eval speakers`."""
+    """Settings of the networks' use; chosen by measurement, see `python -m eval speakers`."""
 
     margin: int = 59  # frames at either end of a window that another judges: 1 s
     active: float = 0.45  # from this probability on, a speaker speaks in a frame,
@@ -66,7 +66,7 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Heard:
-    """What the networks say of a recording: m pieces of speech, in order of windows."""
+    """The networks' answer to a recording: m pieces of speech, in order of windows."""
 
     seconds: float
     spans: tuple[tuple[Span, ...], ...]  # of each piece
@@ -120,7 +120,7 @@ class Ear:
         )
 
     def _active(self, windows: Tensor) -> Active:
-        """Who is active in each frame of windows, (n, FRAMES, SPEAKERS)."""
+        """Tell who is active in each frame of windows, (n, FRAMES, SPEAKERS)."""
         activity = self._segmentation.activity(windows.to(self._dtype)).float()
         active = activity.cpu().numpy() >= self._listening.active
         self._leave_out_pauses(active, _levels(windows).cpu().numpy())
@@ -141,12 +141,10 @@ class Ear:
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
         """The pieces of a window, (FRAMES, SPEAKERS), each with its speaker."""
+        settings = self._listening
         pause, enough, most, least = (
             seconds * SAMPLE_RATE / HOP
-            for seconds in (
-                *(self._listening.pause_s, self._listening.piece_s),
-                *(self._listening.most_s, self._listening.least_s),
-            )
+            for seconds in (settings.pause_s, settings.piece_s, settings.most_s, settings.least_s)
         )
         for speaker in range(SPEAKERS):
             piece = list[Span]()
@@ -175,19 +173,19 @@ class Ear:
         They are asked for a length at a time, and fetched together: a GPU is waited for once.
         """
         lengths = [-(-len(frames) // _BUCKET) * _BUCKET for frames in pieces]
-        order, found = list[int](), list[Tensor]()
+        order, outputs = list[int](), list[Tensor]()
         for length in sorted(set(lengths)):
-            indices = [index for index, one in enumerate(lengths) if one == length]
+            indices = [index for index, size in enumerate(lengths) if size == length]
             some = [pieces[index] for index in indices]
-            frames = torch.from_numpy(np.stack([np.resize(one, length) for one in some]))
-            once = torch.tensor([len(one) for one in some])[:, None]
+            frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in some]))
+            once = torch.tensor([len(piece) for piece in some])[:, None]
             weights = (torch.arange(length) < once) / once
             batch = features[frames.to(self._device)]
             batch = batch - (batch * weights[..., None].to(self._device)).sum(1, keepdim=True)
-            found.append(self._embedding(batch.to(self._dtype)))
+            outputs.append(self._embedding(batch.to(self._dtype)))
             order += indices
         vectors = np.empty((len(pieces), SIZE), np.float32)
-        vectors[order] = torch.cat(found).float().cpu().numpy()
+        vectors[order] = torch.cat(outputs).float().cpu().numpy()
         return vectors
 
 
@@ -204,7 +202,7 @@ def runs(active: Active) -> list[Span]:
 
 
 def _levels(windows: Tensor) -> Tensor:
-    """How loud each frame of windows, (n, SAMPLES), is: dB, (n, FRAMES)."""
+    """Measure how loud each frame of windows, (n, SAMPLES), is: dB, (n, FRAMES)."""
     frames = windows[:, OFFSET : OFFSET + FRAMES * HOP].reshape(-1, FRAMES, HOP)
     return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
 

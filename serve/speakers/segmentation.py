@@ -1,4 +1,4 @@
-"""Who of at most three speakers is active in 10 s of audio: pyannote's segmentation-3.0.
+"""Activity of at most three speakers in 10 s of audio: pyannote's segmentation-3.0.
 
 Sinc filters and two convolutions, each pooled and normalised; a bidirectional LSTM; linear layers.
 Its seven classes are the sets of at most two of three speakers that may be active in a frame.
@@ -36,7 +36,7 @@ class Segmentation(nn.Module):
         self.lstm = nn.LSTM(60, 128, num_layers=4, bidirectional=True, batch_first=True)
         self.linears = nn.ModuleList([nn.Linear(256, 128), nn.Linear(128, 128)])
         self.classifier = nn.Linear(128, len(_SETS))
-        members = torch.tensor([[float(i in one) for i in range(SPEAKERS)] for one in _SETS])
+        members = torch.tensor([[float(i in active) for i in range(SPEAKERS)] for active in _SETS])
         self.register_buffer("members", members, persistent=False)
 
     def forward(self, windows: Tensor) -> Tensor:

@@ -10,18 +10,18 @@ from serve.speech.rate import SAMPLE_RATE
 
 @dataclasses.dataclass(frozen=True)
 class Smoothing:
-    """What becomes a turn; chosen by measurement, see `python -m eval speakers`."""
+    """Limits of what becomes a turn; chosen by measurement, see `python -m eval speakers`."""
 
     early_s: float = 0.045  # so long before its first frame a turn begins: the network is late
     gap_s: float = 0.2  # shorter pauses of a speaker are speech
     turn_s: float = 0.15  # shorter turns are none
 
 
-def turns(heard: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[float, float, int]]:
+def turns(pieces: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[float, float, int]]:
     """Find who speaks when.
 
     Args:
-        heard: pieces of speech.
+        pieces: of speech.
         labels: (m,), the voice of each piece.
         smoothing: what becomes a turn.
 
@@ -31,7 +31,7 @@ def turns(heard: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[floa
     joined = dict[int, list[tuple[float, float]]]()
     for start, end, voice in sorted(
         (start, end, int(voice))
-        for spans, voice in zip(heard.spans, labels, strict=True)
+        for spans, voice in zip(pieces.spans, labels, strict=True)
         for start, end in spans
     ):
         start_s, end_s = ((OFFSET + HOP * frame) / SAMPLE_RATE for frame in (start, end))
@@ -39,7 +39,7 @@ def turns(heard: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[floa
         own = joined.setdefault(voice, [])
         if own and start_s - own[-1][1] < smoothing.gap_s:
             start_s, end_s = own[-1][0], max(end_s, own.pop()[1])
-        own.append((start_s, min(end_s, heard.seconds)))
+        own.append((start_s, min(end_s, pieces.seconds)))
     return sorted(
         (start_s, end_s, voice)
         for voice, own in joined.items()

@@ -1,4 +1,4 @@
-"""Who said each word: words and turns of speakers -> segments of one speaker each."""
+"""The speaker of each word: words and turns of speakers -> segments of one speaker each."""
 
 import bisect
 import dataclasses
@@ -40,7 +40,7 @@ class _Turns:
             return (
                 min(around, key=lambda turn: _apart(turn, start, end)).speaker if around else None
             )
-        return max(spoken, key=lambda one: (round(spoken[one], 3), one == before))
+        return max(spoken, key=lambda speaker: (round(spoken[speaker], 3), speaker == before))
 
 
 def _apart(turn: Turn, start: float, end: float) -> float:
@@ -159,10 +159,10 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 def _without_strays(speakers: Sequence[str | None]) -> list[str | None]:
     """Give single words of a sentence the speaker of the longer run beside them."""
     runs = list(_runs(speakers))
-    found = list(speakers)
+    corrected = list(speakers)
     for number, (first, last) in enumerate(runs):
         beside = [runs[i] for i in (number - 1, number + 1) if 0 <= i < len(runs)]
         longest = max(beside, key=lambda run: run[1] - run[0], default=(0, 0))
         if last - first == 1 < longest[1] - longest[0]:
-            found[first] = speakers[longest[0]]
-    return found
+            corrected[first] = speakers[longest[0]]
+    return corrected

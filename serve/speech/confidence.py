@@ -1,4 +1,4 @@
-"""How likely words are right, by the fit that an engine's manifest holds."""
+"""The confidence in words, by the fit that an engine's manifest holds."""
 
 import dataclasses
 import math
@@ -42,8 +42,8 @@ def _with_confidence(segment: Segment, fit: Confidence, low: float | None) -> Se
     words, avg_logprob = segment.words, segment.avg_logprob
     if words is None or avg_logprob is None:
         return segment
-    told = tuple(_judged(word, avg_logprob, fit, low) for word in words)
-    return dataclasses.replace(segment, words=told)
+    judged = tuple(_judged(word, avg_logprob, fit, low) for word in words)
+    return dataclasses.replace(segment, words=judged)
 
 
 def _judged(word: Word, avg_logprob: float, fit: Confidence, low: float | None) -> Word:

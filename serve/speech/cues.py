@@ -129,8 +129,8 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
     width = options.max_line_width
     parts = [
         (part, speaker)
-        for speaker, said in itertools.groupby(segments, key=lambda segment: segment.speaker)
-        for part in _split([piece for one in said for piece in _pieces(one, width)], options)
+        for speaker, run in itertools.groupby(segments, key=lambda segment: segment.speaker)
+        for part in _split([piece for segment in run for piece in _pieces(segment, width)], options)
     ]
     starts = [part[0].start for part, _ in parts[1:]]
     return [

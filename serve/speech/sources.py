@@ -30,7 +30,7 @@ _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
 _JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes_on}
-"""Whether a file of a format is several, one behind the other."""
+"""Checks whether a file of a format is several, one behind the other."""
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]

@@ -187,7 +187,9 @@ class Tokenizer:
         Raises:
             OptionError: one holds special tokens.
         """
-        spaced = self._pieces.encode_batch([" " + one for one in phrases], add_special_tokens=False)
+        spaced = self._pieces.encode_batch(
+            [" " + phrase for phrase in phrases], add_special_tokens=False
+        )
         bare = self._pieces.encode_batch(list(phrases), add_special_tokens=False)
         for encoded in spaced:
             self._check_plain(option, encoded)

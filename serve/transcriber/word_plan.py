@@ -1,4 +1,4 @@
-"""What a request asks of words: their times, and how likely they are right; or a refusal."""
+"""A request's plan of words: their times, and how likely they are right; or a refusal."""
 
 from serve.contract.errors import OptionError, shown
 from serve.contract.manifest import Confidence

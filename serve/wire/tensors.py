@@ -157,9 +157,9 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
         OptionError: text that is too long or not UTF-8, or an unknown task.
     """
     if file is None and ("AUDIO" in inputs) == ("SAMPLES" in inputs):
-        found = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
+        sources = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
         raise AudioError(
-            f"found {found}; expected AUDIO (a file's bytes), or SAMPLES with SAMPLE_RATE"
+            f"found {sources}; expected AUDIO (a file's bytes), or SAMPLES with SAMPLE_RATE"
         )
     options: dict[str, Any] = {}
     for name, tensor in inputs.items():
@@ -240,12 +240,12 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
 
 
 def is_whole(output: Callable[[str], Tensor | None]) -> bool:
-    """Whether a stream's message is its answer, rather than one more segment."""
+    """Return whether a stream's message is its answer, rather than one more segment."""
     return output("TIMINGS") is not None
 
 
 def error_to_text(error: EarshotError) -> str:
-    """What an error says on the wire, which is not more than anybody reads."""
+    """Write an error for the wire, in no more than anybody reads."""
     text = f"{type(error).__name__}: {error}"
     if len(text) <= _MAX_ERROR_CHARS:
         return text
@@ -288,7 +288,7 @@ def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
 
 
 def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T:
-    """What the JSON of an output says."""
+    """Parse the JSON of an output."""
     text = bytes(_present(name, output)[0])
     return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
 

@@ -183,7 +183,7 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
         tokenizer_json=b"{}",
         source=Source("random", "0" * 64),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        found="",
+        origin="",
         notes=(),
     )
 

@@ -36,10 +36,10 @@ _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A stretch of an alignment: `said` and `heard` are equal where nothing was misheard."""
+    """A stretch of an alignment, the same text on both sides where nothing was misheard."""
 
-    said: str
-    heard: str
+    reference: str
+    hypothesis: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Heard:
     @property
     def right(self) -> bool:
         """Return whether nothing was misheard."""
-        return all(part.said == part.heard for part in self.parts)
+        return all(part.reference == part.hypothesis for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class WorstClip:
     errors: int  # characters, of the system that chose the clip
     length: int
     reference: str  # as written
-    heard: tuple[Heard, ...]
+    transcripts: tuple[Heard, ...]
     audio: str | None  # a data: address
     no_audio: str | None  # why there is none
 
@@ -115,7 +115,7 @@ def worst_clips(
                 length=counts.length,
                 reference=first.reference,
                 # Whoever chose the clip first, those without a mistake last.
-                heard=tuple(
+                transcripts=tuple(
                     sorted(
                         _alike(answers, normalize),
                         key=lambda same: (name not in same.systems, same.right),

@@ -67,7 +67,7 @@ def test_turns_are_written_as_they_are_read(meetings):
 def test_what_is_said_is_written_as_it_is_read(meetings):
     assert parse_stm(";; a comment\n" + to_stm("x", reversed(SAID)), "here") == SAID
     (meetings / "second.stm").write_text(to_stm("second", SAID))
-    assert [one.said for one in read_recordings(meetings)] == [(), SAID]
+    assert [one.utterances for one in read_recordings(meetings)] == [(), SAID]
     with pytest.raises(ConfigError, match=r"here:1: 'x 1 ann soon 2.0 hi' is nothing that is said"):
         parse_stm("x 1 ann soon 2.0 hi\n", "here")
 
@@ -89,9 +89,12 @@ def test_a_conversation_is_what_its_plan_says(clips):
     for turn in both.turns:
         inside = samples[round(turn.start_s * rate) : round(turn.end_s * rate)]
         assert np.abs(inside).max() > 3 * np.median(np.abs(samples[: rate // 5]))
-    assert {said.speaker for said in both.said} == {turn.speaker for turn in both.turns}
+    assert {utterance.speaker for utterance in both.utterances} == {
+        turn.speaker for turn in both.turns
+    }
     texts = {" ".join(clip.text.split()) for clip in clips}
-    assert all(said.text in texts and said.start_s < said.end_s for said in both.said)
+    for utterance in both.utterances:
+        assert utterance.text in texts and utterance.start_s < utterance.end_s
     again = compose(plan, 3, clips, print)
     assert again == [*compose(plan, 3, clips, print)] and both in again
 
