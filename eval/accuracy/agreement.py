@@ -38,6 +38,7 @@ from eval.config import Config
 from eval.corpora.find import Found, duration_s, find_clips
 from eval.files import write_jsonl, write_text
 from eval.measurement import Result, Run, table
+from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request, Transcript
@@ -69,6 +70,8 @@ def measure_agreement(run: Run, *, other: str, threshold: float) -> Result:
         EarshotError: the clips or an engine are not to be had, or every clip failed.
     """
     of, passes = run.config.eval, passes_of(run.config, other)
+    for _, engine in passes:
+        open_engine(engine)  # what is missing is told before the first pass, not after it
     drawn = find_clips(
         of.manifest,
         limit=of.limit,
@@ -172,15 +175,14 @@ def line_of(pair: Pair, threshold: float) -> dict[str, object]:
 def figures_of(pairs: Sequence[Pair], failed: int, whole: Whole, threshold: float) -> Figures:
     """Count what is trusted, and draw the curve."""
     silent = [pair for pair in pairs if pair.silence]
+    said = [pair.edits.length for pair in silent if pair.edits]
     known = any(pair.edits for pair in pairs)
     return Figures(
         whole=whole,
         failed=failed,
         trusted=sum(is_trusted(pair, threshold) for pair in pairs),
         silences=len(silent),
-        silences_right=sum(not pair.edits.length for pair in silent if pair.edits)
-        if known
-        else None,
+        silences_right=said.count(0) if known else None,
         points=tuple(curve(pairs, whole, threshold)),
     )
 

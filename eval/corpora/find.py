@@ -73,7 +73,7 @@ def find_clips(
     layout.fetch(chosen)
     if read is None:
         clips = [_clip(entry, language) for entry in chosen]
-        return Found(clips, _summary(layout, clips, total, seed), {}, layout.references)
+        return Found(clips, _summary(layout, clips, 0, total, seed), {}, layout.references)
     clips, unreadable = [], dict[str, str]()
     for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
         try:
@@ -83,7 +83,8 @@ def find_clips(
             unreadable[entry.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    return Found(clips, _summary(layout, clips, total, seed), unreadable, layout.references)
+    summary = _summary(layout, clips, len(unreadable), total, seed)
+    return Found(clips, summary, unreadable, layout.references)
 
 
 def _clip(entry: Entry, language: str) -> Clip:
@@ -246,12 +247,14 @@ def duration_s(path: Path) -> float:
     return float(length / av.time_base)
 
 
-def _summary(layout: Layout, clips: Sequence[Clip], total: int, seed: int) -> str:
+def _summary(layout: Layout, clips: Sequence[Clip], unreadable: int, total: int, seed: int) -> str:
     hours = sum(clip.duration_s for clip in clips) / 3600
     silent = "no speech" if layout.references else "unknown language"
     languages = collections.Counter(
         clip.language or ("unknown language" if clip.text else silent) for clip in clips
     )
-    drawn = "" if len(clips) == total else f", {len(clips):,} of them drawn with seed {seed}"
+    chosen = len(clips) + unreadable
+    drawn = "" if chosen == total else f", {chosen:,} of them drawn with seed {seed}"
+    drawn += f", {unreadable:,} cannot be read" if unreadable else ""
     spread = ", ".join(f"{name} {count:,}" for name, count in languages.most_common())
     return f"{layout.title}: {total:,} clips{drawn}; {hours:.2f} h; {spread}"

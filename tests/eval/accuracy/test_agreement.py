@@ -23,6 +23,7 @@ from eval.accuracy.trust import (
 )
 from eval.config import Config, changed
 from serve.contract.codec import to_json
+from serve.contract.engine import open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 
@@ -162,6 +163,16 @@ def test_passes_that_are_the_same_are_refused(tmp_path):
     assert passes_of(narrow, "engines/b") == ((narrow, str(tmp_path)), (narrow, "engines/b"))
 
 
+def test_an_engine_that_is_missing_is_told_before_anything_is_heard(
+    tmp_path, run_of, opened, monkeypatch
+):
+    monkeypatch.setattr(agreement, "open_engine", lambda path: path == "e" or open_engine(path))
+    config = config_of(manifest_of(tmp_path, {"a.wav": "so|so"}, {}))
+    with pytest.raises(EarshotError, match=f"no engine at {tmp_path}/nowhere"):
+        measure_agreement(run_of(config), other=f"{tmp_path}/nowhere", threshold=10.0)
+    assert not opened
+
+
 class FakeTranscriber(contextlib.nullcontext):
     """Says what an audio file's bytes say: what is before a bar by a beam, else what is behind."""
 
@@ -188,6 +199,7 @@ def opened(monkeypatch):
         return found.setdefault((engine, beam), FakeTranscriber(first=beam > 1 and engine == "e"))
 
     monkeypatch.setattr(agreement, "open_transcriber", open_fake)
+    monkeypatch.setattr(agreement, "open_engine", lambda path: path)
     monkeypatch.setattr("eval.accuracy.agreement.duration_s", lambda _: 2.0)
     monkeypatch.setattr("eval.corpora.find.duration_s", lambda _: 2.0)
     return found

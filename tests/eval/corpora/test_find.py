@@ -237,8 +237,8 @@ def test_a_folder_without_references_is_taken_where_none_are_needed(tmp_path, re
     found = find_clips(str(tmp_path), read=duration_s, need_references=False)
     assert not found.references and list(found.unreadable) == ["broken.mp3"]
     assert texts(found) == {"b.wav": ("", None), "deep/a.flac": ("", None)}
-    assert found.summary == "audio without references: 3 clips, 2 of them drawn with seed 0; " + (
-        "0.00 h; unknown language 2"
+    assert found.summary == (
+        "audio without references: 3 clips, 1 cannot be read; 0.00 h; unknown language 2"
     )
     (tmp_path / "refs.csv").write_text("file,text\nb.wav,Hi\n")
     assert find_clips(str(tmp_path), need_references=False).references
