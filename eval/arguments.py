@@ -98,6 +98,14 @@ def share(text: str) -> float:
     return value
 
 
+def percentage(text: str) -> float:
+    """Parse a number from 0 to 100."""
+    value = float(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 100")
+    return value
+
+
 def seconds(text: str) -> float:
     """Parse a time above 0."""
     value = float(text)

@@ -143,6 +143,12 @@ COMMANDS = (
         flags.CONFIDENCE,
     ),
     Command(
+        "agree",
+        "transcripts that can be trusted, for two passes hear the same",
+        "accuracy.agreement.measure_agreement",
+        flags.AGREE,
+    ),
+    Command(
         "gateway",
         "what the gateway costs, beside Triton alone",
         "gateway.run.gateway",

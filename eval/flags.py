@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.arguments import Flag, counts, names, not_negative, positive, seconds, share, switch
+from eval.arguments import (
+    Flag,
+    counts,
+    names,
+    not_negative,
+    percentage,
+    positive,
+    seconds,
+    share,
+    switch,
+)
 from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
 from eval.config import EvalConfig
 from eval.long import plan as long_plan
@@ -188,6 +198,25 @@ CONFIDENCE = (
     _setting("--manifest CLIPS", "clips to hear, of both halves"),
     _setting("--limit N", "draw N clips, 0 for all", not_negative),
     _DRAW_SEED,
+    _TELL,
+    _CONCURRENCY,
+)
+AGREE = (
+    Flag(
+        "--other ENGINE",
+        "folder of another engine, which hears the clips too; default: the same one, greedily",
+        default="",
+    ),
+    Flag(
+        "--threshold P",
+        "%% of the characters in which two texts may differ that are trusted",
+        percentage,
+        10.0,
+    ),
+    _setting("--manifest CLIPS", "clips to hear, or a folder of audio without references"),
+    _setting("--limit N", "draw N clips, 0 for all", not_negative),
+    _DRAW_SEED,
+    _HALF,
     _TELL,
     _CONCURRENCY,
 )

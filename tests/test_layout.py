@@ -100,7 +100,10 @@ RULES = {
     "eval.measurement": ("eval.config", "eval.files", "eval.machine"),
     "eval.random_whisper": (*CONTRACT, "serve.speech"),
     "eval.config": (*CONTRACT, "build.config"),
-    "eval.corpora": (*CONTRACT, "build.clips", "eval.files", "eval.machine"),
+    "eval.corpora": (
+        *CONTRACT,
+        *("build.clips", "eval.files", "eval.machine", "serve.speech.kinds"),
+    ),
     "eval.accuracy": (*HARNESS, "eval.corpora"),
     # A tool in a process of its own: it writes a checkpoint as another program reads it.
     "eval.accuracy.ggml": (

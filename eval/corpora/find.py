@@ -20,6 +20,7 @@ from eval.corpora.hub import PREFIX, open_hub
 from eval.corpora.layout import EXPECTED, Entry, Layout
 from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
 from eval.corpora.parquet import Parquet
+from eval.corpora.recordings import Recordings
 from eval.corpora.tables import CLIPS, Table, open_table
 from serve.contract.errors import ConfigError, EarshotError, FileError
 
@@ -35,6 +36,7 @@ class Found:
     clips: list[Clip]
     summary: str
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # why, by file
+    references: bool = True  # False: no text of a clip says anything
 
 
 def find_clips(
@@ -44,7 +46,8 @@ def find_clips(
     seed: int = 0,
     language: str = "",
     half: str = "",
-    read: Callable[[Path], None] | None = None,
+    read: Callable[[Path], object] | None = None,
+    need_references: bool = True,
 ) -> Found:
     """Find the clips of a place, or draw from them.
 
@@ -57,6 +60,7 @@ def find_clips(
         half: of a manifest's two, whose clips alone are taken; "" is both.
         read: decodes an audio file, or raises an EarshotError; then clips that cannot be read
             stand apart. None: nothing is read but headers.
+        need_references: False takes a folder without any, too: its clips have empty texts.
 
     Raises:
         FileError: a file cannot be read.
@@ -64,12 +68,12 @@ def find_clips(
             none that can be read.
         UnavailableError: a hub or a package that the place needs is not there.
     """
-    layout = _layout(place)
+    layout = _layout(place, need_references)
     chosen, total = _draw(layout, place, limit, seed, half)
     layout.fetch(chosen)
     if read is None:
         clips = [_clip(entry, language) for entry in chosen]
-        return Found(clips, _summary(layout, clips, total, seed))
+        return Found(clips, _summary(layout, clips, 0, total, seed), {}, layout.references)
     clips, unreadable = [], dict[str, str]()
     for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
         try:
@@ -79,7 +83,8 @@ def find_clips(
             unreadable[entry.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    return Found(clips, _summary(layout, clips, total, seed), unreadable)
+    summary = _summary(layout, clips, len(unreadable), total, seed)
+    return Found(clips, summary, unreadable, layout.references)
 
 
 def _clip(entry: Entry, language: str) -> Clip:
@@ -95,12 +100,12 @@ def _clip(entry: Entry, language: str) -> Clip:
     )
 
 
-def _layout(place: str) -> Layout:
+def _layout(place: str, need_references: bool) -> Layout:
     if place.startswith(PREFIX):
         return open_hub(place)
     path = Path(place)
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, need_references)
     if not path.is_file():
         raise FileError(f"cannot read {place}: No such file or directory; {EXPECTED}")
     if path.suffix == ".parquet":
@@ -110,7 +115,7 @@ def _layout(place: str) -> Layout:
     return open_table(path)
 
 
-def _folder(path: Path) -> Layout:
+def _folder(path: Path, need_references: bool) -> Layout:
     if (path / CLIPS).is_dir() and (tables := sorted(path.glob("*.tsv"))):
         named = [path / name for name in COMMON_VOICE if (path / name).is_file()]
         if not named:
@@ -128,7 +133,9 @@ def _folder(path: Path) -> Layout:
         return LibriSpeech(path)
     if files := sorted(path.rglob("*.parquet")):
         return _parquet(path, files)
-    raise ConfigError(f"{path} holds no references; {EXPECTED}")
+    if need_references:
+        raise ConfigError(f"{path} holds no references; {EXPECTED}")
+    return Recordings(path)
 
 
 def _common_voice(table: Path) -> Layout:
@@ -207,7 +214,7 @@ def _by_share(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Ent
 def _problem(layout: Layout, entry: Entry, seen: set[str]) -> str | None:
     if entry.file in seen:
         return "listed twice"
-    if not entry.text and not layout.may_be_silent():
+    if not entry.text and layout.references and not layout.may_be_silent():
         return "without a reference text"
     return None if layout.has_audio(entry) else "without audio"
 
@@ -240,11 +247,14 @@ def duration_s(path: Path) -> float:
     return float(length / av.time_base)
 
 
-def _summary(layout: Layout, clips: Sequence[Clip], total: int, seed: int) -> str:
+def _summary(layout: Layout, clips: Sequence[Clip], unreadable: int, total: int, seed: int) -> str:
     hours = sum(clip.duration_s for clip in clips) / 3600
+    silent = "no speech" if layout.references else "unknown language"
     languages = collections.Counter(
-        clip.language or ("unknown language" if clip.text else "no speech") for clip in clips
+        clip.language or ("unknown language" if clip.text else silent) for clip in clips
     )
-    drawn = "" if len(clips) == total else f", {len(clips):,} of them drawn with seed {seed}"
+    chosen = len(clips) + unreadable
+    drawn = "" if chosen == total else f", {chosen:,} of them drawn with seed {seed}"
+    drawn += f", {unreadable:,} cannot be read" if unreadable else ""
     spread = ", ".join(f"{name} {count:,}" for name, count in languages.most_common())
     return f"{layout.title}: {total:,} clips{drawn}; {hours:.2f} h; {spread}"

@@ -36,6 +36,7 @@ class Layout:
     """Recordings in one layout. Making one reads only what decides that this is the layout."""
 
     title: str  # what it is, for people
+    references = True  # whether it says what is said
 
     def entries(self) -> Iterator[Entry]:
         """Yield every recording, in a fixed order, read one after another.

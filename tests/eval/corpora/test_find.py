@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from eval.corpora.find import find_clips
+from eval.corpora.find import duration_s, find_clips
 from serve.contract.errors import ConfigError, FileError
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
@@ -227,3 +227,18 @@ def test_what_is_no_layout_is_refused(tmp_path, files, message):
 def test_a_place_that_does_not_exist():
     with pytest.raises(FileError, match=r"cannot read none: No such file .* or a data set of the"):
         find_clips("none")
+
+
+def test_a_folder_without_references_is_taken_where_none_are_needed(tmp_path, record):
+    record(tmp_path / "b.wav")
+    record(tmp_path / "deep" / "a.flac", 2.5)
+    (tmp_path / "broken.mp3").write_text("no audio")
+    (tmp_path / "notes.txt").write_text("no audio")
+    found = find_clips(str(tmp_path), read=duration_s, need_references=False)
+    assert not found.references and list(found.unreadable) == ["broken.mp3"]
+    assert texts(found) == {"b.wav": ("", None), "deep/a.flac": ("", None)}
+    assert found.summary == (
+        "audio without references: 3 clips, 1 cannot be read; 0.00 h; unknown language 2"
+    )
+    (tmp_path / "refs.csv").write_text("file,text\nb.wav,Hi\n")
+    assert find_clips(str(tmp_path), need_references=False).references
