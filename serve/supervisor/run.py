@@ -75,6 +75,7 @@ class Server:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._killed = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
     def _engine(self, name: str, launch: TritonLaunch, number: int) -> Part:
@@ -158,7 +159,8 @@ class Server:
             DeadlineError: some of that was not answered within server.drain_timeout_s.
         """
         self._stopping.set()
-        self._thread.join()
+        # Not by `join`: if that is interrupted, Python 3.11 takes a thread for one that has ended.
+        self._ended.wait()
         if not self._complete:
             raise DeadlineError(
                 "requests that had been accepted were ended without an answer when the server "
@@ -171,8 +173,8 @@ class Server:
         self._stopping.set()
         for part in self._parts:
             part.kill()  # so that nothing is waited for any more
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._thread.ident is not None:
+            self._ended.wait()
 
     def _tritons(self) -> list[TritonServer]:
         running = _running(self._engines.values(), TritonServer)
@@ -199,8 +201,11 @@ class Server:
             logger.exception("the supervisor failed")
             self._error = EarshotError(f"the supervisor failed: {error!r}")
         finally:
-            for part in self._parts:
-                part.kill()
+            try:
+                for part in self._parts:
+                    part.kill()
+            finally:
+                self._ended.set()
 
     def _due_parts(self) -> Sequence[Part]:
         """Return all parts once the first engine has been ready, which others start after."""
