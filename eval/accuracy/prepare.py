@@ -8,16 +8,14 @@ counts as a system's memory.
 import hashlib
 import importlib.metadata
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from build import hub
 from eval.config import Config
-from eval.files import replaced
+from eval.files import made_once, replaced
 from eval.processes import run_tool
 from serve.contract.config import Precision
 from serve.contract.errors import UnavailableError
@@ -150,19 +148,15 @@ def prepare_converted(config: Config) -> None:
         EarshotError: the conversion failed; it has said why.
         UnavailableError: CTranslate2 would take the checkpoint for English-only.
     """
-    target = converted_folder(config)
-    if target.is_dir():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix="converting-", dir=target.parent, ignore_cleanup_errors=True
-    ) as partial:
+
+    def convert(partial: Path) -> None:
         command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
-        command += ["--output_dir", partial, "--quantization", "float32", "--force"]
+        command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
         command += ["--copy_files", *_TOKENIZER_FILES]
         run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
-        mark_multilingual(Path(partial))
-        os.replace(partial, target)
+        mark_multilingual(partial)
+
+    made_once(converted_folder(config), convert)
 
 
 def mark_multilingual(folder: Path) -> None:

@@ -131,7 +131,7 @@ class Agreement:
 
 
 def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
-    """Count the words that differ between `final` and those before each place in `heard`.
+    """Count the words that differ between `final` and those before each place in `words`.
 
     Levenshtein's distance to the nearest stretch that ends there, wherever it begins.
     """
