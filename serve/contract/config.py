@@ -33,6 +33,7 @@ from serve.contract.fields import (
     Origin,
     Port,
     Power,
+    Price,
     Seconds,
     SecondsOrNone,
     Share,
@@ -217,6 +218,9 @@ class ServerConfig:
     # in: if `host` is not of this machine alone, the server does not start unless `open` says so.
     keys_file: NameOrNone = ""
     open: bool = False
+    # Where what keys have had is counted, by day (see serve/gateway/usage.py). Where none is named
+    # it is forgotten when the server stops.
+    usage_file: NameOrNone = ""
     # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
     # other pages are refused, those of programs that are no browsers are not.
     allowed_origins: tuple[Origin, ...] = ()
@@ -271,6 +275,8 @@ class GatewayConfig:
     # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
     # header x-earshot-ignored.
     unknown_fields: UnknownFields = "refuse"
+    price_per_audio_hour: Price = 0.0  # by which /v1/usage tells costs; 0: it tells none
+    currency: Name = "USD"  # of it
 
 
 @dataclasses.dataclass(frozen=True)

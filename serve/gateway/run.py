@@ -99,6 +99,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to answer."""
+        await self._door.usage.exchange()  # what keys have had of the day
+        self._door.usage.start()
         self._door.uploads.start()
         self._door.upstreams.start()
         self._state.start()
@@ -121,6 +123,7 @@ class Gateway:
         await self._door.uploads.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
+        await self._door.usage.close()
 
 
 def share_of(config: Config) -> Config:

@@ -325,6 +325,7 @@ def _from_here(config: Config) -> Config:
         server=dataclasses.replace(
             config.server,
             keys_file=absolute(config.server.keys_file),
+            usage_file=absolute(config.server.usage_file),
             tls_certificate=absolute(config.server.tls_certificate),
             tls_key=absolute(config.server.tls_key),
         ),
@@ -357,6 +358,6 @@ def on_free_ports(server: ServerConfig) -> ServerConfig:
 def for_this_machine(server: ServerConfig) -> ServerConfig:
     """Return the same server on free ports of loopback, without keys or TLS, to be measured."""
     plain = dataclasses.replace(
-        server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
+        server, host="127.0.0.1", keys_file="", usage_file="", tls_certificate="", tls_key=""
     )
     return on_free_ports(plain)

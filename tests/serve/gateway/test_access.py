@@ -65,6 +65,7 @@ def shared(tmp_path_factory):
         ("POST", INFER, False),
         ("GET", "/v1/models", False),
         ("GET", "/v1/models/demo", False),
+        ("GET", "/v1/usage", False),
         ("POST", "/v1/audio/transcriptions", False),
         ("POST", "/v1/audio/translations", False),
     ],

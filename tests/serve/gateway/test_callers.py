@@ -157,6 +157,8 @@ def test_audio_that_is_limited_must_be_told(clock):
         (Key("", audio_s_per_minute=60), ["TEXT"], False),
         (Key("", audio_s_per_minute=60), ["TEXT", "DURATION"], True),
         (Key("", audio_s_per_minute=60), [], True),
+        (Key("", audio_s_per_day=60), ["TEXT"], False),
+        (Key("", audio_s_per_day=60), ["TEXT", "DURATION"], True),
         (Key(""), ["TEXT"], True),
     ):
         caller = Caller("alice", key, clock)
@@ -164,3 +166,19 @@ def test_audio_that_is_limited_must_be_told(clock):
             caller.require_duration(outputs)
         else:
             assert "DURATION" in str(refused(caller.require_duration, outputs))
+
+
+def test_audio_that_has_a_price_must_be_told():
+    for caller in (Caller("", None), Caller("alice", Key(""))):
+        assert "DURATION" in str(refused(caller.require_duration, ["TEXT"], True))
+        caller.require_duration(["DURATION"], True)
+        caller.require_duration([], True)
+
+
+def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
+    add_key(path, "bob", {"sha256": hash_of("b"), "audio_s_per_day": 1.0})
+    server = ServerConfig(keys_file=str(path), usage_file="usage.sqlite")
+    Callers(Config(server=server), clock)
+    assert not caplog.text
+    Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    assert "no server.usage_file is named" in caplog.text
