@@ -1,6 +1,7 @@
 """`python -m serve keys`: makes API keys, lists them, takes them back, tells what they have had."""
 
 import argparse
+import contextlib
 import datetime
 import sys
 from collections.abc import Callable, Iterable
@@ -126,7 +127,9 @@ def _tell_usage(args: argparse.Namespace) -> int:
     first = day_of(args.start or month_until(last))
     price = (f"cost_{config.gateway.currency}",) if config.gateway.price_per_audio_hour else ()
     rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s", *price)]
-    for row in UsageFile(path).rows(first, last):
+    with contextlib.closing(UsageFile(path)) as file:
+        found = file.rows(first, last)
+    for row in found:
         cost = row.cost(config.gateway)
         cells = (row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}")
         rows.append(cells if cost is None else (*cells, f"{cost:.6f}"))

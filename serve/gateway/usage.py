@@ -99,11 +99,9 @@ class UsageFile:
             FileError: they cannot be written, or these not be read.
         """
         try:
-            connection = self._opened()
-            if rows:
-                with connection:
-                    connection.executemany(_ADD, map(dataclasses.astuple, rows))
-            return dict(connection.execute(_SPENT, (day,)))
+            with self._opened() as connection:  # what fails was not added, and may be again
+                connection.executemany(_ADD, map(dataclasses.astuple, rows))
+                return dict(connection.execute(_SPENT, (day,)))
         except sqlite3.Error as error:
             raise self._failed(error) from error
 

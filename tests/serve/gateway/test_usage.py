@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import resource
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -118,6 +120,19 @@ def test_processes_share_what_they_count_and_the_next_one_finds_it(usage, clock,
         return await after.rows("alice", *DAYS)
 
     assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 4, 62.0)]
+
+
+def test_processes_that_write_at_once_lose_nothing(path):
+    code = (
+        "import sys; from pathlib import Path; from serve.gateway.usage import Row, UsageFile\n"
+        "for _ in range(50):\n"
+        "    file = UsageFile(Path(sys.argv[1]))\n"
+        "    file.add([Row('2027-01-01', 'alice', 'demo', 1, 2.0)], '2027-01-01'); file.close()\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
+    assert [one.wait(WAIT_S) for one in processes] == [0, 0]
+    with contextlib.closing(UsageFile(path)) as file:
+        assert file.rows(*DAYS) == [Row(DAYS[1], "alice", "demo", 100, 200.0)]
 
 
 def test_it_is_written_every_second(usage, clock, path):
