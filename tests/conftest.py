@@ -15,14 +15,9 @@ import torch
 
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
-from serve.contract.config import (
-    Config,
-    RuntimeConfig,
-    ServerConfig,
-    TranscriberConfig,
-    load_config,
-)
+from serve.contract.config import Config, RuntimeConfig, TranscriberConfig, load_config
 from serve.contract.errors import MissingCheckpointError
+from serve.contract.server_config import ServerConfig
 from serve.supervisor.run import free_ports, running_server
 from serve.wire.client import Client
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf

@@ -17,7 +17,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.contract.config import Config, GatewayConfig, LiveConfig, ServerConfig, TranscriberConfig
+from serve.contract.config import Config, TranscriberConfig
+from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
@@ -47,6 +48,7 @@ class Running:
         alone=False,
         devices=("cpu",),
         unknown_fields="refuse",
+        price_per_audio_hour=0.0,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -57,7 +59,9 @@ class Running:
             server=dataclasses.replace(ServerConfig(**ports), **server),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
-            gateway=GatewayConfig(unknown_fields=unknown_fields),
+            gateway=GatewayConfig(
+                unknown_fields=unknown_fields, price_per_audio_hour=price_per_audio_hour
+            ),
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"

@@ -13,8 +13,8 @@ from eval.config import Config
 from eval.server import metrics_page, total
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
-from serve.contract.config import LiveConfig
 from serve.contract.messages import Request, Samples, Transcript
+from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
 from serve.gateway.live.session import Session
 from serve.gateway.live.utterance import Window

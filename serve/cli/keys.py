@@ -1,12 +1,15 @@
-"""`python -m serve keys`: makes API keys, lists them, takes them back and lets them expire."""
+"""`python -m serve keys`: makes API keys, lists them, takes them back, tells what they have had."""
 
 import argparse
+import contextlib
+import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from serve.contract.errors import ConfigError
+from serve.contract.config import load_config
+from serve.contract.errors import ConfigError, FileError
 from serve.contract.keys import (
     ENVIRONMENT,
     LIMITS,
@@ -17,11 +20,12 @@ from serve.contract.keys import (
     read_keys,
     revoke_key,
 )
+from serve.gateway.usage import UsageFile, day_of, month_until
 
 
 def add_parser(commands: Any) -> None:
     """The command with its commands, among those of `python -m serve`."""
-    title = "make, list, revoke and expire API keys"
+    title = "make, list, revoke and expire API keys, and tell their usage"
     parser = commands.add_parser("keys", help=title, description=f"{title.capitalize()}.")
     keys = parser.add_subparsers(metavar="COMMAND", required=True)
     new = keys.add_parser(
@@ -35,6 +39,7 @@ def add_parser(commands: Any) -> None:
     new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
     new.add_argument("--requests-per-minute", type=int, help="default: no limit")
     new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
+    new.add_argument("--audio-s-per-day", type=float, help="in UTC; default: no limit")
     for flag in ("--requests-at-once", "--live-streams"):
         new.add_argument(flag, type=int, help="default: by server.key_share of the config")
     _add_expiry(new)
@@ -54,6 +59,19 @@ def add_parser(commands: Any) -> None:
         )
     for command in (revoked, expired):
         command.add_argument("--name", required=True, help="whose it is")
+    _add_usage(keys)
+
+
+def _add_usage(keys: Any) -> None:
+    usage = keys.add_parser(
+        "usage",
+        help="what all keys have had, by day in UTC and model",
+        description="Tell what all keys have had, by day in UTC and model, of server.usage_file.",
+    )
+    usage.set_defaults(run=_tell_usage)
+    usage.add_argument("--config", required=True, metavar="TOML", help="names the file, the price")
+    for flag, default in (("--start", "the first of this month"), ("--end", "today")):
+        usage.add_argument(flag, metavar="DAY", help=f"as 2027-01-31; default: {default}")
 
 
 def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None:
@@ -71,6 +89,7 @@ def _new_key(args: argparse.Namespace) -> int:
     limits = {
         "requests_per_minute": args.requests_per_minute,
         "audio_s_per_minute": args.audio_s_per_minute,
+        "audio_s_per_day": args.audio_s_per_day,
         "requests_at_once": args.requests_at_once,
         "live_streams": args.live_streams,
         "expires": args.expires,
@@ -89,15 +108,43 @@ def _list_keys(args: argparse.Namespace) -> int:
     columns = ("name", "sha256", *LIMITS, "expires")
     rows: list[tuple[str, ...]] = [columns]
     for name, key in read_keys(args.file).items():
-        limits = tuple("-" if most is None else f"{most:g}" for most in key.limits)
+        limits = tuple(f"{most:g}" if most else "-" for most in key.limits)
         end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
         rows.append((name, f"{key.sha256[:8]}…", *limits, end))
+    _print_table(rows)
+    return 0
+
+
+def _tell_usage(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    path = Path(config.server.usage_file)
+    if not config.server.usage_file:
+        raise ConfigError(
+            f"{args.config} names no server.usage_file, so what keys have had is forgotten when "
+            "the server stops; name one, or ask the server for /v1/usage"
+        )
+    if not path.is_file():
+        raise FileError(f"{path} is not there; a server with this config writes it")
+    last = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
+    first = day_of(args.start or month_until(last))
+    price = (f"cost_{config.gateway.currency}",) if config.gateway.price_per_audio_hour else ()
+    rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s", *price)]
+    with contextlib.closing(UsageFile(path)) as file:
+        found = file.rows(first, last)
+    for row in found:
+        cost = row.cost(config.gateway)
+        cells = (row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}")
+        rows.append(cells if cost is None else (*cells, f"{cost:.6f}"))
+    _print_table(rows)
+    return 0
+
+
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(
             "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         )
-    return 0
 
 
 def _changed_key(change: Callable[..., None], file: Path, name: str, *more: str) -> int:

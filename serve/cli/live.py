@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from serve.cli.options import api_key, codes, server_url
-from serve.contract.config import LiveConfig, load_config
+from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
+from serve.contract.server_config import LiveConfig
 
 FASTEST = 1000.0  # seconds of audio in a second
 

@@ -28,6 +28,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+_QUOTA = "insufficient_quota"  # of OpenAI's API, both `code` and `type`
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 _SHORT.maxother = 200
@@ -51,16 +52,18 @@ class Status:
     @property
     def kserve(self) -> int:
         """The status of KServe's HTTP, which says what gRPC's says."""
-        return _KSERVE[self.grpc]
+        return self.http if self.code == _QUOTA else _KSERVE[self.grpc]
 
     @property
     def again(self) -> bool:
         """Tell whether the same request may succeed later."""
-        return self.grpc == "UNAVAILABLE"
+        return self.grpc == "UNAVAILABLE" or self.code == _QUOTA
 
     @property
     def kind(self) -> str:
         """The `type` of an error of OpenAI's API."""
+        if self.code == _QUOTA:
+            return _QUOTA
         if self.http == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.http < 500 else "server_error"

@@ -6,6 +6,7 @@ A key is 256 random bits, so its plain SHA-256 tells nothing of it. A file says 
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     requests_per_minute = 60  # each limit may be left out
     audio_s_per_minute = 600
+    audio_s_per_day = 36000  # in UTC
     requests_at_once = 8
     live_streams = 2
     expires = "2027-01-31"  # in UTC: the first day on which it is good no more, or a time
@@ -29,7 +30,7 @@ import tomli_w
 
 from serve.contract.codec import from_table, read_toml, text_that
 from serve.contract.errors import ConfigError, FileError, shown
-from serve.contract.fields import Count, Seconds
+from serve.contract.fields import Count, Seconds, SecondsOrNone
 
 ENVIRONMENT = "EARSHOT_API_KEYS"
 
@@ -62,6 +63,7 @@ class Key:
     audio_s_per_minute: Seconds | None = None
     requests_at_once: Count | None = None  # None: as server.key_share says; live_streams as well
     live_streams: Count | None = None
+    audio_s_per_day: SecondsOrNone = 0.0  # in UTC, of all processes together; 0: no limit
     expires: Expiry | None = None  # None: never
 
     @property
@@ -81,12 +83,17 @@ class Key:
             return self
         limits = zip(LIMITS, self.limits, strict=True)
         shares: dict[str, Any] = {
-            name: math.ceil(most / processes) for name, most in limits if most
+            name: math.ceil(most / processes)
+            for name, most in limits
+            if most and name != "audio_s_per_day"
         }
         return dataclasses.replace(self, **shares)
 
 
-LIMITS = ("requests_per_minute", "audio_s_per_minute", "requests_at_once", "live_streams")
+LIMITS = (
+    *("requests_per_minute", "audio_s_per_minute", "audio_s_per_day"),
+    *("requests_at_once", "live_streams"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

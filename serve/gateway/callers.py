@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from serve.contract.config import Config, ServerConfig
+from serve.contract.config import Config
 from serve.contract.errors import AccessError, ConfigError
 from serve.contract.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
+from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.limits import Account
 from serve.gateway.refusals import Refusal
@@ -108,13 +109,19 @@ class Caller:
         self._require_audio()
         self.count_audio(audio_s)
 
-    def require_duration(self, outputs: Collection[str]) -> None:
+    def require_duration(self, outputs: Collection[str], priced: bool = False) -> None:
         """Refuse a request of KServe's whose answer would not tell how much audio it had.
+
+        Args:
+            outputs: that it asks for; none: all of them.
+            priced: whether audio has a price, and so is counted of keys without limits, too.
 
         Raises:
             Refusal: these outputs do not.
         """
-        if self._audio_s is not None and outputs and "DURATION" not in outputs:
+        a_day = self.key.audio_s_per_day if self.key else 0.0
+        counts = priced or a_day or self._audio_s is not None
+        if counts and outputs and "DURATION" not in outputs:
             raise refusals.invalid(
                 "the outputs lack DURATION, by which this key's audio is counted; ask for it too"
             )
@@ -212,6 +219,11 @@ class Callers:
                 raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
             keys[name] = key
         keys = {name: key.share(self._processes) for name, key in keys.items()}
+        if not self._config.server.usage_file and any(k.audio_s_per_day for k in keys.values()):
+            logger.warning(
+                "keys have audio_s_per_day, and no server.usage_file is named: what they have had "
+                "is forgotten when the server stops"
+            )
         before = self._callers
         self._callers = {
             name: before[name]

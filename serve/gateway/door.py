@@ -25,6 +25,7 @@ from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
+from serve.gateway.usage import Usage
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -36,12 +37,15 @@ class Visit:
         caller: who sends it.
         line: of the log, which tells its route.
         metrics: what is counted goes there.
+        usage: so does what its key has had.
     """
 
-    def __init__(self, caller: Caller, line: Line, metrics: Metrics) -> None:
+    def __init__(self, caller: Caller, line: Line, metrics: Metrics, usage: Usage) -> None:
         self._caller = caller
         self.line = line
         self._metrics = metrics
+        self._usage = usage
+        self._uncounted = 1  # itself
 
     @property
     def account(self) -> Account:
@@ -50,7 +54,7 @@ class Visit:
 
     def require_duration(self, outputs: Collection[str]) -> None:
         """Refuse outputs that do not tell their duration; see `Caller`."""
-        self._caller.require_duration(outputs)
+        self._caller.require_duration(outputs, self._usage.config.price_per_audio_hour > 0)
 
     def text_sent(self) -> None:
         """Note that a piece of a stream's text has been sent."""
@@ -71,6 +75,7 @@ class Visit:
         Raises:
             Refusal: there has been too much before it.
         """
+        self._usage.require(self._caller)
         self._caller.count_live(seconds)
         self._count(seconds)
 
@@ -82,6 +87,8 @@ class Visit:
     def _count(self, seconds: float) -> None:
         self._metrics.count_audio(self.line.route, self._caller.name, seconds)
         self.line.add_audio(seconds)
+        self._usage.count(self._caller.name, self.line.model, self._uncounted, seconds)
+        self._uncounted = 0
 
 
 class Door:
@@ -103,12 +110,13 @@ class Door:
         self.config = config
         self.models = Models(config)
         self.callers = Callers(config)
+        self.usage = Usage(config, folder)
         self.admission = Admission(config.server)
         self.turns = Turns()
         self.uploads = Uploads(self.admission)
         self.streams = Streams(config.live)
         self.watch = LoopWatch(alive)
-        self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns)
+        self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns, self.usage)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
@@ -167,8 +175,9 @@ class Door:
             try:
                 caller = self.callers.identify(authorization)
                 line.key, line.left = caller.name, caller.left
+                self.usage.require(caller)
                 caller.begin()
-                yield Visit(caller, line, self.metrics)
+                yield Visit(caller, line, self.metrics, self.usage)
             except Refusal as refusal:
                 line.param = refusal.param or ""
                 ended(refusal.status.grpc, refusal.reason)

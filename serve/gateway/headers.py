@@ -15,8 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.contract.config import ServerConfig
 from serve.contract.errors import OverloadedError, RequestError, shown
+from serve.contract.server_config import ServerConfig
 from serve.gateway.listen import CROWDED
 from serve.gateway.log import Line
 from serve.gateway.protocols import NotTaken

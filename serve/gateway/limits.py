@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from serve.contract.config import LiveConfig, ServerConfig
+from serve.contract.server_config import LiveConfig, ServerConfig
 from serve.gateway import refusals
 from serve.gateway.memory import LARGE_BYTES
 

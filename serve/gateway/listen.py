@@ -19,8 +19,8 @@ import grpc
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.contract.config import ServerConfig
 from serve.contract.errors import UnavailableError
+from serve.contract.server_config import ServerConfig
 from serve.gateway.gate import Gate, Idle, Share, Turns, is_readable
 from serve.gateway.limits import Admission
 from serve.gateway.protocols import HttpProtocol, WebSocketProtocol

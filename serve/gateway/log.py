@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Mapping
 from threading import Thread
 from typing import Any
 
-from serve.contract.config import LogKind
+from serve.contract.server_config import LogKind
 
 MOST = 30
 """Lines a minute, of each place in the source that speaks."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
 from serve.gateway.upstream.server import Server
+from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
 
@@ -104,10 +105,11 @@ class Metrics:
         streams: live ones.
         watch: of the loop.
         turns: those that wait for theirs.
+        usage: of the keys.
     """
 
     def __init__(
-        self, admission: Admission, streams: Sized, watch: LoopWatch, turns: Sized
+        self, admission: Admission, streams: Sized, watch: LoopWatch, turns: Sized, usage: Usage
     ) -> None:
         self._registry = CollectorRegistry()
         self.live = LiveMetrics(self._registry, streams)
@@ -145,7 +147,7 @@ class Metrics:
             registry=self._registry,
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        _add_gauges(self._registry, admission, watch, turns)
+        _add_gauges(self._registry, admission, watch, turns, usage)
 
     def count_audio(self, route: str, key: str, audio_s: float) -> None:
         """Count audio that has become text, or has come in over a live stream."""
@@ -188,7 +190,7 @@ class Metrics:
 
 
 def _add_gauges(
-    registry: CollectorRegistry, admission: Admission, watch: LoopWatch, turns: Sized
+    registry: CollectorRegistry, admission: Admission, watch: LoopWatch, turns: Sized, usage: Usage
 ) -> None:
     for name, text, read in (
         ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
@@ -200,6 +202,11 @@ def _add_gauges(
             lambda: watch.longest_s,
         ),
         ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
+        (
+            "unwritten_usage_seconds",
+            "Seconds of audio that keys have had and that are not yet in server.usage_file",
+            lambda: usage.unwritten_s,
+        ),
     ):
         gauge = Gauge(f"earshot_gateway_{name}", text, registry=registry)
         gauge.set_function(read)

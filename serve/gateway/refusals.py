@@ -39,6 +39,7 @@ REASONS = {
     "slow_upload": Status("UNAVAILABLE", 408, "upload_timeout"),
     "connections": Status("UNAVAILABLE", 503, "overloaded"),
     "key_limit": Status("UNAVAILABLE", 429, "rate_limit_exceeded"),
+    "insufficient_quota": Status("RESOURCE_EXHAUSTED", 429, "insufficient_quota"),
     "too_large": Status("RESOURCE_EXHAUSTED", 413, "request_too_large"),
     "media_type": Status("INVALID_ARGUMENT", 415, "unsupported_media_type"),
     "not_found": Status("NOT_FOUND", 404, "not_found"),
@@ -178,9 +179,11 @@ def stopping() -> Refusal:
     return overloaded("the server is stopping; try again later", "draining")
 
 
-def key_limit(limit: str, name: str, wait_s: float = _RETRY_AFTER_S) -> Refusal:
+def key_limit(
+    limit: str, name: str, wait_s: float = _RETRY_AFTER_S, reason: str = "key_limit"
+) -> Refusal:
     """Say that a key has had all that it may have for now."""
-    refusal = overloaded(f"the key {name} has used up its {limit}; try again later", "key_limit")
+    refusal = overloaded(f"the key {name} has used up its {limit}; try again later", reason)
     refusal.retry_after_s = math.ceil(wait_s)
     return refusal
 
@@ -205,7 +208,8 @@ def from_upstream(status: str, text: str) -> Refusal:
     error = tensors.error_from_text(text, "")
     named = type(error) is not EarshotError
     if named and error.status.grpc != "INTERNAL":
-        return Refusal(error, grpc=status)
+        # A server may have had enough of this gateway's key: no quota of the client's is used up.
+        return Refusal(error, grpc="" if isinstance(error, OverloadedError) else status)
     logger.error("a server answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
         return Refusal(type(error)(_SERVER_FAILED), grpc=status)

@@ -13,9 +13,10 @@ from pathlib import Path
 import grpc
 from prometheus_client import disable_created_metrics
 
-from serve.contract.config import Config, ServerConfig, load_config
+from serve.contract.config import Config, load_config
 from serve.contract.devices import names_of
 from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.server_config import ServerConfig
 from serve.gateway import log, memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_watchers_app
@@ -99,6 +100,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to answer."""
+        await self._door.usage.exchange()  # what keys have had of the day
+        self._door.usage.start()
         self._door.uploads.start()
         self._door.upstreams.start()
         self._state.start()
@@ -121,6 +124,7 @@ class Gateway:
         await self._door.uploads.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
+        await self._door.usage.close()
 
 
 def share_of(config: Config) -> Config:

@@ -10,8 +10,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from serve.contract.config import ServerConfig
 from serve.contract.errors import UnavailableError
+from serve.contract.server_config import ServerConfig
 from serve.supervisor.processes import Child, log_tail
 from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive, gateway_door

@@ -24,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from serve.contract.config import Config, ServerConfig
+from serve.contract.config import Config
 from serve.contract.devices import counted, places_of
 from serve.contract.errors import DeadlineError, EarshotError
+from serve.contract.server_config import ServerConfig
 from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
 from serve.supervisor.part import Part
 from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
@@ -330,6 +331,7 @@ def _from_here(config: Config) -> Config:
         server=dataclasses.replace(
             config.server,
             keys_file=absolute(config.server.keys_file),
+            usage_file=absolute(config.server.usage_file),
             tls_certificate=absolute(config.server.tls_certificate),
             tls_key=absolute(config.server.tls_key),
         ),
@@ -362,6 +364,6 @@ def on_free_ports(server: ServerConfig) -> ServerConfig:
 def for_this_machine(server: ServerConfig) -> ServerConfig:
     """Return the same server on free ports of loopback, without keys or TLS, to be measured."""
     plain = dataclasses.replace(
-        server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
+        server, host="127.0.0.1", keys_file="", usage_file="", tls_certificate="", tls_key=""
     )
     return on_free_ports(plain)

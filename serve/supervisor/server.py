@@ -15,8 +15,9 @@ from pathlib import Path
 
 import tomli_w
 
-from serve.contract.config import Config, ServerConfig
+from serve.contract.config import Config
 from serve.contract.errors import UnavailableError
+from serve.contract.server_config import ServerConfig
 from serve.supervisor.installation import find_installation
 from serve.supervisor.processes import Child, live_children, log_tail, peak_memory_bytes
 from serve.supervisor.repository import write_repository

@@ -16,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from deploy.images import earshot
-from serve.contract.config import ServerConfig, load_config
+from serve.contract.config import load_config
+from serve.contract.server_config import ServerConfig
 from serve.wire.numpy_version import require_numpy_1
 from tests.deploy.dockerfiles import IMAGES, ROOT, all_of, copied, environment
 

@@ -12,7 +12,8 @@ import yaml
 
 from deploy.images import earshot
 from eval.plan.policy import read_policy
-from serve.contract.config import ServerConfig, load_config
+from serve.contract.config import load_config
+from serve.contract.server_config import ServerConfig
 from serve.gateway.upstream import pool as upstreams
 from serve.supervisor import gateway as supervised
 from serve.supervisor import server

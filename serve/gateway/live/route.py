@@ -4,8 +4,8 @@ What keeps a session from opening is an HTTP answer, as of any other address bel
 that ends by the server's will ends with an event `error` and one of these codes:
 
     1001  it has said nothing, or has lasted, for too long
-    1008  too many of its events were wrong, its key has had its audio of this minute or is known no
-          more, or there is no room for what it sends
+    1008  too many of its events were wrong, its key has had its audio of this minute or day, or is
+          known no more, or there is no room for what it sends
     1011  the server failed
     1012  the server stops; what had come in was answered
 """

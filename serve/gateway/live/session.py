@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from serve.contract.config import LiveConfig
 from serve.contract.messages import Samples, Transcript
+from serve.contract.server_config import LiveConfig
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import ClientEvent, Event, EventError

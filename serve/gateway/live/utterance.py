@@ -7,8 +7,9 @@ import dataclasses
 
 import numpy as np
 
-from serve.contract.config import LiveConfig, SpeechConfig
+from serve.contract.config import SpeechConfig
 from serve.contract.messages import Request, Samples, Timings, Transcript, Word
+from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import Agreement
 from serve.speech.rate import SAMPLE_RATE
 

@@ -18,6 +18,7 @@ _AUDIO = {
 _OTHERS = {
     "/v1/models": "The names that `model` may have",
     "/v1/models/{model}": "One of them",
+    "/v1/usage": "What the caller's key has had, by day and model, of ?start= and ?end=",
     "/": "A page for people",
     "/state": "What that page shows of the server",
     "/health": "Whether a request that came now would be answered: 200, else 503",
@@ -32,7 +33,8 @@ _ERRORS = {
     "413": "the request is too large",
     "415": "the body is no form",
     "422": "the audio is longer, or more work, than this server takes",
-    "429": "the server has enough to do; Retry-After says when to come again",
+    "429": "the server has enough to do, or the key has had its share; Retry-After says when to "
+    "come again",
     "503": "the server stops or starts; Retry-After says when to come again",
 }
 _STYLE = (

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field as Bounds
 
 from serve.contract.codec import from_json, from_table, nearest
-from serve.contract.config import OPTIONS, UnknownFields
+from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import Option
+from serve.contract.server_config import UnknownFields
 from serve.gateway.refusals import FieldRefusal
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES

@@ -1,7 +1,7 @@
 """OpenAI's audio API over HTTP, below /v1.
 
     POST /v1/audio/transcriptions, /v1/audio/translations
-    GET  /v1/models, /v1/models/{name}
+    GET  /v1/models, /v1/models/{name}, /v1/usage
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
 answers once. Errors that come after the first event of a stream are its last event.
@@ -38,6 +38,7 @@ from serve.gateway.openai.answers import (
 )
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import Form, received_form
+from serve.gateway.openai.usage import UsageOfKey
 from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.uploads import while_client_waits
 from serve.gateway.upstream.exchange import Exchange
@@ -46,8 +47,8 @@ logger = logging.getLogger("earshot.gateway")
 
 _CREATED = int(time.time())
 _OFFERED = (
-    "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models and "
-    "/v1/models/NAME"
+    "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
+    "/v1/models/NAME and /v1/usage"
 )
 
 
@@ -74,6 +75,7 @@ def build_openai_app(door: Door) -> Starlette:
             Route("/audio/translations", _Audio(door, "translate"), methods=["POST"]),
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
+            Route("/usage", UsageOfKey(door).answer),
         ],
         exception_handlers=handlers,
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.contract.config import UpstreamConfig
 from serve.contract.errors import AccessError, ConfigError, DeadlineError
+from serve.contract.server_config import UpstreamConfig
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
 from serve.gateway.envelope import Part, raw_part, streamed_answer, with_model

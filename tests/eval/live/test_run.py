@@ -15,9 +15,9 @@ from eval.config import Config
 from eval.live.run import HEADING, Level, live
 from eval.measurement import Result
 from serve.cli.live_client import Heard
-from serve.contract.config import LiveConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
+from serve.contract.server_config import LiveConfig
 
 GOOD = Level(
     streams=4,

@@ -9,9 +9,10 @@ import pytest
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from eval.live.systems import JumpingLoop, Simulated, open_system
-from serve.contract.config import Config, LiveConfig, RuntimeConfig
+from serve.contract.config import Config, RuntimeConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
+from serve.contract.server_config import LiveConfig
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE

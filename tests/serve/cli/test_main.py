@@ -20,6 +20,7 @@ from serve.contract.config import Config
 from serve.contract.errors import EarshotError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Request
+from serve.gateway.usage import Row, UsageFile
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
@@ -292,6 +293,31 @@ def test_keys_are_listed_expire_and_are_revoked(tmp_path, capsys):
     assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 0
     assert list(read_keys(tmp_path / "keys.toml")) == ["bob"]
     assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 2
+
+
+def test_usage_of_all_keys(toml, tmp_path, capsys):
+    path = tmp_path / "usage.sqlite"
+    usage = ["keys", "usage", "--config", str(toml)]
+    assert main(usage) == 2
+    assert "names no server.usage_file" in capsys.readouterr().err
+    more = f'usage_file = "{path}"\n[gateway]\nprice_per_audio_hour = 0.36\n'
+    toml.write_text(f"{toml.read_text()}{more}")
+    assert main(usage) == 2
+    assert "is not there" in capsys.readouterr().err
+    file = UsageFile(path)
+    days = ("2026-12-31", "2027-01-01", "2027-01-31", "2027-02-01")
+    file.add([Row(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0])
+    file.close()
+    assert main([*usage, "--end", "2027-01-31"]) == 0
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["day", "key", "model", "requests", "audio_s", "cost_USD"]
+    assert rows == [
+        [day, key, "demo", "2", "90.0", "0.009000"]
+        for day in ("2027-01-01", "2027-01-31")
+        for key in ("-", "alice")
+    ]
+    assert main([*usage, "--start", "soon"]) == 2
+    assert "expected one such as" in capsys.readouterr().err
 
 
 def test_open_lets_everybody_in(toml, monkeypatch):

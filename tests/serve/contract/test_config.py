@@ -175,6 +175,7 @@ MAY_BE_EMPTY = {
     ("eval", "passages"),
     ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),
+    ("server", "usage_file"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),
 }

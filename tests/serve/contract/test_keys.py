@@ -27,6 +27,7 @@ def test_keys_are_long_and_never_the_same():
 def test_one_of_several_processes_gives_its_share():
     assert Key(HASH, 5, 0.5).share(1) == Key(HASH, 5, 0.5)
     assert Key(HASH, 5, 90.0, None, 1).share(2) == Key(HASH, 3, 45, None, 1)
+    assert Key(HASH, audio_s_per_day=90.0).share(2) == Key(HASH, audio_s_per_day=90.0)
 
 
 def test_what_is_added_is_read(tmp_path):
@@ -46,6 +47,7 @@ def test_what_is_added_is_read(tmp_path):
         ("b", {"sha256": "a"}, "64 digits"),
         ("b", {"requests_per_minute": 0}, "more than 0"),
         ("b", {"audio_s_per_minute": float("nan")}, "audio_s_per_minute"),
+        ("b", {"audio_s_per_day": -1.0}, "audio_s_per_day"),
         ("b", {"expires": "soon"}, "a day or a time"),
     ],
 )

@@ -15,10 +15,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from serve.contract.config import ServerConfig
 from serve.contract.errors import AccessError, OverloadedError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
+from serve.contract.server_config import ServerConfig
 from serve.gateway.headers import may_be_called, with_headers
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.gateway import is_live, is_ready
@@ -65,6 +65,7 @@ def shared(tmp_path_factory):
         ("POST", INFER, False),
         ("GET", "/v1/models", False),
         ("GET", "/v1/models/demo", False),
+        ("GET", "/v1/usage", False),
         ("POST", "/v1/audio/transcriptions", False),
         ("POST", "/v1/audio/translations", False),
     ],

@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from serve.contract.config import Config, ServerConfig
+from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
+from serve.contract.server_config import ServerConfig
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.refusals import Refusal
 
@@ -157,6 +158,8 @@ def test_audio_that_is_limited_must_be_told(clock):
         (Key("", audio_s_per_minute=60), ["TEXT"], False),
         (Key("", audio_s_per_minute=60), ["TEXT", "DURATION"], True),
         (Key("", audio_s_per_minute=60), [], True),
+        (Key("", audio_s_per_day=60), ["TEXT"], False),
+        (Key("", audio_s_per_day=60), ["TEXT", "DURATION"], True),
         (Key(""), ["TEXT"], True),
     ):
         caller = Caller("alice", key, clock)
@@ -164,3 +167,19 @@ def test_audio_that_is_limited_must_be_told(clock):
             caller.require_duration(outputs)
         else:
             assert "DURATION" in str(refused(caller.require_duration, outputs))
+
+
+def test_audio_that_has_a_price_must_be_told():
+    for caller in (Caller("", None), Caller("alice", Key(""))):
+        assert "DURATION" in str(refused(caller.require_duration, ["TEXT"], True))
+        caller.require_duration(["DURATION"], True)
+        caller.require_duration([], True)
+
+
+def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
+    add_key(path, "bob", {"sha256": hash_of("b"), "audio_s_per_day": 1.0})
+    server = ServerConfig(keys_file=str(path), usage_file="usage.sqlite")
+    Callers(Config(server=server), clock)
+    assert not caplog.text
+    Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    assert "no server.usage_file is named" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from serve.contract.config import ServerConfig
+from serve.contract.server_config import ServerConfig
 from serve.gateway.listen import listening_socket
 from serve.gateway.protocols import MAX_CONTROLS, MAX_FRAGMENTS
 from serve.supervisor.run import free_ports

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from serve.contract.config import ServerConfig
+from serve.contract.server_config import ServerConfig
 from serve.gateway.listen import listening_socket
 from tests.fake_upstream import LEAK
 from tests.gateways import WAIT_S, inputs, json_request, until

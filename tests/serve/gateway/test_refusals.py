@@ -41,6 +41,7 @@ BY_REASON = {
     "slow_upload": (LATER, 503, 408, BAD, "upload_timeout", 1008),
     "connections": (LATER, 503, 503, FAILED, "overloaded", 1008),
     "key_limit": (LATER, 503, 429, "rate_limit_error", "rate_limit_exceeded", 1008),
+    "insufficient_quota": ("RESOURCE_EXHAUSTED", 429, 429, *2 * ("insufficient_quota",), 1008),
     "too_large": ("RESOURCE_EXHAUSTED", 413, 413, BAD, "request_too_large", 1008),
     "media_type": (INVALID, 400, 415, BAD, "unsupported_media_type", 1008),
     "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
@@ -57,7 +58,12 @@ def refusal_of(name):
     """For the name of an error's class, or of a reason."""
     if name in CLASSES:
         return Refusal(getattr(errors, name)(SAID))
-    return Refusal((OverloadedError if BY_REASON[name][0] == LATER else RequestError)(SAID), name)
+    return Refusal((OverloadedError if wait_of(BY_REASON[name]) else RequestError)(SAID), name)
+
+
+def wait_of(row):
+    """What the header Retry-After says."""
+    return "1" if row[0] == LATER or row[4] == "insufficient_quota" else None
 
 
 every_row = pytest.mark.parametrize(("name", "row"), (CLASSES | BY_REASON).items())
@@ -100,7 +106,7 @@ def test_kserve_over_http(gateway, refuse, name, row):
     status, headers, body = gateway.ask("POST", "/v2/models/whisper/infer", b"{}")
     assert status == row[1]
     assert json.loads(body) == {"error": f"{type(refusal.error).__name__}: {SAID}"}
-    assert headers["retry-after"] == ("1" if row[0] == LATER else None)
+    assert headers["retry-after"] == wait_of(row)
     assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)
 
 
@@ -112,7 +118,7 @@ def test_kserve_over_grpc(gateway, refuse, name, row):
     assert caught.value.code() == grpc.StatusCode[row[0]]
     assert caught.value.details() == f"{type(refusal.error).__name__}: {SAID}"
     told = dict(caught.value.trailing_metadata())
-    assert told.get("retry-after") == ("1" if row[0] == LATER else None)
+    assert told.get("retry-after") == wait_of(row)
 
 
 @every_row
@@ -123,7 +129,7 @@ def test_openais_api(gateway, refuse, name, row):
     param = "file" if isinstance(refusal.error, errors.AudioError) else None
     error = {"message": SAID, "type": row[3], "param": param, "code": row[4]}
     assert json.loads(body) == {"error": error}
-    assert headers["retry-after"] == ("1" if row[0] == LATER else None)
+    assert headers["retry-after"] == wait_of(row)
     assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from serve.contract.config import Config, GatewayConfig, LiveConfig, ServerConfig
+from serve.contract.config import Config
 from serve.contract.keys import Key, hash_of
+from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
 from serve.gateway.callers import Callers
 from serve.gateway.run import share_of
 

@@ -8,7 +8,7 @@ import time
 import grpc
 import pytest
 
-from serve.contract.config import ServerConfig
+from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals, uploads
 from serve.gateway.limits import Admission
 from serve.gateway.refusals import Refusal

@@ -13,9 +13,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.contract.config import Config, UpstreamConfig
+from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import ENVIRONMENT, hash_of
+from serve.contract.server_config import UpstreamConfig
 from serve.gateway.door import Door
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from serve.contract.config import Config, GatewayConfig, ServerConfig
+from serve.contract.config import Config
+from serve.contract.server_config import GatewayConfig, ServerConfig
 from serve.supervisor.gateway import GatewayProcess
 from serve.supervisor.run import free_ports
 from serve.supervisor.server import config_to_toml

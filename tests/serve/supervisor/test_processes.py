@@ -13,9 +13,9 @@ import openai
 import psutil
 import pytest
 
-from serve.contract.config import GatewayConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Finished, Request
+from serve.contract.server_config import GatewayConfig
 from serve.supervisor.run import running_server
 from serve.wire import uploads
 from serve.wire.client import Client

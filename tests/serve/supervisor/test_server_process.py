@@ -13,8 +13,9 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serve.contract.config import Config, ServerConfig, load_config
+from serve.contract.config import Config, load_config
 from serve.contract.errors import UnavailableError
+from serve.contract.server_config import ServerConfig
 from serve.supervisor import server as server_module
 from serve.supervisor.processes import is_alive, live_children
 from serve.supervisor.server import TritonServer, cause, config_to_toml, prepare

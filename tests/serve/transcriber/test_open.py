@@ -6,8 +6,9 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.contract.config import Config, LiveConfig, RuntimeConfig, TranscriberConfig
+from serve.contract.config import Config, RuntimeConfig, TranscriberConfig
 from serve.contract.errors import ConfigError, EarshotError, EngineError
+from serve.contract.server_config import LiveConfig
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber

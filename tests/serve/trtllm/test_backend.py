@@ -9,10 +9,11 @@ import torch
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serve.contract.config import ServerConfig, TranscriberConfig
+from serve.contract.config import TranscriberConfig
 from serve.contract.engine import MANIFEST_FILE, manifest_to_json
 from serve.contract.errors import ConfigError, EarshotError, EngineError, OptionError
 from serve.contract.messages import Request
+from serve.contract.server_config import ServerConfig
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.supervisor import repository as repository_module
 from serve.supervisor.repository import write_repository

@@ -11,9 +11,10 @@ import sys
 
 import pytest
 
-from serve.contract.config import Config, ServerConfig, TranscriberConfig
+from serve.contract.config import Config, TranscriberConfig
 from serve.contract.errors import ConfigError, DeviceError, UnavailableError
 from serve.contract.messages import Request
+from serve.contract.server_config import ServerConfig
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE

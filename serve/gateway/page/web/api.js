@@ -110,7 +110,9 @@ function refusal(request, file) {
   const noAudio = error.code === "invalid_audio";
   if (tooLarge) message = `Too large for this server: ${megabytes(file.size)}.`;
   if (noAudio) message = "The server finds no audio in this that it can read.";
-  const waitS = [429, 503].includes(request.status)
+  const usedUp = error.code === "insufficient_quota";
+  if (usedUp) message = "This API key has had all its audio of today.";
+  const waitS = [429, 503].includes(request.status) && !usedUp
     ? Number(request.getResponseHeader("Retry-After")) || 1
     : 0;
   const final = tooLarge || noAudio;

@@ -10,7 +10,7 @@ import pytest
 from openai.types.realtime import RealtimeServerEvent
 from websockets.sync.client import connect
 
-from serve.contract.config import LiveConfig
+from serve.contract.server_config import LiveConfig
 from serve.speech.activity import FRAME
 from tests.gateways import WAIT_S
 

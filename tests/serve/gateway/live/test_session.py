@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from serve.contract.config import LiveConfig
 from serve.contract.keys import add_key, hash_of, new_key
+from serve.contract.server_config import LiveConfig
 from serve.gateway.live.session import Session, _Arrivals
 from serve.gateway.live.settings import HYPOTHESIS
 from serve.gateway.metrics import LiveMetrics
@@ -473,9 +473,13 @@ def test_words_and_updates_are_counted(talk):
     assert "earshot_live_streams 1.0" in page
 
 
-def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [("audio_s_per_minute", "key_limit"), ("audio_s_per_day", "insufficient_quota")],
+)
+def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp_path, limit, code):
     path, key = tmp_path / "keys.toml", new_key()
-    add_key(path, "alice", {"sha256": hash_of(key), "audio_s_per_minute": 5.0})
+    add_key(path, "alice", {"sha256": hash_of(key), limit: 5.0})
     running = start(live=LIVE, keys_file=str(path))
     url = f"ws://{running.http}/v1/realtime"
     for told in ({}, {"Authorization": "Bearer no"}):
@@ -494,7 +498,8 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
             while True:
                 client.next()
         assert socket.close_code == 1008
-        assert "audio_s_per_minute" in client.events[-1]["error"]["message"]
+        error = client.events[-1]["error"]
+        assert (limit in error["message"], error["code"]) == (True, code)
 
 
 def test_a_key_that_is_taken_back_ends_its_stream(start, loud_is_speech, tmp_path, monkeypatch):

@@ -1,0 +1,131 @@
+"""Sections of a configuration about the server: addresses, admission, live text, upstreams."""
+
+import dataclasses
+import ipaddress
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from serve.contract.fields import (
+    MAX_BEAMS,
+    Address,
+    Count,
+    Host,
+    HostPort,
+    ModelName,
+    Name,
+    NameOrNone,
+    Origin,
+    Port,
+    Price,
+    Seconds,
+    SecondsOrNone,
+    Share,
+)
+
+LogKind = Literal["text", "json", "off"]
+UnknownFields = Literal["refuse", "ignore"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """The gateway's addresses, what it lets in, and how long things may take."""
+
+    host: Address = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    # A file of API keys (see serve/contract/keys.py), read again when it changes; relative to where
+    # the server is started. Where there is none, and none in the environment, everybody may come
+    # in: if `host` is not of this machine alone, the server does not start unless `open` says so.
+    keys_file: NameOrNone = ""
+    open: bool = False
+    # Where what keys have had is counted, by day (see serve/gateway/usage.py). Where none is named
+    # it is forgotten when the server stops.
+    usage_file: NameOrNone = ""
+    # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
+    # other pages are refused, those of programs that are no browsers are not.
+    allowed_origins: tuple[Origin, ...] = ()
+    # Names by which clients may call it besides localhost and addresses of loopback, such as that
+    # of a proxy before it. Where `host` is of this machine alone, or names stand here, requests
+    # with another Host are refused.
+    allowed_hosts: tuple[Host, ...] = ()
+    tls_certificate: NameOrNone = ""  # PEM, the whole chain; with it HTTP and gRPC speak TLS
+    tls_key: NameOrNone = ""  # PEM, without a password
+    start_timeout_s: Seconds = 180.0
+    drain_timeout_s: SecondsOrNone = 30.0
+    max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
+    # MiB of all requests between their arrival and their answer. Each byte of them is there about
+    # 6 times for a moment: in the gateway, Triton, shared memory, the model. So 1024 may want 6 GB
+    # beside the engine; with 4 GB for everything, set 400: SECURITY.md, "Memory". Files of more
+    # than 1 MiB in forms count once, and lie on disk.
+    max_inflight_mb: Count = 1024
+    max_inflight: Count = 1024  # requests between their arrival and their answer
+    # Where there are several keys: the most that one of them may have of `max_inflight`,
+    # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
+    key_share: Share = 0.5
+    # What clients of OpenAI's API may write for `model` beside the product's own name; in patterns
+    # * is any text. The defaults are what known clients send. Names of upstreams' models come
+    # first.
+    model_aliases: tuple[Name, ...] = (
+        "whisper-1",
+        "gpt-*transcribe*",
+        "gpt-*realtime*",
+        "whisper-*",
+        "*/*whisper-*",
+    )
+    upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
+    stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
+
+    @property
+    def on_loopback(self) -> bool:
+        """Tell whether `host` is reached from this machine alone."""
+        return ipaddress.IPv4Address(self.host).is_loopback
+
+
+@dataclasses.dataclass(frozen=True)
+class GatewayConfig:
+    """The gateway's processes, and what they say of requests."""
+
+    # That share the server's addresses, so that one that is busy, or ends, is not the server: the
+    # system gives each connection to one of them. Each has its share, rounded up, of
+    # `server.max_inflight`, `server.max_inflight_mb`, `live.max_streams` and of keys' limits.
+    processes: Count = 1
+    # A line in the log for each request: words for people, JSON objects (all lines of the gateway
+    # are, then), or none. See serve/gateway/log.py.
+    log: LogKind = "text"
+    # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
+    # header x-earshot-ignored.
+    unknown_fields: UnknownFields = "refuse"
+    price_per_audio_hour: Price = 0.0  # by which /v1/usage tells costs; 0: it tells none
+    currency: Name = "USD"  # of it
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveConfig:
+    """Keys of live text, and of what a stream may cost."""
+
+    update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
+    # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
+    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
+    # Whether the encoder sees the utterance and a second of silence alone; see
+    # `serve.contract.messages.Request.short_encoder`. On a CPU it is most of the work.
+    short_encoder: bool = False
+    max_streams: Count = 64  # at a time; more are refused
+    idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
+    max_session_s: Seconds = 3600.0  # one that lasts longer as well
+
+
+@dataclasses.dataclass(frozen=True)
+class UpstreamConfig:
+    """One of [[upstreams]]: another Earshot, to which requests for its models are passed on."""
+
+    address: HostPort  # of its gRPC
+    # What it serves: its config's `name`, or those of its own upstreams. A model that several
+    # serve, this server's own among them, is asked where least is under way.
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)]
+    # A file that holds an API key of its and nothing else, read at the start. Where none is named
+    # the variable EARSHOT_UPSTREAM_KEY may hold one.
+    key_file: NameOrNone = ""
+    tls: bool = False  # whether it is spoken to over TLS
+    tls_roots: NameOrNone = ""  # PEM of who vouches for it; where none is named, the system's

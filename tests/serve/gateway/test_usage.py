@@ -1,0 +1,345 @@
+"""What keys have had: counted, limited by the day, told, and kept."""
+
+import asyncio
+import contextlib
+import json
+import resource
+import subprocess
+import sys
+
+import grpc
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from serve.contract.config import Config
+from serve.contract.errors import OverloadedError
+from serve.contract.keys import Key, add_key, hash_of
+from serve.contract.messages import Request
+from serve.contract.server_config import ServerConfig, UpstreamConfig
+from serve.gateway.callers import Caller
+from serve.gateway.refusals import Refusal
+from serve.gateway.usage import FILE, Row, Usage, UsageFile
+from serve.wire.client import Client
+from tests.gateways import WAIT_S, json_request, message, until
+
+MIDNIGHT_S = 1_798_761_600.0  # of 2027-01-01
+DAYS = ("2026-12-31", "2027-01-01")
+INFER = "/v2/models/whisper/infer"
+ANSWER_S = 1.5  # of audio, as the stand-in for Triton tells
+ALICE = {"authorization": "Bearer secret-a"}
+UNWRITABLE = f"/proc/{FILE}"
+
+
+class Clock:
+    now_s = MIDNIGHT_S - 90
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / FILE
+
+
+@pytest.fixture
+def usage(path, clock):
+    return usage_of(path, clock)
+
+
+def usage_of(path, clock):
+    return Usage(Config(server=ServerConfig(usage_file=str(path))), path.parent, clock)
+
+
+def caller(most_s, name="alice"):
+    return Caller(name, Key("", audio_s_per_day=most_s))
+
+
+def refused(usage, caller):
+    with pytest.raises(Refusal) as caught:
+        usage.require(caller)
+    return caught.value
+
+
+# ---------------------------------------------------------------- a process's counting
+
+
+def test_a_day_is_used_up_until_midnight_in_utc(usage, clock):
+    usage.count("alice", "demo", 1, 99.5)
+    usage.require(caller(100.0))
+    usage.count("alice", "other", 1, 20.0)  # was under way, and is finished
+    refusal = refused(usage, caller(100.0))
+    assert (refusal.reason, refusal.retry_after_s) == ("insufficient_quota", 90)
+    for other in (caller(100.0, "bob"), caller(0.0), Caller("", None)):
+        usage.require(other)
+    clock.now_s = MIDNIGHT_S - 0.5
+    assert refused(usage, caller(100.0)).retry_after_s == 1
+    clock.now_s = MIDNIGHT_S
+    usage.require(caller(100.0))
+
+
+def test_days_are_kept_apart_whenever_they_are_written(usage, clock, path):
+    async def scene():
+        usage.count("alice", "demo", 1, 10.0)
+        await usage.exchange()
+        usage.count("alice", "demo", 1, 5.0)
+        clock.now_s = MIDNIGHT_S
+        usage.count("alice", "demo", 1, 7.0)
+        assert refused(usage, caller(7.0))  # before the new day's first look at the file
+        usage.require(caller(8.0))
+        assert await usage.rows("bob", *DAYS) == []
+        return await usage.rows("alice", *DAYS), await usage.rows("alice", DAYS[1], DAYS[1])
+
+    both, second = asyncio.run(scene())
+    assert both == [Row(DAYS[0], "alice", "demo", 2, 15.0), Row(DAYS[1], "alice", "demo", 1, 7.0)]
+    assert second == both[1:]
+
+
+def test_processes_share_what_they_count_and_the_next_one_finds_it(usage, clock, path):
+    async def scene():
+        other = usage_of(path, clock)
+        for one in (usage, other):
+            one.count("alice", "demo", 1, 30.0)
+            one.require(caller(50.0))
+            await one.exchange()
+        await usage.exchange()
+        for one in (usage, other):
+            assert refused(one, caller(50.0))
+            one.count("alice", "demo", 1, 1.0)
+            await one.close()  # writes what is left
+        after = usage_of(path, clock)
+        after.require(caller(50.0))
+        await after.exchange()
+        assert refused(after, caller(62.0))
+        after.require(caller(62.5))
+        return await after.rows("alice", *DAYS)
+
+    assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 4, 62.0)]
+
+
+def test_processes_that_write_at_once_lose_nothing(path):
+    code = (
+        "import sys; from pathlib import Path; from serve.gateway.usage import Row, UsageFile\n"
+        "for _ in range(50):\n"
+        "    file = UsageFile(Path(sys.argv[1]))\n"
+        "    file.add([Row('2027-01-01', 'alice', 'demo', 1, 2.0)], '2027-01-01'); file.close()\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
+    assert [one.wait(WAIT_S) for one in processes] == [0, 0]
+    with contextlib.closing(UsageFile(path)) as file:
+        assert file.rows(*DAYS) == [Row(DAYS[1], "alice", "demo", 100, 200.0)]
+
+
+def test_it_is_written_every_second(usage, clock, path):
+    async def scene():
+        usage.start()
+        usage.count("alice", "demo", 1, 30.0)
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if path.exists() and UsageFile(path).rows(*DAYS):
+                break
+        found = UsageFile(path).rows(*DAYS)
+        await usage.close()
+        return found
+
+    assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 1, 30.0)]
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No byte more is written to any file, as where there is no room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
+    caplog.set_level("INFO")
+
+    async def scene():
+        usage.count("alice", "demo", 1, 1.0)
+        await usage.exchange()
+        for _ in range(3):
+            usage.count("alice", "demo", 1, 10.0)
+            with full_disk():
+                await usage.exchange()
+        assert refused(usage, caller(31.0))
+        usage.require(caller(31.5))
+        with full_disk(), pytest.raises(Refusal, match="log says why") as caught:
+            await usage.rows("alice", *DAYS)
+        assert caught.value.status.http == 503
+        return await usage.rows("alice", *DAYS)
+
+    assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 4, 31.0)]
+    said = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert [level for level, _ in said] == ["ERROR", "INFO"]
+    assert said[0][1].startswith(f"{path} cannot be used to count usage: ")
+    assert said[1][1] == f"usage is counted in {path} again"
+
+
+@pytest.mark.parametrize("kind", ["unwritable", "folder", "other"])
+def test_a_file_that_cannot_be_used_stops_nothing(tmp_path, clock, caplog, kind):
+    other = tmp_path / "other"
+    other.write_text("this is no database, " * 100)
+    at = {"unwritable": UNWRITABLE, "folder": tmp_path, "other": other}[kind]
+    usage = Usage(Config(server=ServerConfig(usage_file=str(at))), tmp_path, clock)
+
+    async def scene():
+        usage.count("alice", "demo", 1, 10.0)
+        await usage.exchange()
+        await usage.close()
+
+    asyncio.run(scene())
+    assert refused(usage, caller(10.0))
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
+
+
+# ---------------------------------------------------------------- at the gateway's doors
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", {"sha256": hash_of("secret-a"), "audio_s_per_day": 2 * ANSWER_S})
+    add_key(path, "bob", {"sha256": hash_of("secret-b")})
+    return str(path)
+
+
+def rows_of(running, query="", headers=None):
+    status, _, body = running.ask("GET", f"/v1/usage{query}", headers=headers)
+    assert status == 200, body
+    return json.loads(body)["data"]
+
+
+def check_refused_everywhere(running):
+    """Whatever its key's requests are: nobody looks at them."""
+    status, headers, body = running.ask("POST", "/v1/audio/transcriptions", "", ALICE)
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["code"]) == (429, *2 * ("insufficient_quota",))
+    assert "alice has used up its audio_s_per_day" in error["message"]
+    assert 0 < int(headers["retry-after"]) <= 86_400
+    assert running.ask("POST", "/v1/audio/translations", "", ALICE)[0] == 429
+    status, headers, _ = running.ask("POST", INFER, b"{}", ALICE)
+    assert (status, 0 < int(headers["retry-after"]) <= 86_400) == (429, True)
+    with pytest.raises(grpc.RpcError) as caught:
+        running.call()(message(), timeout=WAIT_S, metadata=tuple(ALICE.items()))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert int(dict(caught.value.trailing_metadata())["retry-after"]) > 0
+    stream = Client(running.grpc, key="secret-a")
+    with stream as client, pytest.raises(OverloadedError, match="audio_s_per_day"):
+        list(client.stream(Request(b"RIFF")))
+    with pytest.raises(InvalidStatus) as denied:
+        connect(f"ws://{running.http}/v1/realtime", additional_headers=ALICE)
+    assert denied.value.response.status_code == 429
+
+
+def test_a_key_whose_day_is_used_up(start, keys_file):
+    running = start(keys_file=keys_file)
+    with Client(running.grpc, key="secret-a") as client:
+        client.transcribe(b"RIFF")
+        with pytest.raises(OverloadedError, match="none"):
+            client.transcribe(b"RIFF", prompt="error:OverloadedError: none")  # did no work
+        list(client.stream(Request(b"RIFF", prompt="one two")))
+    check_refused_everywhere(running)
+    (row,) = rows_of(running, headers=ALICE)
+    assert row == {
+        "day": running.door.usage.day,
+        "model": "demo",
+        "requests": 2,
+        "audio_seconds": 2 * ANSWER_S,
+    }
+    bob = {"authorization": "Bearer secret-b"}
+    assert running.ask("POST", INFER, json.dumps(json_request()), bob)[0] == 200
+    assert [one["requests"] for one in rows_of(running, headers=bob)] == [1]
+    page = running.page()
+    assert 'earshot_gateway_refused_total{reason="insufficient_quota"} 6.0' in page
+
+
+def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_file, path):
+    first = start(keys_file=keys_file, usage_file=str(path))
+    beside = start(keys_file=keys_file, usage_file=str(path))
+    with Client(first.grpc, key="secret-a") as client:
+        for _ in range(2):
+            client.transcribe(b"RIFF")
+    until(lambda: beside.ask("POST", INFER, b"{}", ALICE)[0] == 429)  # within a second or two
+    first.run(first.door.usage.close())
+    check_refused_everywhere(start(keys_file=keys_file, usage_file=str(path)))
+
+
+def test_usage_of_several_days_and_its_cost(start, path):
+    """Without keys it is everybody's."""
+    before = UsageFile(path)
+    rows = [Row(day, "", model, 1, 3600.0) for day in DAYS for model in ("demo", "turbo")]
+    rows.append(Row(DAYS[0], "alice", "demo", 1, 3600.0))  # of when there were keys
+    before.add(rows, DAYS[0])
+    before.close()
+    running = start(usage_file=str(path), price_per_audio_hour=0.36)
+    told = rows_of(running, f"?start={DAYS[0]}&end={DAYS[1]}")
+    assert [(one["day"], one["model"]) for one in told] == [
+        (day, model) for day in DAYS for model in ("demo", "turbo")
+    ]
+    assert all(one["cost"] == {"value": 0.36, "currency": "USD"} for one in told)
+    assert len(rows_of(running, f"?start={DAYS[1]}&end={DAYS[1]}")) == 2
+    assert len(rows_of(running, f"?end={DAYS[0]}")) == 2  # from its month's beginning
+    assert rows_of(running, f"?end={DAYS[1]}")[0]["day"] == DAYS[1]
+    assert running.ask("POST", INFER, json.dumps(json_request()))[0] == 200
+    (today,) = rows_of(running)
+    assert today["cost"]["value"] == pytest.approx(0.36 * ANSWER_S / 3600, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?start=soon", "start"),
+        ("?end=2027-02-30", "end"),
+        ("?start=2027-01-02&end=2027-01-01", "start"),
+        ("?key=alice", "key"),
+    ],
+)
+def test_what_cannot_be_asked(running, query, param):
+    status, _, body = running.ask("GET", f"/v1/usage{query}")
+    assert (status, json.loads(body)["error"]["param"]) == (400, param)
+
+
+def test_requests_are_answered_where_nothing_can_be_written(start, keys_file, caplog):
+    running = start(keys_file=keys_file, usage_file=UNWRITABLE)
+    with Client(running.grpc, key="secret-a") as client:
+        for _ in range(2):
+            client.transcribe(b"RIFF")
+    check_refused_everywhere(running)
+    status, _, body = running.ask("GET", "/v1/usage", headers=ALICE)
+    assert (status, "log says why" in json.loads(body)["error"]["message"]) == (503, True)
+    assert caplog.text.count(f"{UNWRITABLE} cannot be used") == 1
+    assert f"earshot_gateway_unwritten_usage_seconds {2 * ANSWER_S}" in running.page()
+
+
+def test_a_gateways_own_quota_at_another_server_is_none_of_its_clients(
+    start, keys_file, monkeypatch
+):
+    back = start(keys_file=keys_file)
+    with Client(back.grpc, key="secret-a") as client:
+        for _ in range(2):
+            client.transcribe(b"RIFF")
+    monkeypatch.setenv("EARSHOT_UPSTREAM_KEY", "secret-a")
+    front = start(upstreams=(UpstreamConfig(back.grpc, ("demo",)),), alone=True)
+    until(lambda: front.ask("GET", "/health")[0] == 200)
+    status, headers, _ = front.ask("POST", INFER, json.dumps(json_request()))
+    assert (status, headers["retry-after"]) == (503, "1")
+    with Client(front.grpc) as client, pytest.raises(OverloadedError):
+        client.transcribe(b"RIFF")
+
+
+def test_a_price_has_requests_tell_their_audio(start):
+    running = start(price_per_audio_hour=1.0)
+    body = json.dumps(json_request(outputs=[{"name": "TEXT"}]))
+    status, error = running.infer(body)
+    assert (status, "DURATION" in error) == (400, True)
