@@ -30,7 +30,9 @@ SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensor
 EMBEDDING = Path(__file__).parent / "campplus" / "campplus_cn_en_common.safetensors"
 
 _BATCH = 16  # windows at a time on a CPU
-_GPU_BATCH = 128  # and on a GPU, whose host would be what an hour waits for
+_GPU_BATCH = 256  # and on a GPU, whose host would be what an hour waits for
+_FEATURE_BATCH = 32  # windows whose features are computed at a time, for their memory
+_VECTOR_FRAMES = 32_000  # of features whose vectors are computed at a time, for their memory
 _FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # frames of features of a window
 _BUCKET = 50  # frames of features: a vector is made of a multiple of so many
 
@@ -96,22 +98,22 @@ class Ear:
         spans, speech_s = list[tuple[Span, ...]](), list[float]()
         vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
         for batch, samples, last in _batches(blocks, step * HOP, self._batch):
-            windows = torch.from_numpy(batch).to(self._device)
-            active = self._active(windows)
+            on_device = torch.from_numpy(batch).to(self._device)
+            windows = on_device.unfold(0, SAMPLES, step * HOP)
+            active = self._active(windows, _levels(on_device).unfold(0, FRAMES, step))
             active[int(count == 0) :, : self._listening.margin] = False
             active[: len(active) - last, FRAMES - self._listening.margin :] = False
-            features, frames = list[Tensor](), list[Frames]()
-            for index in np.flatnonzero(active.any((1, 2))):
-                window, before = count + int(index), len(features) * _FEATURES
-                features.append(fbank(windows[index]))
+            frames, spoken = list[Frames](), np.flatnonzero(active.any((1, 2)))
+            for place, index in enumerate(spoken):
+                window, before = count + int(index), place * _FEATURES
                 for speaker, piece in self._pieces(active[index]):
                     own = _features_of(self._own(active[index], speaker, piece))
                     frames.append(before + own)
                     spans.append(tuple((a + window * step, b + window * step) for a, b in piece))
                     speech_s.append(len(own) * FBANK_HOP / SAMPLE_RATE)
             if frames:
-                vectors.append(self._vectors(torch.cat(features), frames))
-            count, seconds = count + len(batch), samples / SAMPLE_RATE
+                vectors.append(self._vectors(_features(windows, spoken), frames))
+            count, seconds = count + len(windows), samples / SAMPLE_RATE
         return Heard(
             seconds,
             tuple(spans),
@@ -119,11 +121,16 @@ class Ear:
             unit(np.concatenate(vectors)),
         )
 
-    def _active(self, windows: Tensor) -> Active:
-        """Tell who is active in each frame of windows, (n, FRAMES, SPEAKERS)."""
+    def _active(self, windows: Tensor, levels: Tensor) -> Active:
+        """Tell who is active in each frame of windows, (n, FRAMES, SPEAKERS).
+
+        Args:
+            windows: (n, SAMPLES).
+            levels: (n, FRAMES), see `_levels`.
+        """
         activity = self._segmentation.activity(windows.to(self._dtype)).float()
         active = activity.cpu().numpy() >= self._listening.active
-        self._leave_out_pauses(active, _levels(windows).cpu().numpy())
+        self._leave_out_pauses(active, levels.cpu().numpy())
         return active
 
     def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
@@ -180,9 +187,11 @@ class Ear:
             frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in some]))
             once = torch.tensor([len(piece) for piece in some])[:, None]
             weights = (torch.arange(length) < once) / once
-            batch = features[frames.to(self._device)]
-            batch = batch - (batch * weights[..., None].to(self._device)).sum(1, keepdim=True)
-            outputs.append(self._embedding(batch.to(self._dtype)))
+            shares, at_once = weights[..., None].to(self._device), _VECTOR_FRAMES // length
+            for first in range(0, len(some), at_once):
+                batch = features[frames[first : first + at_once].to(self._device)]
+                means = (batch * shares[first : first + at_once]).sum(1, keepdim=True)
+                outputs.append(self._embedding((batch - means).to(self._dtype)))
             order += indices
         vectors = np.empty((len(pieces), SIZE), np.float32)
         vectors[order] = torch.cat(outputs).float().cpu().numpy()
@@ -201,9 +210,17 @@ def runs(active: Active) -> list[Span]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _levels(windows: Tensor) -> Tensor:
-    """Measure how loud each frame of windows, (n, SAMPLES), is: dB, (n, FRAMES)."""
-    frames = windows[:, OFFSET : OFFSET + FRAMES * HOP].reshape(-1, FRAMES, HOP)
+def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
+    """Compute log-mel energies of some windows one after another, (m * _FEATURES, BANDS)."""
+    some = (
+        indices[first : first + _FEATURE_BATCH] for first in range(0, len(indices), _FEATURE_BATCH)
+    )
+    return torch.cat([fbank(windows[batch]).flatten(0, 1) for batch in some])
+
+
+def _levels(samples: Tensor) -> Tensor:
+    """Measure how loud each frame of samples, (n,), is: dB, (frames,)."""
+    frames = samples[OFFSET:].unfold(0, HOP, HOP)
     return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
 
 
@@ -222,7 +239,7 @@ def _features_of(frames: Active) -> Frames:
 def _batches(
     blocks: Iterable[Samples], step: int, size: int
 ) -> Iterator[tuple[Samples, int, bool]]:
-    """Windows, (at most size, SAMPLES), each `step` samples after the one before.
+    """Samples of at most `size` windows of SAMPLES, each `step` after the one before.
 
     With the number of samples that came by then, and whether the last window, which ends with
     silence, is among them.
@@ -232,17 +249,17 @@ def _batches(
         waiting.append(block)
         held, came = held + len(block), came + len(block)
         while held > (size - 1) * step + SAMPLES:
-            samples = np.concatenate(waiting)
-            yield _windows(samples, step)[:size], came, False
+            samples = np.concatenate(waiting, dtype=np.float32)
+            yield samples[: (size - 1) * step + SAMPLES], came, False
             waiting, held = [samples[size * step :]], held - size * step
     if held:
-        samples = np.concatenate(waiting)
         count = 1 + max(0, -(-(held - SAMPLES) // step))
-        padded = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
-        windows = _windows(padded, step)
+        samples = np.concatenate(waiting, dtype=np.float32)
+        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
         for first in range(0, count, size):
-            yield windows[first : first + size], came, first + size >= count
-
-
-def _windows(samples: Samples, step: int) -> Samples:
-    return np.lib.stride_tricks.sliding_window_view(samples, SAMPLES)[::step].astype(np.float32)
+            some = min(size, count - first)
+            yield (
+                samples[first * step :][: (some - 1) * step + SAMPLES],
+                came,
+                first + some == count,
+            )

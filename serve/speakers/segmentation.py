@@ -18,6 +18,7 @@ _SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # of the classes
 _CHANNELS = (1, 80, 60, 60)
 _KERNELS = (251, 5, 5)
 _STRIDES = (10, 1, 1)
+_BATCH = 32  # windows that are convolved at a time, for their memory
 
 
 class Segmentation(nn.Module):
@@ -48,15 +49,20 @@ class Segmentation(nn.Module):
         Returns:
             (batch, FRAMES, 7), logarithms.
         """
-        x = self.norm(windows[:, None])
-        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            x = conv(x).abs() if index == 0 else conv(x)
-            x = functional.leaky_relu(norm(functional.max_pool1d(x, 3)))
+        firsts = range(0, len(windows), _BATCH)
+        x = torch.cat([self._convolved(windows[first : first + _BATCH]) for first in firsts])
         x, _ = self.lstm(x.transpose(1, 2))
         for linear in self.linears:
             x = functional.leaky_relu(linear(x))
         logits: Tensor = self.classifier(x)
         return functional.log_softmax(logits, dim=-1)
+
+    def _convolved(self, windows: Tensor) -> Tensor:
+        x: Tensor = self.norm(windows[:, None])
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = conv(x).abs() if index == 0 else conv(x)
+            x = functional.leaky_relu(norm(functional.max_pool1d(x, 3)))
+        return x
 
     def activity(self, windows: Tensor) -> Tensor:
         """Compute how likely each speaker is active, (batch, FRAMES, SPEAKERS) in [0, 1]."""
