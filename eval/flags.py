@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.arguments import (
@@ -21,6 +21,7 @@ from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
 from eval.config import EvalConfig
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
+from serve.contract.config import ShortEncoder
 from serve.contract.fields import MAX_BEAMS
 
 
@@ -119,6 +120,18 @@ BENCH = (
         share,
     ),
     Flag("--requests N", "of the latency workload, through Triton too", positive, Plan.requests),
+    Flag(
+        "--request-s S",
+        "of sound, of a request of latency and open-loop, at most 30",
+        seconds,
+        Plan.request_s,
+    ),
+    Flag(
+        "--short-encoder HOW",
+        "how much of them is encoded, as transcriber.short_encoder says it",
+        default=Plan.short_encoder,
+        options={"choices": get_args(ShortEncoder)},
+    ),
     switch("--ablate", "turn each option: its gain and its error"),
     switch(
         "--through-triton", "the same load on a real tritonserver over gRPC, audio in, text out"

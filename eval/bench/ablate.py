@@ -137,6 +137,6 @@ def _measure(
         yield refused("throughput", variant.name, "RTFx", error)
         return
     yield session.throughput(plan.seconds)
-    yield session.latency(plan.requests)
+    yield session.latency(plan)
     yield probed.error(session)
     session.runtime.close()

@@ -17,11 +17,20 @@ import numpy as np
 import torch
 
 from eval.bench.table import percentiles_ms
+from serve.contract.config import ShortEncoder
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
-from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
+from serve.speech.features import (
+    HOP_LENGTH,
+    SAMPLE_RATE,
+    WINDOW_S,
+    WINDOW_SAMPLES,
+    log_mel,
+    upload,
+)
 from serve.speech.words import handovers
+from serve.transcriber.spans import encoder_frames
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
 MOST_UNTIMED = 64  # windows; the runtime waits where their words are timed too slowly
@@ -39,6 +48,7 @@ class NoiseWindows:
         seconds: of noise in each window; the rest is silence up to 30 s.
         beam_size: of each.
         words: whether their text is to be aligned with all of it.
+        short: how much of them is encoded, as `TranscriberConfig.short_encoder` says.
     """
 
     _ids = itertools.count()  # of all: a runtime may still have news of the ones before
@@ -51,6 +61,7 @@ class NoiseWindows:
         seconds: float = WINDOW_S,
         beam_size: int = 1,
         words: bool = False,
+        short: ShortEncoder = "off",
     ) -> None:
         facts = engine.manifest.tokenizer
         assert facts.transcribe is not None
@@ -62,6 +73,7 @@ class NoiseWindows:
         self._mel_filters = engine.load_mel_filters().to(self._device)
         noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
         noise[:, round(seconds * SAMPLE_RATE) :] = 0
+        noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
         self._samples = noise.pin_memory() if self._device.type == "cuda" else noise
 
     def new_id(self) -> int:
@@ -70,7 +82,7 @@ class NoiseWindows:
 
     @torch.inference_mode()
     def features(self, count: int) -> torch.Tensor:
-        """Compute log-mels of up to `batch` windows, float32 (count, n_mels, 3000) on the device.
+        """Compute log-mels of up to `batch` windows, float32 (count, n_mels, frames) on the device.
 
         The host does not wait for them.
         """

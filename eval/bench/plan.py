@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Iterable
 
 from eval.config import Config, changed
-from serve.contract.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig, ShortEncoder
 from serve.contract.errors import ConfigError
 
 WORKLOADS = {
     "start": "from an engine folder on the disk to a runtime that is ready",
     "throughput": "the runtime is kept full of windows of 30 s, 128 tokens each",
     "words": "the same, and the times of each window's words are found",
-    "latency": "one request of 10 s at a time, padded to 30 s, 40 tokens",
+    "latency": "one request at a time, of 40 tokens",
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
     "live": "streams of speech, decoded again and again as live text is: how late are words?",
@@ -38,6 +38,8 @@ class Plan:
     beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
     draft_acceptance: float | None = None  # of a draft decoder's guesses; None: there is none
     requests: int = 200  # counted of the latency workload, through Triton too
+    request_s: float = 10.0  # of sound, of latency's and open-loop's requests
+    short_encoder: ShortEncoder = "auto"  # of these; see `TranscriberConfig.short_encoder`
     ablate: bool = False
     through_triton: bool = False
     peers: tuple[str, ...] = ()

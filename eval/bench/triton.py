@@ -73,6 +73,7 @@ def served(config: Config, in_flight: int) -> Config:
         config,
         "transcriber",
         temperatures=(0.0,),
+        logprob_threshold=-1e9,
         compression_ratio_threshold=1e9,  # what repeats itself goes on
         vad="off",  # its audio is noise
         no_speech_threshold=1.0,

@@ -26,11 +26,12 @@ from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import HELD_S, Config
 from eval.measurement import Say
-from serve.contract.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig, ShortEncoder
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
-from serve.speech.features import WINDOW_S
+from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
+from serve.transcriber.spans import encoder_frames
 
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
@@ -94,21 +95,25 @@ class Session:
         elif workload == "words":
             yield self.throughput(plan.seconds, words=True)
         elif workload == "latency":
-            yield self.latency(plan.requests)
+            yield self.latency(plan)
         elif workload == "mlperf":
             yield from self.mlperf(plan.seconds)
         elif workload == "live":
             yield from self.live(plan)
         else:
-            yield from self.open_loop_sweep(plan.seconds)
+            yield from self.open_loop_sweep(plan)
 
     def _load(
-        self, seconds: float = WINDOW_S, batch: int | None = None, words: bool = False
+        self,
+        seconds: float = WINDOW_S,
+        batch: int | None = None,
+        words: bool = False,
+        short: ShortEncoder = "off",
     ) -> Load:
         config = self.config
         batch = batch or config.encoder_batch
         beam_size = max(1, config.rows // config.slots)
-        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size, words)
+        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size, words, short)
         return Load(self.runtime, windows)
 
     @property
@@ -136,10 +141,10 @@ class Session:
             {"windows_per_s": loop.rate, "seconds": loop.wall_s, **loop.energy},
         )
 
-    def latency(self, requests: int) -> Measurement:
+    def latency(self, plan: Plan) -> Measurement:
         """Measure one request at a time."""
-        load, times = self._load(REQUEST_S, batch=1), []
-        for _ in range(WARM_REQUESTS + requests):
+        load, times = self._load(plan.request_s, batch=1, short=plan.short_encoder), []
+        for _ in range(WARM_REQUESTS + plan.requests):
             began = time.perf_counter()
             load.submit([REQUEST_TOKENS])
             load.drain()
@@ -150,11 +155,16 @@ class Session:
             self._system,
             percentiles["p50_ms"],
             "ms",
-            1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
-            f"p50 of {requests}, p95 {percentiles['p95_ms']:.2f}, p99 {percentiles['p99_ms']:.2f}; "
-            f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens",
-            {**percentiles, "requests": requests},
+            1e3 * ideal_s if (ideal_s := self._ideal_s(plan, 1)) else None,
+            f"p50 of {plan.requests}, p95 {percentiles['p95_ms']:.2f}, "
+            f"p99 {percentiles['p99_ms']:.2f}; {_request(plan)}",
+            {**percentiles, "requests": plan.requests},
         )
+
+    def _ideal_s(self, plan: Plan, slots: int) -> float | None:
+        """Compute the least seconds of a request; None: of a shorter encoder no floor is known."""
+        whole = encoder_frames(plan.request_s, plan.short_encoder) == N_FRAMES
+        return self._floor.window_s(REQUEST_TOKENS, slots) if whole else None
 
     def mlperf(self, seconds: float) -> Iterator[Measurement]:
         """Measure it always full, then a given number from an empty runtime to an empty one.
@@ -231,25 +241,25 @@ class Session:
         windows = NoiseWindows(self._engine, self.config.device, batch, REQUEST_S)
         return Streams(self.runtime, windows, count, update_s, seconds).run()
 
-    def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:
+    def open_loop_sweep(self, plan: Plan) -> Iterator[Measurement]:
         """Measure the saturated rate, then arrivals at shares of it."""
-        slots, load = self.config.slots, self._load(REQUEST_S)
-        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), seconds)
-        ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
+        slots, load = self.config.slots, self._load(plan.request_s, short=plan.short_encoder)
+        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), plan.seconds)
+        ideal_s = self._ideal_s(plan, slots)
         yield Measurement(
             "open loop, saturated",
             self._system,
             full.rate,
             "requests/s",
-            ideal,
-            f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens; {full.detail}",
+            1 / ideal_s if ideal_s else None,
+            f"{_request(plan)}; {full.detail}",
             {"seconds": full.wall_s},
         )
         for share in SHARES:
-            yield self._open_loop(load, share, full.rate, seconds)
+            yield self._open_loop(load, share, full.rate, plan.seconds)
 
     def _open_loop(self, load: Load, share: float, saturated: float, seconds: float) -> Measurement:
-        """Measure Poisson arrivals of 10 s requests at a share of the saturated rate."""
+        """Measure Poisson arrivals of requests at a share of the saturated rate."""
         warm_s, rate = seconds / 4, share * saturated
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
         met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
@@ -265,6 +275,12 @@ class Session:
             f"{met['latest_ms']:.1f} ms), {met['unfinished']:.0f} unfinished",
             {"offered_per_s": rate, **met},
         )
+
+
+def _request(plan: Plan) -> str:
+    """Say what a request of the latency and open-loop workloads is."""
+    encoded_s = encoder_frames(plan.request_s, plan.short_encoder) * HOP_LENGTH / SAMPLE_RATE
+    return f"{plan.request_s:g} s of sound, encoded as {encoded_s:g} s, {REQUEST_TOKENS} tokens"
 
 
 def measure_start(

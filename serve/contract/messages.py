@@ -208,12 +208,12 @@ class Request:
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     suppress_blank: bool | None = None
-    # The encoder sees a window's audio and a second of silence: much less work for short audio.
-    # Checkpoints are not trained so; measure what it costs.
-    short_encoder: bool = option(
-        False,
-        "do not encode a window's silence up to 30 s; default: false",
-        help="encode the audio, not silence up to 30 s",
+    # True: the encoder sees a window's audio and a second of silence. Checkpoints are not trained
+    # so; measure what it costs. False: it sees 30 s.
+    short_encoder: bool | None = option(
+        None,
+        "do not encode a window's silence up to 30 s; default: where it costs nothing",
+        help="encode the audio, not silence up to 30 s; default: where it costs nothing",
     )
     # The audio breaks off, in a word perhaps: text that repeats itself ends at once, without the
     # repetition that showed it.

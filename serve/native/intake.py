@@ -200,8 +200,8 @@ class Intake:
 
     def _encode(self, decoding: Sequence[Job]) -> None:
         """Encode one batch of waiting windows and give each a slot."""
-        count = self._encoder.batch_of(self._fitting(decoding))
-        jobs = [self._line.take() for _ in range(count)]
+        jobs = self._alike(self._fitting(decoding))
+        self._line.take(jobs)
         places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
         features = [job.features for job in jobs]
         if self._streams is None:
@@ -215,7 +215,14 @@ class Intake:
         begun = [Begun(*pair) for pair in zip(jobs, places, strict=True)]
         self._batches.append(_Batch(begun, features, stopwatch))
         self.encoding.append(stopwatch)
-        self.windows += count
+        self.windows += len(jobs)
+
+    def _alike(self, fitting: int) -> list[Job]:
+        """Choose the next windows to encode: the first, and others as long of those that fit."""
+        jobs = list(itertools.islice(self._line, fitting))
+        frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
+        alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
+        return alike[: self._encoder.batch_of(len(alike))]
 
     def _launch(self, features: list[torch.Tensor], places: list[Place]) -> Stopwatch:
         stopwatch = Stopwatch(self._device)

@@ -46,9 +46,10 @@ class Line:
             at -= 1
         self._line.insert(at, _Waiting(job))
 
-    def take(self) -> Job:
-        """Take the next window, which waits no longer."""
-        return self._line.popleft().job
+    def take(self, jobs: Sequence[Job]) -> None:
+        """Take windows, which wait no longer."""
+        taken = {job.id for job in jobs}
+        self._line = collections.deque(one for one in self._line if one.job.id not in taken)
 
     def remove(self, job_id: int) -> bool:
         """Let a window wait no longer; return whether it did."""

@@ -103,7 +103,7 @@ class NativeRuntime:
             drafts=True,
             languages=facts.multilingual,
             phrases=True,
-            short_windows=device.type == "cpu" and config.cross_kv == "full",
+            short_windows=True,
             urgent_first=True,
         )
 
@@ -179,8 +179,10 @@ class NativeRuntime:
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
                 f"do not fit a context of {self._dims.n_text_ctx} tokens"
             )
-        if job.features.shape[-1] != N_FRAMES and not self.capabilities.short_windows:
-            raise OptionError(f"a window has {job.features.shape[-1]} frames; expected {N_FRAMES}")
+        if job.features.shape[-1] > N_FRAMES:
+            raise OptionError(
+                f"a window has {job.features.shape[-1]} frames; expected at most {N_FRAMES}"
+            )
         refused = self.capabilities.refusal_of(job)
         if refused is not None:
             raise OptionError(refused)

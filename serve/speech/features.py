@@ -79,3 +79,11 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
     log_power = (mel_filters @ power).clamp_min(1e-10).log10()
     loudest = log_power.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(log_power, loudest - 8.0) + 4.0) / 4.0
+
+
+def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:
+    """Lengthen log-mel that ends with silence, (n_mels, n), to `frames` at least."""
+    behind = frames - features.shape[-1]
+    if behind <= 0:
+        return features
+    return torch.cat([features, features[:, -1:].expand(-1, behind)], dim=1)

@@ -25,7 +25,14 @@ from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import N_FRAMES
 from serve.speech.hallucinations import without_hallucinations
-from serve.speech.judging import LOOP_START, best_attempt, compression_ratio, judge, loop_tokens
+from serve.speech.judging import (
+    LOOP_START,
+    Verdict,
+    best_attempt,
+    compression_ratio,
+    judge,
+    loop_tokens,
+)
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
@@ -72,6 +79,7 @@ class ActiveRequest:
     _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # decoding, with voice
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
+    _doubted: set[int] = dataclasses.field(default_factory=set)  # heard again as a whole
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
     _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded; words to be timed
     _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
@@ -181,7 +189,8 @@ class ActiveRequest:
 
     def encoder_frames(self, index: int) -> int:
         """Count the frames of log-mel that the encoder sees of a window."""
-        return self._spans[index].encoder_frames if self.plan.short_encoder else N_FRAMES
+        whole = index in self._doubted or self.plan.short_encoder == "off"
+        return N_FRAMES if whole else self._spans[index].encoder_frames(self.plan.short_encoder)
 
     def judge_attempt(
         self,
@@ -221,6 +230,9 @@ class ActiveRequest:
             alignment=alignment,
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
+        if self._is_doubted(index, attempt, verdict):
+            self._doubted.add(index)
+            return temperature
         if DETECT_LANGUAGE in self.prompt(index).ids:
             self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
@@ -232,6 +244,14 @@ class ActiveRequest:
             attempt = best_attempt([*failed, attempt], config)
         self._keep(index, attempt, verdict.outcome)
         return None
+
+    def _is_doubted(self, index: int, attempt: Attempt, verdict: Verdict) -> bool:
+        """Tell whether a window of which the encoder saw less is to be heard as a whole."""
+        if self.plan.short_encoder != "auto" or self.encoder_frames(index) == N_FRAMES:
+            return False
+        window = self._windows.get(index)
+        breaks_off = window is not None and bool(untold(window, attempt.pieces)[1])
+        return breaks_off or verdict.outcome != "accept"
 
     def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
         """Keep a window's last attempt; of voice that it leaves untold, windows wait."""

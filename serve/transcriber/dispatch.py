@@ -17,7 +17,7 @@ import torch
 
 from serve.contract.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Capabilities, Event, Job, Runtime
-from serve.speech.features import HOP_LENGTH, log_mel, upload
+from serve.speech.features import HOP_LENGTH, log_mel, upload, with_silence
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.fair_queue import FairQueue
@@ -112,7 +112,8 @@ class Dispatcher:
     def retry(self, decoding: DecodingWindow, temperature: float) -> None:
         """Decode a window once more, in the place of its job that has just ended.
 
-        At the same temperature it was ended as a loop and goes on: its tokens are the draft.
+        At the same temperature it is heard as a whole, where the encoder saw less of it, or it was
+        ended as a loop and goes on: its tokens are the draft.
 
         Raises:
             OptionError: the runtime refuses it.
@@ -120,10 +121,11 @@ class Dispatcher:
         """
         job = decoding.job
         active, index = decoding.active, decoding.index
-        goes_on = temperature == job.options.temperature
-        draft = tuple(decoding.tokens) if goes_on else ()
-        loop_tokens = 0 if goes_on else active.loop_tokens(index)
-        self._submit(active, index, job.urgent, job.features, temperature, draft, loop_tokens)
+        features = with_silence(job.features, active.encoder_frames(index))
+        anew = temperature != job.options.temperature or features.shape != job.features.shape
+        draft = () if anew else tuple(decoding.tokens)
+        loop_tokens = active.loop_tokens(index) if anew else 0
+        self._submit(active, index, job.urgent, features, temperature, draft, loop_tokens)
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:

@@ -35,11 +35,7 @@ def open_transcriber(
     try:
         with checked_meanwhile(engine_path or config.engine) as engine:
             owner = runtime = start(engine, config.runtime)
-            if config.live.short_encoder and not runtime.capabilities.short_windows:
-                raise ConfigError(
-                    f"live.short_encoder = true, but the runtime {runtime.capabilities.runtime} on "
-                    f"{runtime.capabilities.device} encodes whole windows; expected false"
-                )
+            _check_short_encoder(config, runtime.capabilities)
             owner = transcriber = Transcriber(engine, runtime, config.transcriber)
             if warm_up:
                 transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
@@ -48,6 +44,20 @@ def open_transcriber(
             owner.close()
         raise
     return transcriber
+
+
+def _check_short_encoder(config: Config, capabilities: Capabilities) -> None:
+    if capabilities.short_windows:
+        return
+    for wanted, key, others in (
+        (config.live.short_encoder, "live.short_encoder = true", "false"),
+        (config.transcriber.short_encoder == "on", 'transcriber.short_encoder = "on"', "auto, off"),
+    ):
+        if wanted:
+            raise ConfigError(
+                f"{key}, but the runtime {capabilities.runtime} on {capabilities.device} encodes "
+                f"whole windows; expected {others}"
+            )
 
 
 def _warm_up_request(engine: Engine, capabilities: Capabilities) -> Request:

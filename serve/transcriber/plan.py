@@ -9,6 +9,7 @@ from serve.contract.config import (
     OPTIONS,
     SPEECH_OPTIONS,
     SearchConfig,
+    ShortEncoder,
     SpeechConfig,
     TranscriberConfig,
     VoiceActivity,
@@ -57,7 +58,7 @@ class Plan:
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
-    short_encoder: bool = False  # windows are not encoded up to 30 s
+    short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
     unfinished: bool = False  # there will be more of the audio
     voice: tuple[Stretch, ...] = ()  # where somebody speaks in it; (): who speaks is listened for
     mode: Mode = "parallel"
@@ -156,7 +157,7 @@ def plan_request(
         voice=_voice(request),
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
-        short_encoder=_short_encoder(request, capabilities),
+        short_encoder=_short_encoder(request, capabilities, config),
         unfinished=request.unfinished,
         mode=_mode(request, capabilities, config),
         multilingual=request.multilingual,
@@ -265,13 +266,19 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
     return _asked(request, config, SpeechConfig)
 
 
-def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
+def _short_encoder(
+    request: Request, capabilities: Capabilities, config: TranscriberConfig
+) -> ShortEncoder:
+    """Choose how much the encoder sees; what "auto" costs is known of transcripts alone."""
     if request.short_encoder and not capabilities.short_windows:
         raise OptionError(
             f"short_encoder = true, but the runtime {capabilities.runtime} on "
             f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
         )
-    return request.short_encoder
+    if request.short_encoder is not None:
+        return "on" if request.short_encoder else "off"
+    whole = not capabilities.short_windows or request.task != "transcribe"
+    return "off" if whole and config.short_encoder == "auto" else config.short_encoder
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:

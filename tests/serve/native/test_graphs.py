@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from serve.native import replay
-from serve.native.encoders import EagerEncoder, GraphEncoder
+from serve.native.encoders import SILENCE, EagerEncoder, GraphEncoder
 from serve.native.graphs import EagerLoop, GraphLoop
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Slots
@@ -47,11 +47,12 @@ class Network:
         return features.mT[:, ::2]
 
     def fill_cross(self, encoded, cache, slots):
-        self.batches.append((len(encoded), slots.tolist()))
+        self.batches.append((encoded.shape[0], encoded.shape[1], slots.tolist()))
 
 
 class Cache:
     device = torch.device("cpu")
+    cross_scale = torch.ones(1)  # so of a short window all is projected, as on a GPU
 
     def __init__(self, nbytes=1 << 20):
         self.cross = torch.empty(nbytes, dtype=torch.int8, device="meta")
@@ -214,7 +215,28 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
     ]
     windows = [torch.full((DIMS.n_mels, 3000), float(i)) for i in range(2)]
     encoder.encode(windows, [7, 3])
-    assert network.batches == [(2, [7, 3])] * 2  # for each decoder
+    assert network.batches == [(2, 1500, [7, 3])] * 2  # for each decoder
+
+
+def test_graphs_encode_short_windows_as_silence_behind_them_would_be():
+    network = Network()
+    encoder = GraphEncoder(network, [(network, Cache())], 2)
+    encoder.replay.record(None)
+    assert [encoder.frames_of(frames) for frames in (2, 1000, 1002, 2600)] == [
+        1000,
+        1000,
+        1500,
+        3000,
+    ]
+    filled, seen = [], network.encode
+    network.fill_cross = lambda encoded, *_: filled.append(encoded)
+    network.encode = lambda features: seen(features) + 1
+    encoder.encode(
+        [torch.full((DIMS.n_mels, 1000), 5.0), torch.full((DIMS.n_mels, 400), 7.0)], [0, 1]
+    )
+    assert filled[0].shape[:2] == (2, DIMS.n_audio_ctx)
+    assert filled[0][:, :500].unique().tolist() == [6.0, 8.0]
+    assert filled[0][:, 500:].unique().tolist() == [SILENCE + 1]
 
 
 def test_an_eager_encoder_takes_what_waits_up_to_its_most():
@@ -222,7 +244,7 @@ def test_an_eager_encoder_takes_what_waits_up_to_its_most():
     encoder = EagerEncoder(network, [(network, Cache())] * 2, 3)
     assert [encoder.batch_of(waiting) for waiting in (1, 3, 9)] == [1, 3, 3]
     encoder.encode([torch.zeros(DIMS.n_mels, 3000)], [2])
-    assert network.batches == [(1, [2])] * 2  # encoded once, filled for each decoder
+    assert network.batches == [(1, 1500, [2])] * 2  # encoded once, filled for each decoder
 
 
 class Turns:

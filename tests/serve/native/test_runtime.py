@@ -199,7 +199,7 @@ def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
     caches = []
     for seen in (silent, features, features[:, :400], silent):
         run(runtime, [Job(0, seen, prompt)])
-        caches.append(runtime._intake._encoder._decoders[0][1].cross[:, :, 0].clone())
+        caches.append(runtime._intake._encoder._slots._decoders[0][1].cross[:, :, 0].clone())
     assert torch.equal(caches[2][..., 200:, :], caches[0][..., 200:, :])
     assert not torch.equal(caches[1][..., 200:, :], caches[0][..., 200:, :])
     assert torch.equal(caches[3], caches[0])

@@ -52,18 +52,6 @@ class TestAnswers(TranscriberTests):
         assert shorter.tokens[1:-1] == shorter.segments[0].tokens
         assert [job.draft for job in runtime.jobs] == [(), shorter.tokens, ()]
 
-    @pytest.mark.parametrize(("seconds", "frames"), [(2.0, 300), (2.5, 400), (29.5, 3000)])
-    def test_a_short_encoder_sees_the_audio_and_a_second_of_silence(
-        self, start, echo, monkeypatch, seconds, frames
-    ):
-        monkeypatch.setattr(
-            "serve.transcriber.dispatch.log_mel", lambda samples, _: samples[:, None, ::160]
-        )
-        transcriber, runtime = start(echo)
-        transcriber.transcribe(request(audio=noise(seconds), short_encoder=True))
-        transcriber.transcribe(request(audio=noise(seconds)))
-        assert [job.features.shape[-1] for job in runtime.jobs] == [frames, 3000]
-
     def test_before_the_first_request_everything_is_zero(self, start, echo):
         transcriber, _ = start(echo)
         assert set(dataclasses.asdict(transcriber.stats()).values()) == {0}
