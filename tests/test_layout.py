@@ -123,6 +123,7 @@ RULES = {
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),
+    "opentelemetry": ("serve.gateway.telemetry",),
     "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),

@@ -337,6 +337,7 @@ class NativeRuntime:
             language_prob=float(state.language_prob[leader]) if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
+            began_s=(running.stopwatch.began_s, running.decode_began),
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)

@@ -16,7 +16,7 @@ class Stopwatch:
             event: Any = torch.cuda.Event  # its annotations are incomplete
             self._events = [event(enable_timing=True) for _ in range(2)]
             self._events[0].record()
-        self._began = self._ended = time.perf_counter()
+        self.began_s = self._ended = time.perf_counter()
 
     def stop(self) -> None:
         """End the measurement."""
@@ -37,7 +37,7 @@ class Stopwatch:
     def seconds(self) -> float:
         """Return the time measured; waits until it is known."""
         if not self._events:
-            return self._ended - self._began
+            return self._ended - self.began_s
         self._events[1].synchronize()
         return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 
