@@ -115,6 +115,10 @@ RULES = {
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.plan": HARNESS,
+    "eval.profile": (
+        *HARNESS,
+        *("eval.accuracy.page.page", "eval.bench.floor", "eval.corpora", "eval.random_whisper"),
+    ),
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),

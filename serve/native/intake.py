@@ -218,7 +218,7 @@ class Intake:
         self.windows += count
 
     def _launch(self, features: list[torch.Tensor], places: list[Place]) -> Stopwatch:
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "encode")
         self._encoder.encode(features, [place.slot for place in places])
         stopwatch.stop()
         return stopwatch
@@ -238,7 +238,7 @@ class Intake:
 
     def feed(self, begun: Sequence[Begun]) -> None:
         """Feed the prompts of jobs whose audio is in their slots."""
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)
         stopwatch.stop()
         self.prompting.append(stopwatch)

@@ -268,7 +268,7 @@ class NativeRuntime:
         turns = self._intake.turns
         if turns:
             self._slots.rest(turns.resting([running.job for running in self._running.values()]))
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._stepping.append(stopwatch)
@@ -318,7 +318,7 @@ class NativeRuntime:
             self._intake.feed(again)
         if self._aligner is None or not done:
             return [window.event for window in done]
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "words")
         events = self._aligner.launch(done)
         stopwatch.stop()
         self._stepping.append(stopwatch)
