@@ -19,7 +19,7 @@ from eval.files import write_text
 from eval.measurement import Result, Run, table
 from eval.profile.load import Done, Load, opened, synchronize
 from eval.profile.timeline import LOAD, Timeline, read_timeline
-from serve.contract.devices import names_of
+from serve.contract.devices import first_of
 from serve.contract.engine import Manifest
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.native.stopwatch import Stopwatch
@@ -100,12 +100,10 @@ def profiled(
         UnavailableError: Nsight Systems is not installed.
         EarshotError: the engine cannot be opened, or a request failed.
     """
-    device = names_of(run.config.runtime.device)[0]
+    config = dataclasses.replace(run.config, runtime=first_of(run.config.runtime))
+    device = config.runtime.device
     if nsys:
         return _under_nsys(run, device)
-    config = dataclasses.replace(
-        run.config, runtime=dataclasses.replace(run.config.runtime, device=device)
-    )
     found = sorted(find_clips(clips or config.eval.manifest).clips, key=lambda clip: clip.file)
     on = torch.device(device)
     with opened(config, random_weights) as (transcriber, runtime, manifest):

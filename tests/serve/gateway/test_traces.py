@@ -3,8 +3,10 @@
 import contextlib
 import json
 import logging
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -199,6 +201,18 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
     assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
     lines = [record for record in caplog.records if "Failed to export" in record.getMessage()]
     assert len(lines) == 1 and lines[0].most == 1, "of a minute"
+
+
+def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr("serve.gateway.telemetry._CLOSE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
+        running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        post(running)
+        running.run(running.door.traces.close())
+        assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
+        assert 'state="sent"' not in running.page()
+        until(lambda: not [t for t in threading.enumerate() if t.name == "spans"])
 
 
 def test_without_an_endpoint_there_are_none(running):
