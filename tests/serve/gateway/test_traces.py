@@ -10,9 +10,13 @@ import threading
 
 import pytest
 import tritonclient.grpc as triton_grpc
+from tritonclient.grpc import service_pb2
 
+from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError
+from serve.contract.messages import Phase
 from serve.contract.server_config import TracesConfig, UpstreamConfig
+from serve.gateway.checks import LENGTH, phases
 from serve.gateway.log import _Json
 from serve.gateway.tracing import open_traces
 from tests.collector import Collector, tree
@@ -128,6 +132,19 @@ def test_kserves_requests_have_the_same_spans(traced, collector, way):
     if way != "http":
         assert root.attributes["rpc.method"] == name.split("/")[1]
         assert root.attributes["rpc.grpc.status_code"] == 0
+
+
+def test_phases_of_another_version_are_passed_over():
+    answer = service_pb2.ModelInferResponse()
+    assert phases(answer) == ()
+    answer.outputs.add(name="PHASES", datatype="BYTES", shape=[1])
+    for text, names in ((b'[{"name":"encode"}]', []), (phase_json("encode"), ["encode"])):
+        answer.raw_output_contents[:] = [LENGTH.pack(len(text)) + text]
+        assert [phase.name for phase in phases(answer)] == names
+
+
+def phase_json(name):
+    return to_json([Phase(name, 1.0, 2.0, 1.0, 1)]).encode()
 
 
 def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
