@@ -16,6 +16,8 @@
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
 #   make eval            CONFIG=… [CLIPS=my/recordings OPTIONS="--limit 200", any of
 #                        `python -m eval run --help`]
+#   make profile         CONFIG=… [CLIPS=my/recordings OPTIONS="--requests 64", any of
+#                        `python -m eval profile --help`]
 
 CONFIG ?= configs/base.toml
 PYTHON ?= python3
@@ -32,7 +34,7 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-.PHONY: help setup demo fixture-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval clean
+.PHONY: help setup demo fixture-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval profile clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -104,6 +106,9 @@ transcribe: some-files setup
 eval: setup
 	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--manifest "$(CLIPS)" --heldout "") \
 		$(OPTIONS)
+
+profile: setup
+	@$(RUN) -m eval profile --config $(CONFIG) $(if $(CLIPS),--clips "$(CLIPS)") $(OPTIONS)
 
 clean:
 	rm -rf engines reports .cache .pytest_cache .mypy_cache .ruff_cache

@@ -105,6 +105,12 @@ COMMANDS = (
         of="config",
     ),
     Command(
+        "profile",
+        "where the time of a fixed load goes, by phase and kernel",
+        "profile.run.profiled",
+        flags.PROFILE,
+    ),
+    Command(
         "scale",
         "throughput of a server on one GPU and on several",
         "bench.scale.scale",

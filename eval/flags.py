@@ -145,6 +145,18 @@ BENCH = (
     # Former versions demanded it. Old command lines go on working.
     switch("--random-weights", argparse.SUPPRESS),
 )
+PROFILE = (
+    Flag("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest"),
+    Flag("--requests N", "after the warm-up", positive, 16),
+    Flag("--at-once N", "requests at a time", positive, 8),
+    switch("--words", "time words, too"),
+    switch(
+        "--random-weights",
+        "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
+    ),
+    switch("--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"),
+    switch("--under-nsys", argparse.SUPPRESS),  # what --nsys starts
+)
 SCALE = (
     Flag(
         "--device DEVICE",

@@ -8,19 +8,21 @@ heard. A word of `CONFIDENCE` says how likely it is right.
 """
 
 import asyncio
+import dataclasses
 import os
 import threading
+import time
 
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.contract.messages import Segment, Timings, TokenLogprob, Transcript, Word
+from serve.contract.messages import Phase, Segment, Timings, TokenLogprob, Transcript, Word
 from serve.gateway.checks import LENGTH
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors, uploads
 from serve.wire.alive import beat
 from serve.wire.folder import ALIVE, METRICS_SOCKET, grpc_target
-from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, SEGMENTS_PARAMETER
+from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, PHASES_PARAMETER, SEGMENTS_PARAMETER
 
 CONFIDENCE = {"clear": 0.9, "mumbled": 0.254}
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
@@ -130,7 +132,7 @@ class FakeTriton:
                     self._cancel(request.parameters[CANCEL_PARAMETER].string_param)
                     yield _streamed(request, {})
                     continue
-                transcript = transcript_of(request)
+                came_s, transcript = time.time(), transcript_of(request)
                 segments = SEGMENTS_PARAMETER in request.parameters
                 if segments and not _prompt(request).startswith("error:"):
                     first = 1 if _prompt(request).startswith(("wait", "late:")) else None
@@ -138,7 +140,9 @@ class FakeTriton:
                         yield _streamed(request, tensors.segment_outputs(segment))
                 error = await self._work(request)
                 if error is None:
-                    yield _streamed(request, tensors.transcript_outputs(transcript))
+                    traced = PHASES_PARAMETER in request.parameters
+                    transcript = dataclasses.replace(transcript, phases=_phases(came_s))
+                    yield _streamed(request, tensors.transcript_outputs(transcript, traced))
                 else:
                     name, _, text = error.partition(" ")
                     if name in grpc.StatusCode.__members__:
@@ -223,6 +227,14 @@ def transcript_of(request):
         tokens=tuple(range(50, 50 + len(segments))),
         warning="audio is cut short: 1.50 s\n" if asked.get("PARTIAL") else "",
     )
+
+
+def _phases(came_s):
+    """Of a request that came then and is answered now, as if one took as long as another."""
+    names = ("queue.decoder", "decode", "queue.slot", "encode", "steps")
+    each_s = (time.time() - came_s) / len(names)
+    times = [came_s + i * each_s for i in range(len(names) + 1)]
+    return tuple(Phase(name, times[i], times[i + 1], each_s, 1) for i, name in enumerate(names))
 
 
 def _prompt(request):

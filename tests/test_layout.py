@@ -115,6 +115,10 @@ RULES = {
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.plan": HARNESS,
+    "eval.profile": (
+        *HARNESS,
+        *("eval.accuracy.page.page", "eval.bench.floor", "eval.corpora", "eval.random_whisper"),
+    ),
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
@@ -123,6 +127,7 @@ RULES = {
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),
+    "opentelemetry": ("serve.gateway.telemetry",),
     "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),

@@ -32,7 +32,13 @@ from serve.contract.fields import (
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
 from serve.contract.runtimes import RuntimeSections
-from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig, UpstreamConfig
+from serve.contract.server_config import (
+    GatewayConfig,
+    LiveConfig,
+    ServerConfig,
+    TracesConfig,
+    UpstreamConfig,
+)
 
 Precision = Literal["int8", "fp16"]
 Kernels = Literal["auto", "torch", "triton"]
@@ -211,6 +217,7 @@ class Config:
     server: ServerConfig = ServerConfig()
     gateway: GatewayConfig = GatewayConfig()
     live: LiveConfig = LiveConfig()
+    traces: TracesConfig = TracesConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 

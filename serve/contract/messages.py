@@ -289,6 +289,17 @@ class Timings:
 
 
 @dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a request's time, by the clock of the wall: seconds since 1970."""
+
+    name: str  # "queue.decoder", "decode", "queue.slot", "encode", "steps", "words", "speakers"
+    begin: float
+    end: float
+    busy_s: float  # of all windows' parts, which may be at the same time
+    windows: int  # attempts, where one is decoded again
+
+
+@dataclasses.dataclass(frozen=True)
 class Transcript:
     """The whole answer."""
 
@@ -301,6 +312,7 @@ class Transcript:
     timings: Timings
     tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them
     warning: str = ""  # what the client should know of its audio, as that it is cut short
+    phases: tuple[Phase, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

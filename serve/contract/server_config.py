@@ -10,8 +10,10 @@ from serve.contract.fields import (
     MAX_BEAMS,
     Address,
     Count,
+    Finite,
     Host,
     HostPort,
+    HttpUrlOrNone,
     ModelName,
     Name,
     NameOrNone,
@@ -114,6 +116,17 @@ class LiveConfig:
     max_streams: Count = 64  # at a time; more are refused
     idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
     max_session_s: Seconds = 3600.0  # one that lasts longer as well
+
+
+@dataclasses.dataclass(frozen=True)
+class TracesConfig:
+    """Where the spans of requests are sent; by default nowhere, and there are none."""
+
+    # Of an OpenTelemetry collector that takes OTLP over HTTP, without /v1/traces. Where none is
+    # named, OTEL_EXPORTER_OTLP_ENDPOINT may name one.
+    endpoint: HttpUrlOrNone = ""
+    # Of the requests whose caller does not say by its `traceparent` whether they are recorded.
+    sample_share: Annotated[Finite, Field(ge=0, le=1)] = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
-from serve.contract.messages import Timings
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Phase, Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS, TensorSpec
@@ -174,6 +175,16 @@ def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
     """Read how long an answer's request waited; None where it does not tell."""
     raw = _output(answer, "TIMINGS")
     return None if raw is None else from_json(Timings, raw[LENGTH.size :], "TIMINGS").queue_s
+
+
+def phases(answer: service_pb2.ModelInferResponse) -> tuple[Phase, ...]:
+    """Read the phases of an answer's time, where it tells them as this version does."""
+    if (raw := _output(answer, "PHASES")) is None:
+        return ()
+    try:
+        return from_json(tuple[Phase, ...], raw[LENGTH.size :], "PHASES")
+    except EarshotError:  # of a server of another version, whose answer is an answer all the same
+        return ()
 
 
 def _output(answer: service_pb2.ModelInferResponse, name: str) -> bytes | None:

@@ -13,7 +13,7 @@ from serve.contract.messages import Transcript
 from serve.gateway import refusals
 from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
-from serve.gateway.checks import audio_s, check_request, check_streamed, queue_s
+from serve.gateway.checks import audio_s, check_request, check_streamed, phases, queue_s
 from serve.gateway.envelope import read_envelope
 from serve.gateway.gate import Turns
 from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
@@ -21,6 +21,7 @@ from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
 from serve.gateway.models import Models
 from serve.gateway.refusals import Refusal
+from serve.gateway.tracing import open_traces
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
@@ -63,10 +64,12 @@ class Visit:
 
     def answered(self, transcript: Transcript) -> None:
         """Count its audio, whose length its answer has told."""
+        self.line.spans.answered(transcript.phases)
         self._count_answer(transcript.duration, transcript.timings.queue_s)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count its audio, of an answer of KServe's."""
+        self.line.spans.answered(phases(answer) if self.line.spans.recorded else ())
         self._count_answer(audio_s(answer), queue_s(answer))
 
     def count_live(self, seconds: float) -> None:
@@ -101,7 +104,7 @@ class Door:
         alive: is touched as long as the loop goes on.
 
     Raises:
-        ConfigError: the keys or the upstreams cannot be used.
+        ConfigError: the keys, the upstreams or what says where traces go cannot be used.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Door:
         self.streams = Streams(config.live)
         self.watch = LoopWatch(alive)
         self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns, self.usage)
+        self.traces = open_traces(config.traces, self.metrics.spans)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
@@ -148,7 +152,7 @@ class Door:
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         visit.require_duration([output.name for output in envelope.request.outputs])
-        return self.upstreams.send(target, [message], ticket, streamed)
+        return self.upstreams.send(target, [message], ticket, streamed, spans=visit.line.spans)
 
     @contextlib.contextmanager
     def account(
@@ -166,10 +170,12 @@ class Door:
             Refusal: whoever it is may not come in, or not now.
         """
         line.route = route
+        line.spans = self.traces.begin(line)
+        line.trace_id = line.spans.trace_id
 
         def ended(status: str, outcome: str) -> None:
             self.metrics.ended(route, line.key, status, "" if outcome == OK else outcome)
-            line.outcome = line.outcome or outcome
+            line.status, line.outcome = status, line.outcome or outcome
 
         with self.metrics.timed(route) if timed else contextlib.nullcontext():
             try:

@@ -53,6 +53,7 @@ _READABLE = (  # by pages of allowed origins
     _SERVED_BY,
     _WARNING,
     _IGNORED,
+    "traceresponse",
     *_LEFT,
 )
 
@@ -91,16 +92,18 @@ def with_headers(
     guarded = _guarded(app, server)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
-        line = scope.setdefault("state", {})[LINE] = Line()
+        headers, path = Headers(scope=scope), scope.get("path", "")
+        line = scope.setdefault("state", {})[LINE] = Line(header=headers.get, path=path)
         status = 0
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] in _STARTS:
-                status = message.get("status", status)
+                status = message.get("status", http.HTTPStatus.SWITCHING_PROTOCOLS)
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = line.id
                 headers.update(line.left())
+                headers.update(line.spans.answer_headers())
                 if message["type"] != "websocket.accept":
                     if leaving():
                         headers["connection"] = "close"
@@ -117,17 +120,19 @@ def with_headers(
         except Exception:  # it has been answered, or the connection is closed
             logger.exception("request %s failed in the gateway", line.id)
         finally:
-            _write(line, status, scope.get("path", ""))
+            line.http_status = status
+            _write(line)
 
     return named
 
 
-def _write(line: Line, status: int, path: str) -> None:
+def _write(line: Line) -> None:
     """Write a request's line: of those for a transcript, and of any other that was refused."""
     if not line.route:
-        if status < _REFUSED or path.endswith(_HEALTH):
+        if line.http_status < _REFUSED or line.path.endswith(_HEALTH):
             return
-        line.route, line.outcome = path[:60], http.HTTPStatus(status).phrase.lower()
+        line.route = line.path[:60]
+        line.outcome = http.HTTPStatus(line.http_status).phrase.lower()
     line.write()
 
 
@@ -137,7 +142,7 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         app,
         allow_origins=server.allowed_origins,
         allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type"),
+        allow_headers=("authorization", "content-type", "traceparent", "tracestate"),
         expose_headers=_READABLE,
     )
 

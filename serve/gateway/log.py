@@ -5,6 +5,7 @@ times. No line has audio, texts or keys in it.
 """
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from threading import Thread
 from typing import Any
 
 from serve.contract.server_config import LogKind
+from serve.gateway.spans import NO_SPANS, Spans
 
 MOST = 30
 """Lines a minute, of each place in the source that speaks."""
@@ -40,6 +42,7 @@ class Line:
 
     id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     route: str = ""  # label of the metrics; empty as long as it is for no transcript
+    trace_id: str = ""  # where requests are traced
     key: str = ""  # its key's name
     model: str = ""  # that it was given to
     audio_s: float | None = None
@@ -48,9 +51,16 @@ class Line:
     total_s: float | None = None
     outcome: str = ""  # OK, or why it was refused, as in the metrics
     param: str = ""  # the field that was refused
+    # What follows is no part of the log.
     began_s: float = dataclasses.field(default_factory=time.monotonic)
     left: Callable[[], Mapping[str, str]] = dict
-    """Headers of its answer that tell what its key may have; no part of the log."""
+    """Headers of its answer that tell what its key may have."""
+    header: Callable[[str], str | None] = lambda name: None
+    """What its client has sent as a header, or as metadata of gRPC."""
+    path: str = ""  # of its address, over HTTP
+    status: str = ""  # how it ended, as gRPC's
+    http_status: int = 0  # and as HTTP's, over that
+    spans: Spans = NO_SPANS
 
     def add_audio(self, audio_s: float) -> None:
         """Note that it had so much more audio."""
@@ -70,6 +80,7 @@ class Line:
 
     def write(self) -> None:
         """Write it, at its end."""
+        self.spans.end(self)
         if not requests.isEnabledFor(logging.INFO):
             return
         self.total_s = time.monotonic() - self.began_s
@@ -87,7 +98,9 @@ class Line:
 
 
 _FIELDS = tuple(
-    field.name for field in dataclasses.fields(Line) if field.name not in ("began_s", "left")
+    itertools.takewhile(
+        lambda name: name != "began_s", (field.name for field in dataclasses.fields(Line))
+    )
 )
 
 

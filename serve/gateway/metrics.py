@@ -146,6 +146,12 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
+        self.spans = Counter(
+            "earshot_gateway_spans",
+            "Spans that have ended, were sent, could not be sent; the rest waits or is dropped",
+            ("state",),
+            registry=self._registry,
+        )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         _add_gauges(self._registry, admission, watch, turns, usage)
 

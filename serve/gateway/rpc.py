@@ -5,6 +5,7 @@ which is the same on the wire: a stream's handler is entered before the first me
 that a request can be refused before it has come in.
 """
 
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,7 +18,7 @@ from serve.gateway.door import Door, Visit
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
 from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
-from serve.gateway.rpc_stream import Context, Stream, authorization, write
+from serve.gateway.rpc_stream import Context, Stream, authorization, metadata, write
 from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
 from serve.gateway.upstream.exchange import Exchange
 
@@ -137,10 +138,11 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     """Make a method as gRPC wants it; refusals become the call's status, and stand in the log."""
 
     async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
-        line = Line()
+        line = Line(header=functools.partial(metadata, context))
         context.set_trailing_metadata(_named(line))
         try:
             await method(context, line)
+            context.set_trailing_metadata(_named(line))  # which has a trace by now
         except Refusal as refusal:
             line.outcome = line.outcome or refusal.reason
             await abort(context, refusal, line)
@@ -165,8 +167,8 @@ async def abort(context: Context, refusal: Refusal, line: Line) -> None:
 
 
 def _named(line: Line) -> tuple[tuple[str, str], ...]:
-    """Return metadata that name a call, as its line of the log does."""
-    return (("x-request-id", line.id),)
+    """Return metadata that name a call, as its line of the log does, and its trace."""
+    return (("x-request-id", line.id), *line.spans.answer_headers().items())
 
 
 def _parse(kind: Any, message: bytes) -> Any:

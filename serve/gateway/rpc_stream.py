@@ -40,9 +40,14 @@ async def write(context: Context, answer: bytes) -> None:
         raise refusals.no_answer_in_time(_WRITE_S) from None
 
 
+def metadata(context: Context, name: str) -> str | None:
+    """Find the metadata of a call that has this name."""
+    return dict(context.invocation_metadata() or ()).get(name)
+
+
 def authorization(context: Context) -> str | None:
     """Find the metadata of a call that names its caller."""
-    return dict(context.invocation_metadata() or ()).get("authorization")
+    return metadata(context, "authorization")
 
 
 class Stream:
@@ -119,7 +124,7 @@ class Stream:
     async def _answered(self, message: bytes) -> bytes | None:
         """Pass a request's answers on; return the error that it ends with, if it does."""
         self._count += 1
-        line = Line(f"{self._line.id}.{self._count}")
+        line = Line(f"{self._line.id}.{self._count}", header=self._line.header)
         try:
             with self._door.account(line, "grpc_stream", authorization(self._context)) as visit:
                 exchange = self._send(message, visit)

@@ -125,6 +125,7 @@ class Gateway:
         await self._door.upstreams.close()
         await self._door.watch.close()
         await self._door.usage.close()
+        await self._door.traces.close()
 
 
 def share_of(config: Config) -> Config:

@@ -225,7 +225,7 @@ class Intake:
         return alike[: self._encoder.batch_of(len(alike))]
 
     def _launch(self, features: list[torch.Tensor], places: list[Place]) -> Stopwatch:
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "encode")
         self._encoder.encode(features, [place.slot for place in places])
         stopwatch.stop()
         return stopwatch
@@ -245,7 +245,7 @@ class Intake:
 
     def feed(self, begun: Sequence[Begun]) -> None:
         """Feed the prompts of jobs whose audio is in their slots."""
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)
         stopwatch.stop()
         self.prompting.append(stopwatch)

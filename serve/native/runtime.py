@@ -270,7 +270,7 @@ class NativeRuntime:
         turns = self._intake.turns
         if turns:
             self._slots.rest(turns.resting([running.job for running in self._running.values()]))
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._stepping.append(stopwatch)
@@ -320,7 +320,7 @@ class NativeRuntime:
             self._intake.feed(again)
         if self._aligner is None or not done:
             return [window.event for window in done]
-        stopwatch = Stopwatch(self._device)
+        stopwatch = Stopwatch(self._device, "words")
         events = self._aligner.launch(done)
         stopwatch.stop()
         self._stepping.append(stopwatch)
@@ -339,6 +339,7 @@ class NativeRuntime:
             language_prob=float(state.language_prob[leader]) if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
+            began_s=(running.stopwatch.began_s, running.decode_began),
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)

@@ -150,6 +150,8 @@ class Scores:
     language_prob: float | None
     encode_s: float
     decode_s: float
+    # Monotonic times at which these began; None where the runtime cannot tell.
+    began_s: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

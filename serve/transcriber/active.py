@@ -46,6 +46,7 @@ from serve.speech.windows import (
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
 from serve.transcriber.languages import Languages
+from serve.transcriber.phases import Phases
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 from serve.transcriber.spans import Span
@@ -69,6 +70,7 @@ class ActiveRequest:
     untold_s: float = 0.0  # of voice in it, of which no text came
     submitted: int = 0  # windows
     warning: str = ""  # about its audio
+    phases: Phases = dataclasses.field(default_factory=Phases)  # other threads note theirs, too
     # Windows have their index by when they came, which for the rest of one is late.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
     _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
@@ -87,8 +89,6 @@ class ActiveRequest:
     _spoken_until_s: float = 0.0  # where the words of those end, in the last one's channel
     # Breaks segments by who says them, once that is known.
     _by_speaker: Callable[[list[Segment]], Iterable[Segment]] | None = None
-    _encode_s: float = 0.0
-    _decode_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Begin with what is known."""
@@ -209,8 +209,7 @@ class ActiveRequest:
 
         Returns the temperature at which to decode the window again, or None: the window is done.
         """
-        self._encode_s += scores.encode_s
-        self._decode_s += scores.decode_s
+        self.phases.note_scores(scores)
         if looped and self.plan.unfinished:
             tokens, looped = tokens[:-LOOP_START], False
         span = self._spans[index]
@@ -398,8 +397,8 @@ class ActiveRequest:
         now = time.monotonic()
         timings = Timings(
             queue_s=(now if self.started_s is None else self.started_s) - self.accepted_s,
-            encode_s=self._encode_s,
-            decode_s=self._decode_s,
+            encode_s=self.phases.seconds("encode"),
+            decode_s=self.phases.seconds("steps"),
             total_s=now - self.accepted_s,
         )
         segments = self._told_by_speaker()
@@ -412,4 +411,5 @@ class ActiveRequest:
             timings=timings,
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
             warning=self.warning,
+            phases=self.phases.told(self.accepted_s),
         )

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 
 from serve.contract.config import TranscriberConfig
@@ -221,7 +222,9 @@ class Intake:
         while (decoding := self._next()) is not None:
             active = decoding.active
             what = f"decoding the audio of request {active.id}"
+            began_s = time.monotonic()
             window = guarded(what, functools.partial(next, decoding.windows))
+            active.phases.note("decode", began_s, int(isinstance(window, Window)))
             # Before it is put back: another worker may then have its next window at once.
             if not decoding.gone:
                 if isinstance(window, EarshotError):

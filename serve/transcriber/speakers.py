@@ -7,6 +7,7 @@ The audio is decoded anew, block by block, so that hours of it never lie in memo
 import concurrent.futures
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Generator
 
 from serve.contract.errors import AudioError, EarshotError, RequestError
@@ -57,7 +58,9 @@ class SpeakerWorker:
         if active.ended:
             return
         work = functools.partial(self._turns, active, request)
+        began_s = time.monotonic()
         turns = guarded(f"telling the speakers of request {active.id} apart", work)
+        active.phases.note("speakers", began_s)
         if isinstance(turns, EarshotError):
             self._on_error(active, turns)
         else:

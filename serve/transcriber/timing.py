@@ -1,6 +1,7 @@
 """Timing of words on threads of their own: the device does not wait for it."""
 
 import concurrent.futures
+import time
 from collections.abc import Callable
 
 from serve.contract.errors import EarshotError
@@ -43,7 +44,9 @@ class WordTimer:
     def _time(self, active: ActiveRequest, index: int, work: Work) -> None:
         if active.ended:
             return
+        began_s = time.monotonic()
         words = guarded(f"timing words of window {index} of request {active.id}", work)
+        active.phases.note("words", began_s)
         if isinstance(words, EarshotError):
             self._on_error(active, words)
         else:

@@ -57,12 +57,14 @@ class Responder:
     Args:
         sender: of the request.
         stream: whether segments are sent one by one.
+        phases: whether the answer tells those of its time.
     """
 
-    def __init__(self, sender: Sender, stream: bool) -> None:
+    def __init__(self, sender: Sender, stream: bool, phases: bool = False) -> None:
         # None after the last response, for Triton keeps a request as long as its sender lives.
         self._sender: Sender | None = sender
         self._stream = stream
+        self._phases = phases
         self._lock = threading.Lock()
         self._handle: RequestHandle | None = None
         self._lost = False  # a response could not be sent, so nobody should work for it
@@ -87,7 +89,7 @@ class Responder:
             return
         try:
             if isinstance(event, Finished):
-                outputs = tensors.transcript_outputs(event.transcript)
+                outputs = tensors.transcript_outputs(event.transcript, phases=self._phases)
                 self._send(sender.response(outputs), final=True)
             elif isinstance(event, Failed):
                 self.fail(event.error)

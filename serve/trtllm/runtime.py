@@ -297,6 +297,7 @@ class TensorRTLLMRuntime:
             language_prob=window.language_prob,
             encode_s=window.first_at - window.began,
             decode_s=now - window.first_at,
+            began_s=(window.began, window.first_at),
         )
         return [Event(window.job.id, tokens, response.finished, scores)]
 

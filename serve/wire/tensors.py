@@ -23,7 +23,15 @@ from serve.contract import errors
 from serve.contract.codec import from_json, to_json
 from serve.contract.config import OPTIONS
 from serve.contract.errors import AudioError, EarshotError, OptionError, shown
-from serve.contract.messages import AudioFile, Request, Segment, Task, Timings, Transcript
+from serve.contract.messages import (
+    AudioFile,
+    Phase,
+    Request,
+    Segment,
+    Task,
+    Timings,
+    Transcript,
+)
 from serve.contract.options import Option
 
 Tensor = npt.NDArray[Any]
@@ -41,6 +49,8 @@ CANCEL_PARAMETER = "earshot_cancel"
 """The parameter of a request that cancels another: its key."""
 SEGMENTS_PARAMETER = "earshot_segments"
 """The parameter of a request that is for `whisper_stream`: true."""
+PHASES_PARAMETER = "earshot_phases"
+"""The parameter of a request that is traced, and has its PHASES answered: true."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +95,7 @@ OUTPUTS = _by_name(
     ),
     TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
     TensorSpec("WARNING", "BYTES", (1,), "left out but where PARTIAL audio is cut short: how much"),
+    TensorSpec("PHASES", "BYTES", (1,), "left out where the request is not traced: JSON list"),
 )
 _PYTHON: dict[type, tuple[type, str]] = {
     str: (str, "text"),
@@ -195,8 +206,8 @@ def segment_outputs(segment: Segment) -> dict[str, Tensor]:
     return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": to_json((segment,))})
 
 
-def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
-    """A whole answer."""
+def transcript_outputs(transcript: Transcript, phases: bool = False) -> dict[str, Tensor]:
+    """A whole answer; `phases`: with those of its time."""
     values = {
         "TEXT": transcript.text,
         "SEGMENTS": to_json(transcript.segments),
@@ -206,6 +217,7 @@ def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
         "TIMINGS": to_json(transcript.timings),
         "TOKENS": transcript.tokens or None,
         "WARNING": transcript.warning or None,
+        "PHASES": to_json(transcript.phases) if phases else None,
     }
     return _tensors(OUTPUTS, values)
 
@@ -236,6 +248,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         timings=_json(Timings, "TIMINGS", output),
         tokens=() if tokens is None else tuple(tokens.tolist()),
         warning="" if warning is None else _text("WARNING", warning),
+        phases=() if output("PHASES") is None else _json(tuple[Phase, ...], "PHASES", output),
     )
 
 

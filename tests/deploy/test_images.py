@@ -42,6 +42,7 @@ IN_THE_IMAGE = {
     "pyyaml",  # transformers
     "nvidia-ml-py",  # TensorRT-LLM
     "urllib3",  # requests, of transformers
+    "requests",  # and itself
     "pygments",  # rich, of nvidia-modelopt
     "tzdata",  # pandas, of datasets
 }
@@ -83,6 +84,10 @@ def test_the_native_image_has_all_that_it_imports():
     # Which come with another: typing of pydantic's, gRPC and protobuf with tritonclient, Triton the
     # language with torch; and those that are not imported by these names here.
     brought = {"pydantic-core", "grpcio", "protobuf", "triton"}
+    # All of OpenTelemetry's are one package's, and come with the two that are asked for.
+    brought |= {pin.partition("==")[0] for pin in PINS if pin.startswith("opentelemetry-")}
+    brought.add("googleapis-common-protos")  # with these, and google is protobuf's, too
+    brought -= {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
     by_name = {"httptools", "nvidia-pytriton", "packaging"}
     imported = set()
     for top in ("serve", "build"):

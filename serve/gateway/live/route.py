@@ -210,13 +210,17 @@ class Live:
         Raises:
             Refusal: there is none.
         """
-        with stream.part() as ticket:
-            target = Target(self._door.models.named(model or default), segments=False)
-            parts = request_parts(window.request(self._door.config.live))
-            ticket.charge(sum(map(len, parts)))
-            exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)
-        with exchange:
-            transcript = read_transcript(await exchange.only_answer())
+        with visit.line.spans.part("decoding") as spans:
+            with stream.part() as ticket:
+                target = Target(self._door.models.named(model or default), segments=False)
+                parts = request_parts(window.request(self._door.config.live))
+                ticket.charge(sum(map(len, parts)))
+                exchange = self._door.upstreams.send(
+                    target, parts, ticket, streamed=False, spans=spans
+                )
+            with exchange:
+                transcript = read_transcript(await exchange.only_answer())
+            spans.answered(transcript.phases)
         visit.line.queued(transcript.timings.queue_s)
         return transcript
 

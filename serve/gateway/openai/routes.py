@@ -122,7 +122,7 @@ class _Audio:
                 fields = read_fields(form.pairs, self._task, unknown)
                 target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
-                exchange = self._begin(form, fields, target, ticket)
+                exchange = self._begin(form, fields, target, ticket, visit)
             stack.enter_context(exchange)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:
@@ -139,9 +139,11 @@ class _Audio:
         headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
 
-    def _begin(self, form: Form, fields: FormFields, target: Target, ticket: Ticket) -> Exchange:
-        parts = request_parts(fields.request, form.audio())
-        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path)
+    def _begin(
+        self, form: Form, fields: FormFields, target: Target, ticket: Ticket, visit: Visit
+    ) -> Exchange:
+        parts, spans = request_parts(fields.request, form.audio()), visit.line.spans
+        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path, spans)
 
 
 async def _pass_on(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -28,6 +28,7 @@ _LARGE_BYTES = 2**20  # from here on the time that it takes matters less than th
 _ERROR_FIELD = b"\x0a"  # how a ModelStreamInferResponse with an error message begins
 
 Headers = tuple[tuple[str, str], ...]
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class Call:
@@ -115,21 +116,26 @@ class Channel:
         self._stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
 
     def send(
-        self, message: bytes | Callable[[], bytes], streamed: bool
+        self,
+        message: bytes | Callable[[], bytes],
+        streamed: bool,
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> tuple[grpc.aio.Call, AsyncIterator[bytes]]:
         """Send a request; the call, and its answers.
 
         Args:
             message: a serialised `ModelInferRequest`, or what makes it in a thread of its own.
             streamed: whether it may have several answers.
+            more: headers of this request.
         """
+        headers = (*self._headers, *more.items())
         if streamed:
-            call = self._stream(metadata=self._headers)
+            call = self._stream(metadata=headers)
         elif isinstance(message, bytes) and len(message) <= _LARGE_BYTES:
-            unary = self._infer(message, metadata=self._headers)
+            unary = self._infer(message, metadata=headers)
             return unary, _at_once(unary)
         else:
-            call = self._infer_large(metadata=self._headers)
+            call = self._infer_large(metadata=headers)
         return call, _by_stream(call, message)
 
     async def small(self, method: str, message: bytes) -> bytes:

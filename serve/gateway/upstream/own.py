@@ -90,8 +90,10 @@ class OwnTriton:
         key = self._new_key()
         if request.upload is not None:
             self._give(key, request.upload)
-        message = for_triton(request.parts, key, request.target.segments)
+        segments, phases = request.target.segments, request.spans.recorded
+        message = for_triton(request.parts, key, segments, phases)
         call, source = self._channel.send(message, request.streamed)
+        request.spans.given(self.name, inside=True)
         return Call(
             call,
             source,

@@ -20,6 +20,7 @@ from serve.gateway.limits import Ticket
 from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.models import Models, Target
 from serve.gateway.refusals import Refusal
+from serve.gateway.spans import NO_SPANS, Spans
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine, OwnTriton
 from serve.gateway.upstream.remote import Remote
@@ -83,6 +84,7 @@ class Upstreams:
         ticket: Ticket,
         streamed: bool,
         upload: str | None = None,
+        spans: Spans = NO_SPANS,
     ) -> Exchange:
         """Give a request to a server.
 
@@ -92,11 +94,12 @@ class Upstreams:
             ticket: the exchange closes it.
             streamed: whether it may have several answers.
             upload: path of the request's audio, in `uploads`; stays there until the first answer.
+            spans: the request's; are told who has it.
 
         Raises:
             Refusal: nobody can take it; the ticket is still open.
         """
-        request = Outgoing(target, parts, streamed, upload)
+        request = Outgoing(target, parts, streamed, upload, spans)
         servers = self._of(target.model)
         exchange = Exchange(request, servers, self._metrics, ticket, self._limit_s)
         self._exchanges[exchange.pump] = exchange

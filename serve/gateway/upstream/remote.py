@@ -74,12 +74,13 @@ class Remote:
 
     def send(self, request: Outgoing) -> Call:
         """Give it a request; audio that lies in a file is read and sent."""
-        parts = with_model(request.parts, request.target.name)
+        parts, trace = with_model(request.parts, request.target.name), request.spans.passed_on()
         if request.upload is None:
-            call, source = self._channel.send(b"".join(parts), request.streamed)
+            call, source = self._channel.send(b"".join(parts), request.streamed, trace)
         else:
             build = functools.partial(_with_file, parts, request.upload)
-            call, source = self._channel.send(build, request.streamed)
+            call, source = self._channel.send(build, request.streamed, trace)
+        request.spans.given(self.name, inside=False)
         answers = source if request.streamed else _as_stream(source)
         sent = Call(call, answers, at_end=self._calls.discard)
         self._calls.add(sent)

@@ -7,6 +7,7 @@ from typing import Protocol
 from serve.gateway.envelope import Part
 from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
+from serve.gateway.spans import NO_SPANS, Spans
 from serve.gateway.upstream.calls import Call
 
 
@@ -18,6 +19,7 @@ class Outgoing:
     parts: Sequence[Part]  # of the serialised `ModelInferRequest`; its model's name may be any
     streamed: bool  # whether it may have several answers
     upload: str | None = None  # path of the request's audio, in the folder for uploads
+    spans: Spans = NO_SPANS
 
 
 class Server(Protocol):

@@ -176,6 +176,7 @@ MAY_BE_EMPTY = {
     ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),
     ("server", "usage_file"),
+    ("traces", "endpoint"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),
 }

@@ -41,7 +41,7 @@ class Stopwatch:
 
     done = True
 
-    def __init__(self, device):
+    def __init__(self, device, phase=""):
         pass
 
     def stop(self):

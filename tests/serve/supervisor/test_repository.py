@@ -66,6 +66,7 @@ OUTPUTS = [
     ("TIMINGS", "TYPE_STRING", [1]),
     ("TOKENS", "TYPE_INT32", [-1]),
     ("WARNING", "TYPE_STRING", [1]),
+    ("PHASES", "TYPE_STRING", [1]),
 ]
 
 

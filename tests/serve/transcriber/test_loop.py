@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -43,6 +44,20 @@ class TestAnswers(TranscriberTests):
         assert (stats.audio_s, stats.mean_batch, stats.queued) == (2.0, 1.0, 0)
         assert stats.rtfx == pytest.approx(2.0 / stats.busy_s)
         quiescent(transcriber, runtime)
+
+    def test_an_answer_tells_when_what_was_done(self, start, echo):
+        transcriber, _ = start(echo)
+        began = time.time()
+        answer = transcriber.transcribe(request("hello there", audio=noise(70.0)))
+        ended = time.time()
+        phases = {phase.name: phase for phase in answer.phases}
+        assert list(phases) == [phase.name for phase in answer.phases], "each once, in order"
+        assert phases.keys() == {"queue.decoder", "decode", "queue.slot", "encode", "steps"}
+        assert all(began - 0.01 <= p.begin <= p.end <= ended + 0.01 for p in answer.phases)
+        assert phases["queue.decoder"].end == phases["decode"].begin
+        assert phases["queue.slot"].end == phases["encode"].begin
+        assert {phases[name].windows for name in ("decode", "encode", "steps")} == {3}
+        assert phases["steps"].busy_s == pytest.approx(answer.timings.decode_s)
 
     def test_an_answers_tokens_are_the_first_guess_at_longer_audio(self, start, echo):
         transcriber, runtime = start(echo)

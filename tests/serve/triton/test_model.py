@@ -1,5 +1,6 @@
 """What Triton calls, with a stand-in for Triton and for what answers."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import EarshotError, OverloadedError
-from serve.contract.messages import Finished, Request, SegmentReady
+from serve.contract.messages import Finished, Phase, Request, SegmentReady
 from serve.triton import heartbeat
 from serve.wire import tensors
 from tests import fake_triton
@@ -106,6 +107,19 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
         response, final = request.sender.sent.get(timeout=10)
         assert not final and tensors.segments_from_outputs(response.outputs.get) == (SEGMENT,)
     assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_phases_of_a_requests_time_are_told_where_it_is_traced(start, backend, traced):
+    model, request = start(), asked()
+    request.sent = {"earshot_phases": True} if traced else {}
+    model.execute([request])
+    ((_, on_event),) = backend.started
+    phases = (Phase("encode", 1764.25, 1764.5, 0.25, 1),)
+    on_event(Finished(dataclasses.replace(TRANSCRIPT, phases=phases)))
+    outputs = last(request).outputs
+    assert tensors.transcript_from_outputs(outputs.get).phases == (phases if traced else ())
+    assert ("PHASES" in outputs) is traced
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ class TritonPythonModel:
             segments = tensors.SEGMENTS_PARAMETER in parameters
             streamed = bool(inputs.get("STREAM", [segments])[0])
             # No name for the sender: an error's traceback would keep it, and Triton the request.
-            responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed)
+            phases = tensors.PHASES_PARAMETER in parameters
+            responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed, phases)
             try:
                 if streamed and not segments:
                     raise OptionError(

@@ -1,0 +1,221 @@
+"""A profiler's Chrome trace -> what the device did, by phase and kernel, and when it did nothing.
+
+On a GPU the work is kernels and copies, which belong to the phase in which they were launched. On a
+CPU it is operators, each without those that it calls. A phase is a range that the runtime's
+stopwatches open; see `serve.native.stopwatch`.
+"""
+
+import bisect
+import collections
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LOAD = "load"
+"""Name of the range around all of it."""
+BETWEEN = "between"
+"""What is in no phase."""
+PHASES = ("encode", "prompts", "steps", "words")
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_US = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A piece of work, or a range; times in microseconds."""
+
+    name: str
+    begin: float
+    end: float
+    thread: object
+    correlation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """All work of a name in a phase."""
+
+    name: str
+    phase: str
+    calls: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseTime:
+    """The device's time in a phase."""
+
+    name: str
+    busy_s: float
+    idle_s: float  # while nothing else was done either
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """A time in which the device did nothing."""
+
+    at_s: float  # after the load's begin
+    seconds: float
+    phase: str  # that the host was in at its begin
+    after: str  # the work before it
+    before: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """What the device did of a load."""
+
+    seconds: float  # of the load
+    busy_s: float
+    phases: tuple[PhaseTime, ...]
+    kernels: tuple[Kernel, ...]  # the longest first
+    gaps: tuple[Gap, ...]  # likewise
+
+
+def read_timeline(path: Path, most: int = 15) -> Timeline:
+    """Read a Chrome trace.
+
+    Args:
+        path: of the file, which gzip has packed.
+        most: gaps.
+
+    Raises:
+        ValueError: the load is not in it.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return timeline_of(json.load(file)["traceEvents"], most)
+
+
+def timeline_of(events: Iterable[Mapping[str, Any]], most: int = 15) -> Timeline:
+    """Find what a trace's events say; see `read_timeline`."""
+    by_kind: dict[str, list[Part]] = collections.defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X":
+            by_kind[event.get("cat", "")].append(_part(event))
+    ranges = by_kind["user_annotation"]
+    loads = [part for part in ranges if part.name == LOAD]
+    if not loads:
+        raise ValueError(f"the trace has no range {LOAD}")
+    load, phases = loads[0], _Phases(part for part in ranges if part.name in PHASES)
+    on_gpu = [part for kind in _ON_GPU for part in by_kind[kind]]
+    if on_gpu:
+        launches = {part.correlation: part for kind in _LAUNCHES for part in by_kind[kind]}
+        work = [
+            (part, phases.of(launches.get(part.correlation, part)), part.end - part.begin)
+            for part in on_gpu
+        ]
+    else:
+        operators = [part for part in by_kind["cpu_op"] if part.thread in phases.threads]
+        work = [(part, phases.of(part), own) for part, own in _own_times(operators)]
+    work = [(part, phase, own) for part, phase, own in work if load.begin <= part.begin < load.end]
+    return _timeline(load, phases, sorted(work, key=lambda item: item[0].begin), most)
+
+
+def _part(event: Mapping[str, Any]) -> Part:
+    begin, correlation = float(event["ts"]), event.get("args", {}).get("correlation")
+    return Part(
+        str(event["name"]),
+        begin,
+        begin + float(event.get("dur", 0)),
+        (event.get("pid"), event.get("tid")),
+        correlation,
+    )
+
+
+class _Phases:
+    """The phases of a trace, by thread and time; they do not overlap within a thread.
+
+    Args:
+        ranges: of them.
+    """
+
+    def __init__(self, ranges: Iterable[Part]) -> None:
+        self._ranges: dict[object, list[Part]] = collections.defaultdict(list)
+        for part in sorted(ranges, key=lambda part: part.begin):
+            self._ranges[part.thread].append(part)
+
+    @property
+    def threads(self) -> set[object]:
+        """Return those that have phases."""
+        return set(self._ranges)
+
+    def of(self, part: Part) -> str:
+        """Return the phase in which something began, by the thread that did it."""
+        return self._at(part.thread, part.begin)
+
+    def at(self, moment: float) -> str:
+        """Return the phase that any thread is in."""
+        found = (self._at(thread, moment) for thread in self._ranges)
+        return next((phase for phase in found if phase != BETWEEN), BETWEEN)
+
+    def _at(self, thread: object, moment: float) -> str:
+        ranges = self._ranges.get(thread, [])
+        index = bisect.bisect_right(ranges, moment, key=lambda part: part.begin) - 1
+        return ranges[index].name if index >= 0 and moment < ranges[index].end else BETWEEN
+
+
+def _own_times(parts: Iterable[Part]) -> Iterable[tuple[Part, float]]:
+    """Yield each operator, with its time without that of those that it calls."""
+    by_thread = collections.defaultdict(list)
+    for part in parts:
+        by_thread[part.thread].append(part)
+    for mine in by_thread.values():
+        own: dict[int, float] = {}
+        open_parts: list[tuple[int, Part]] = []
+        ordered = sorted(mine, key=lambda part: (part.begin, -part.end))
+        for index, part in enumerate(ordered):
+            while open_parts and open_parts[-1][1].end <= part.begin:
+                open_parts.pop()
+            own[index] = part.end - part.begin
+            if open_parts:
+                own[open_parts[-1][0]] -= part.end - part.begin
+            open_parts.append((index, part))
+        yield from ((part, max(0.0, own[index])) for index, part in enumerate(ordered))
+
+
+def _timeline(
+    load: Part, phases: _Phases, work: Sequence[tuple[Part, str, float]], most: int
+) -> Timeline:
+    calls: collections.Counter[tuple[str, str]] = collections.Counter()
+    spent: dict[tuple[str, str], float] = collections.defaultdict(float)
+    busy: dict[str, float] = collections.defaultdict(float)
+    for part, phase, own in work:
+        calls[part.name, phase] += 1
+        spent[part.name, phase] += own / _US
+        busy[phase] += own / _US
+    gaps = [
+        Gap((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
+        for begin, end, after, before in _gaps(load, [part for part, _, _ in work])
+    ]
+    idle: dict[str, float] = collections.defaultdict(float)
+    for gap in gaps:
+        idle[gap.phase] += gap.seconds
+    seconds = (load.end - load.begin) / _US
+    kernels = [Kernel(*key, calls[key], spent[key]) for key in calls]
+    return Timeline(
+        seconds,
+        seconds - sum(gap.seconds for gap in gaps),
+        tuple(
+            PhaseTime(name, busy[name], idle[name])
+            for name in (*PHASES, BETWEEN)
+            if busy[name] or idle[name]
+        ),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:most]),
+    )
+
+
+def _gaps(load: Part, work: Sequence[Part]) -> Iterable[tuple[float, float, str, str]]:
+    """Yield begin and end of the times without work, and what was done before and after each."""
+    reached, last = load.begin, "the load's begin"
+    for part in work:
+        if part.begin > reached:
+            yield reached, part.begin, last, part.name
+        if part.end > reached:
+            reached, last = part.end, part.name
+    if load.end > reached:
+        yield reached, load.end, last, "the load's end"

@@ -1,0 +1,307 @@
+"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
+
+Only what begins a span tree has to exist while its request is under way, for others hang theirs
+below it. All else is written at the end, with the times at which it was.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import grpc
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    format_span_id,
+    format_trace_id,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import Counter
+
+from serve.contract.errors import ConfigError
+from serve.contract.messages import Phase
+from serve.contract.server_config import TracesConfig
+from serve.gateway.log import OK, Line
+from serve.gateway.spans import Spans, Traces
+
+_CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
+_NS = 1_000_000_000
+_SERVER_ERROR = 500
+_SERVICE = "inference.GRPCInferenceService"
+_RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
+_HTTP = {
+    "transcriptions": ("POST", "/v1/audio/transcriptions"),
+    "translations": ("POST", "/v1/audio/translations"),
+    "http": ("POST", "/v2/models/{name}/infer"),
+    "live": ("GET", "/v1/realtime"),
+}
+# Statuses of gRPC that are the server's doing, by OpenTelemetry's conventions.
+_RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE")
+_CONTEXT = TraceContextTextMapPropagator()
+
+
+class _Seldom(logging.Filter):
+    """Lets a place in a library's source say one line a minute; see `FewLines`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mark the record; it goes on."""
+        record.most = 1
+        return True
+
+
+class _Counting(SpanExporter):
+    """Counts what an exporter has sent and what it could not.
+
+    Args:
+        exporter: sends spans.
+        spans: counts them.
+    """
+
+    def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
+        self._exporter = exporter
+        self._spans = spans
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send them; waits for the collector's answer, or until it has taken too long."""
+        result = self._exporter.export(spans)
+        sent = result is SpanExportResult.SUCCESS
+        self._spans.labels("sent" if sent else "failed").inc(len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """Send no more, and give up what is being sent again."""
+        self._exporter.shutdown()
+
+
+class _Queue(BatchSpanProcessor):
+    """A bounded queue of ended spans before an exporter; counts what goes into it.
+
+    What is counted here and is neither sent nor failed waits, or found no room.
+    """
+
+    def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
+        super().__init__(exporter)
+        self._ended = spans.labels("ended")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a span that has ended."""
+        self._ended.inc()
+        super().on_end(span)
+
+
+class Telemetry(Traces):
+    """Records spans and sends them to a collector.
+
+    Args:
+        endpoint: of the collector, with the path of traces.
+        config: says how many requests are recorded, where the environment does not.
+        spans: counts spans, with the label `state`.
+
+    Raises:
+        ConfigError: a variable of OpenTelemetry's cannot be used.
+    """
+
+    def __init__(self, endpoint: str, config: TracesConfig, spans: Counter) -> None:
+        for name in (trace_exporter.__name__, "opentelemetry.sdk._shared_internal"):
+            logging.getLogger(name).addFilter(_Seldom())
+        try:
+            self._exporter = OTLPSpanExporter(endpoint)
+            queue = _Queue(_Counting(self._exporter, spans), spans)
+            self._provider = TracerProvider(_sampler(config), _resource(), shutdown_on_exit=False)
+        except ValueError as error:
+            raise ConfigError(f"a variable OTEL_… cannot be used: {error}") from error
+        self._provider.add_span_processor(queue)
+        self._tracer = self._provider.get_tracer("earshot")
+
+    def begin(self, line: Line) -> Spans:
+        """Begin a request's; its caller's `traceparent` says below what."""
+        name, attributes = _named(line)
+        carrier = {key: line.header(key) or "" for key in ("traceparent", "tracestate")}
+        began_ns = time.time_ns() - round((time.monotonic() - line.began_s) * _NS)
+        span = self._tracer.start_span(
+            name, _CONTEXT.extract(carrier), SpanKind.SERVER, attributes, start_time=began_ns
+        )
+        return _Recorded(self._tracer, span, began_ns)
+
+    async def close(self) -> None:
+        """Send what is left; what has not gone within a moment is lost."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def work() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=work, name="spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await ended.wait()
+        except TimeoutError:
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _sampler(config: TracesConfig) -> Sampler | None:
+    """Return what chooses requests; None: the environment says it."""
+    if os.environ.get("OTEL_TRACES_SAMPLER"):
+        return None
+    return ParentBased(TraceIdRatioBased(config.sample_share))
+
+
+def _resource() -> Resource:
+    """Describe this process as the environment does, or else by the product's name."""
+    resource = Resource.create()
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "earshot"}))
+    return resource
+
+
+def _named(line: Line) -> tuple[str, dict[str, str]]:
+    """Return name and attributes that a request's span begins with."""
+    if (method := _RPC.get(line.route)) is not None:
+        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
+        return f"{_SERVICE}/{method}", attributes
+    method, route = _HTTP.get(line.route, ("POST", line.path))
+    attributes = {"http.request.method": method, "http.route": route, "url.path": line.path}
+    return f"{method} {route}", attributes
+
+
+class _Recorded(Spans):
+    """Those of a request, or of a part of one.
+
+    Args:
+        tracer: makes spans.
+        span: all others hang below it.
+        began_ns: when it began.
+        receives: whether audio comes in before a server gets it.
+    """
+
+    def __init__(self, tracer: Tracer, span: Span, began_ns: int, receives: bool = True) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._began_ns = began_ns
+        self._receives = receives
+        self._given: list[tuple[int, str, bool]] = []
+        self._answered_ns: int | None = None
+        self._phases: Sequence[Phase] = ()
+        self.trace_id = format_trace_id(span.get_span_context().trace_id)
+        self.recorded = span.is_recording()
+
+    def answer_headers(self) -> Mapping[str, str]:
+        """Return `traceresponse`, by the draft of W3C's Trace Context."""
+        context = self._span.get_span_context()
+        span_id, flags = format_span_id(context.span_id), context.trace_flags
+        return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
+
+    def passed_on(self) -> Mapping[str, str]:
+        """Return `traceparent`, and `tracestate` where there is one."""
+        carrier: dict[str, str] = {}
+        _CONTEXT.inject(carrier, set_span_in_context(self._span))
+        return carrier
+
+    def given(self, server: str, inside: bool) -> None:
+        """See `Spans`."""
+        self._given.append((time.time_ns(), server, inside))
+
+    def answered(self, phases: Sequence[Phase]) -> None:
+        """See `Spans`."""
+        self._answered_ns = time.time_ns()
+        self._phases = phases
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[Spans]:
+        """See `Spans`."""
+        began_ns = time.time_ns()
+        context = set_span_in_context(self._span)
+        span = self._tracer.start_span(name, context, start_time=began_ns)
+        part = _Recorded(self._tracer, span, began_ns, receives=False)
+        try:
+            yield part
+        except BaseException as error:
+            span.set_status(StatusCode.ERROR, type(error).__name__)
+            raise
+        finally:
+            part._finish()
+
+    def end(self, line: Line) -> None:
+        """See `Spans`."""
+        if not self.recorded:
+            return
+        failed = line.http_status >= _SERVER_ERROR
+        if line.route in _RPC:
+            failed = line.status in _RPC_ERRORS
+            code = grpc.StatusCode[line.status or "UNKNOWN"].value[0]
+            self._span.set_attribute("rpc.grpc.status_code", code)
+        elif line.http_status:
+            self._span.set_attribute("http.response.status_code", line.http_status)
+        if failed:
+            self._span.set_status(StatusCode.ERROR)
+            self._span.set_attribute("error.type", line.outcome)
+        told = {
+            "request_id": line.id,
+            "model": line.model,
+            "key": line.key,
+            "audio_s": line.audio_s,
+            "outcome": line.outcome or OK,
+        }
+        for name, value in told.items():
+            if value not in ("", None):
+                self._span.set_attribute(f"earshot.{name}", value)
+        self._finish()
+
+    def _finish(self) -> None:
+        """End the span, and write those below it."""
+        end_ns = time.time_ns()
+        if self.recorded and self._given:
+            if self._receives:
+                self._below(self._span, "receive", self._began_ns, self._given[0][0])
+            self._write_servers(end_ns)
+        self._span.end(end_ns)
+
+    def _write_servers(self, end_ns: int) -> None:
+        """Write a span of each server that had it; the last one may have answered."""
+        ends_ns = [began_ns for began_ns, _, _ in self._given[1:]]
+        for (began_ns, server, inside), next_ns in itertools.zip_longest(self._given, ends_ns):
+            answered_ns = self._answered_ns if next_ns is None else None
+            ended_ns = next_ns or answered_ns or end_ns
+            span = self._tracer.start_span(
+                "engine" if inside else "upstream",
+                set_span_in_context(self._span),
+                SpanKind.INTERNAL if inside else SpanKind.CLIENT,
+                {"earshot.upstream": server},
+                start_time=began_ns,
+            )
+            if answered_ns is None:
+                span.set_status(StatusCode.ERROR)
+            elif inside:  # another server writes its own
+                for phase in self._phases:
+                    begin_ns = min(max(began_ns, round(phase.begin * _NS)), ended_ns)
+                    phase_ns = max(begin_ns, min(round(phase.end * _NS), ended_ns))
+                    told = {"earshot.windows": phase.windows, "earshot.busy_s": phase.busy_s}
+                    self._below(span, phase.name, begin_ns, phase_ns, told)
+            span.end(ended_ns)
+
+    def _below(
+        self,
+        parent: Span,
+        name: str,
+        begin_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, float] | None = None,
+    ) -> None:
+        context = set_span_in_context(parent)
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=begin_ns)
+        span.end(end_ns)

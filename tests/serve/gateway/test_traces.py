@@ -1,0 +1,280 @@
+"""Traces, as a collector gets them."""
+
+import contextlib
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.grpc import service_pb2
+
+from serve.contract.codec import to_json
+from serve.contract.errors import ConfigError
+from serve.contract.messages import Phase
+from serve.contract.server_config import TracesConfig, UpstreamConfig
+from serve.gateway.checks import LENGTH, phases
+from serve.gateway.log import _Json
+from serve.gateway.tracing import open_traces
+from tests.collector import Collector, tree
+from tests.gateways import WAIT_S, inputs, json_request, message, until
+from tests.serve.gateway.live.conftest import LIVE, Talk, loud_is_speech, sound, talk
+from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
+
+__all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+PHASES = ["queue.decoder", "decode", "queue.slot", "encode", "steps"]
+SERVER, CLIENT = 2, 3
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def collector():
+    with contextlib.closing(Collector()) as collector:
+        yield collector
+
+
+@pytest.fixture
+def traced(start, collector):
+    return start(traces=TracesConfig(collector.endpoint))
+
+
+def said_by(flags="01"):
+    return {"traceparent": f"00-{TRACE}-{PARENT}-{flags}"}
+
+
+def whole(collector, name):
+    """The spans of a trace once the span of this name, which ends last, has come."""
+    until(lambda: [span for span in collector.spans if span.name == name])
+    (root,) = (span for span in collector.spans if span.name == name)
+    return root, [span for span in collector.spans if span.trace_id == root.trace_id]
+
+
+def below(spans, parent):
+    """Those right below one, in order of time; each is within it."""
+    found = sorted((s for s in spans if s.parent_id == parent.id), key=lambda s: (s.begin, s.end))
+    assert all(parent.begin <= span.begin <= span.end <= parent.end for span in found)
+    return found
+
+
+def post(running, *fields, headers=None):
+    body = FILE + b"".join(part(*field) for field in fields) + END
+    return running.ask("POST", TRANSCRIPTIONS, body, {**FORM, **(headers or {})})
+
+
+def test_a_request_is_a_tree_below_its_callers_span(traced, collector, caplog):
+    with caplog.at_level(logging.INFO, "earshot.requests"):
+        status, headers, _ = post(traced, ("prompt", b"hello"), headers=said_by())
+        root, spans = whole(collector, "POST /v1/audio/transcriptions")
+    assert (status, root.trace_id, root.parent_id, root.kind) == (200, TRACE, PARENT, SERVER)
+    assert headers["traceresponse"] == f"00-{TRACE}-{root.id}-01"
+    assert root.resource["service.name"] == "earshot"
+    assert root.attributes["http.request.method"] == "POST"
+    assert root.attributes["http.route"] == root.attributes["url.path"] == TRANSCRIPTIONS
+    assert root.attributes["http.response.status_code"] == 200 and not root.failed
+    told = {key: root.attributes[f"earshot.{key}"] for key in ("model", "audio_s", "outcome")}
+    assert told == {"model": "demo", "audio_s": 1.5, "outcome": "ok"}
+    assert root.attributes["earshot.request_id"] == headers["x-request-id"]
+    receive, engine = below(spans, root)
+    assert (receive.name, engine.name) == ("receive", "engine")
+    assert engine.attributes == {"earshot.upstream": "cpu"}
+    assert receive.begin == root.begin and receive.end == engine.begin
+    phases = below(spans, engine)
+    assert [span.name for span in phases] == PHASES
+    assert all(span.attributes["earshot.windows"] == 1 for span in phases)
+    assert len(spans) == 8 and len({span.id for span in spans}) == 8
+    assert tree(spans)[1].split()[:2] == ["POST", "/v1/audio/transcriptions"]
+    (record,) = caplog.records
+    assert f" trace_id={TRACE} " in record.getMessage()
+    assert f'"trace_id": "{TRACE}"' in _Json().format(record)
+
+
+@pytest.mark.parametrize("way", ["http", "grpc", "grpc_stream"])
+def test_kserves_requests_have_the_same_spans(traced, collector, way):
+    service = "inference.GRPCInferenceService"
+    if way == "http":
+        body = json_request()
+        _, headers, answer = traced.ask(
+            "POST", "/v2/models/whisper/infer", json.dumps(body), said_by()
+        )
+        assert b"PHASES" in answer
+        name, traceresponse = "POST /v2/models/{name}/infer", headers["traceresponse"]
+    elif way == "grpc":
+        _, call = traced.call().with_call(
+            message(), metadata=tuple(said_by().items()), timeout=WAIT_S
+        )
+        name = f"{service}/ModelInfer"
+        traceresponse = dict(call.trailing_metadata())["traceresponse"]
+    else:
+        client, answers = traced.grpc_client(), []
+        client.start_stream(
+            lambda result, error: answers.append(error or result), headers=said_by()
+        )
+        client.async_stream_infer("whisper_stream", inputs(triton_grpc, "one two"))
+        until(lambda: len(answers) == 3)
+        client.stop_stream()
+        name, traceresponse = f"{service}/ModelStreamInfer", None
+    root, spans = whole(collector, name)
+    assert (root.trace_id, root.parent_id, root.kind) == (TRACE, PARENT, SERVER)
+    assert traceresponse in (None, f"00-{TRACE}-{root.id}-01")
+    assert [span.name for span in below(spans, below(spans, root)[1])] == PHASES
+    assert root.attributes["earshot.audio_s"] == 1.5
+    if way != "http":
+        assert root.attributes["rpc.method"] == name.split("/")[1]
+        assert root.attributes["rpc.grpc.status_code"] == 0
+
+
+def test_phases_of_another_version_are_passed_over():
+    answer = service_pb2.ModelInferResponse()
+    assert phases(answer) == ()
+    answer.outputs.add(name="PHASES", datatype="BYTES", shape=[1])
+    for text, names in ((b'[{"name":"encode"}]', []), (phase_json("encode"), ["encode"])):
+        answer.raw_output_contents[:] = [LENGTH.pack(len(text)) + text]
+        assert [phase.name for phase in phases(answer)] == names
+
+
+def phase_json(name):
+    return to_json([Phase(name, 1.0, 2.0, 1.0, 1)]).encode()
+
+
+def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
+    status, headers, _ = post(traced, ("beam_size", b"x"))
+    assert status == 400 and headers["traceresponse"][3:35] != TRACE
+    root, spans = whole(collector, "POST /v1/audio/transcriptions")
+    assert spans == [root] and root.parent_id == "" and not root.failed, "its client's doing"
+    assert root.attributes["earshot.outcome"] == "invalid_argument"
+    collector.spans.clear()
+    status, _, _ = post(traced, ("prompt", b"error:it broke"))
+    root, spans = whole(collector, "POST /v1/audio/transcriptions")
+    assert (status, root.attributes["http.response.status_code"], root.failed) == (503, 503, True)
+    assert root.attributes["error.type"] == root.attributes["earshot.outcome"]
+    receive, engine = below(spans, root)
+    assert (receive.failed, engine.failed) == (False, True) and not below(spans, engine)
+
+
+def test_another_server_goes_on_with_the_trace(start, collector, monkeypatch):
+    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    traces = TracesConfig(collector.endpoint)
+    behind = start(traces=traces)
+    front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
+    until(lambda: front.door.upstreams.servers[0].takes("demo"))
+    post(front, ("prompt", b"hello"), headers={**said_by(), "tracestate": "a=b"})
+    root, spans = whole(collector, "POST /v1/audio/transcriptions")
+    _, there = whole(collector, "inference.GRPCInferenceService/ModelInfer")
+    (server,) = (span for span in there if span.name.endswith("/ModelInfer"))
+    assert (server.trace_id, server.parent_id) == (TRACE, root.id)
+    (upstream,) = (span for span in spans if span.name == "upstream")
+    assert (upstream.kind, upstream.parent_id) == (CLIENT, root.id)
+    assert upstream.attributes["earshot.upstream"] == behind.grpc and not below(spans, upstream)
+    phases = [span for span in spans if span.name in PHASES]
+    assert len(phases) == len(PHASES), "they are the other server's to tell, once"
+
+
+def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, talk):
+    client = talk(start(live=LIVE, traces=TracesConfig(collector.endpoint)))
+    client.audio(sound(3.0) + sound(1.5, level=0.0))
+    client.until(".completed")
+    client.socket.close()
+    root, spans = whole(collector, "GET /v1/realtime")
+    decodings = below(spans, root)
+    assert decodings and {span.name for span in decodings} == {"decoding"}
+    assert root.attributes["http.response.status_code"] == 101
+    for decoding in decodings:
+        (engine,) = below(spans, decoding)
+        assert [span.name for span in below(spans, engine)] == PHASES
+
+
+@pytest.mark.parametrize(("flags", "share"), [("00", 1.0), (None, 0.0)])
+def test_what_is_not_sampled_is_not_recorded_and_has_its_id(start, collector, flags, share):
+    running = start(traces=TracesConfig(collector.endpoint, sample_share=share))
+    _, headers, _ = post(running, headers=said_by(flags) if flags else None)
+    version, trace, span, sampled = headers["traceresponse"].split("-")
+    assert (version, int(sampled, 16) & 1, len(span)) == ("00", 0, 16)
+    assert trace == TRACE or not flags
+    (request,) = running.triton.requests.values()
+    assert "earshot_phases" not in request.parameters
+    post(running, headers=said_by())
+    root, spans = whole(collector, "POST /v1/audio/transcriptions")
+    assert root.parent_id == PARENT and spans == collector.spans, "only that whose caller wants it"
+
+
+def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    with contextlib.closing(Collector()) as gone:
+        pass
+    running = start(traces=TracesConfig(gone.endpoint))
+    assert post(running)[0] == 200
+    until(lambda: 'earshot_gateway_spans_total{state="failed"} 8.0' in running.page())
+    assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
+    lines = [record for record in caplog.records if "Failed to export" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].most == 1, "of a minute"
+
+
+def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr("serve.gateway.telemetry._CLOSE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
+        running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        post(running)
+        running.run(running.door.traces.close())
+        assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
+        assert 'state="sent"' not in running.page()
+        until(lambda: not [t for t in threading.enumerate() if t.name == "spans"])
+
+
+def test_without_an_endpoint_there_are_none(running):
+    _, headers, answer = running.ask(
+        "POST", "/v2/models/whisper/infer", json.dumps(json_request()), said_by()
+    )
+    assert "traceresponse" not in headers and b"PHASES" not in answer
+    code = "import serve.gateway.run, sys; print('opentelemetry' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert loaded.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "posted_to"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}/"}, "/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "{}/v1/traces"}, "/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_EXPORTER": "none"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_SAMPLER": "always_off"}, None),
+    ],
+)
+def test_opentelemetrys_variables_are_honoured(
+    start, collector, monkeypatch, environment, posted_to
+):
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=asr,deployment=test")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(collector.endpoint))
+    running = start()
+    post(running)
+    running.run(running.door.traces.close())
+    assert bool(collector.spans) == bool(posted_to)
+    for span in collector.spans:
+        assert span.resource["service.name"] == "asr" and span.resource["deployment"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "expected"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size"),
+    ],
+)
+def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="OTEL_"):
+        open_traces(TracesConfig("http://127.0.0.1:4318"), None)
