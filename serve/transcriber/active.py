@@ -29,7 +29,6 @@ from serve.speech.judging import (
     LOOP_START,
     Verdict,
     best_attempt,
-    compression_ratio,
     judge,
     loop_tokens,
 )
@@ -39,12 +38,12 @@ from serve.speech.windows import (
     Decoded,
     Window,
     join_text,
-    split_segments,
     spoken,
     stitch,
     written,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
+from serve.transcriber.attempts import attempt_of
 from serve.transcriber.languages import Languages
 from serve.transcriber.phases import Phases
 from serve.transcriber.plan import Plan
@@ -213,20 +212,8 @@ class ActiveRequest:
         if looped and self.plan.unfinished:
             tokens, looped = tokens[:-LOOP_START], False
         span = self._spans[index]
-        pieces = split_segments(tokens, tokenizer.facts, span.duration_s)
-        attempt = Attempt(
-            tokens=tokens,
-            pieces=tuple(pieces),
-            avg_logprob=scores.avg_logprob,
-            no_speech_prob=scores.no_speech_prob,
-            temperature=temperature,
-            # A loop of a sentence's length does not show in half a minute of text.
-            compression_ratio=max(
-                compression_ratio(tokenizer.decode(text))
-                for text in (tokens, *(piece.tokens for piece in pieces))
-            ),
-            looped=looped,
-            alignment=alignment,
+        attempt = attempt_of(
+            tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
