@@ -49,6 +49,7 @@ class Running:
         devices=("cpu",),
         unknown_fields="refuse",
         price_per_audio_hour=0.0,
+        target_p99_s=0.0,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -60,7 +61,9 @@ class Running:
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
             gateway=GatewayConfig(
-                unknown_fields=unknown_fields, price_per_audio_hour=price_per_audio_hour
+                unknown_fields=unknown_fields,
+                price_per_audio_hour=price_per_audio_hour,
+                target_p99_s=target_p99_s,
             ),
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"

@@ -12,12 +12,18 @@ from collections.abc import Iterator, Sequence
 from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Finished, Request, SegmentReady, Transcript
+from serve.contract.messages import Finished, Priority, Request, SegmentReady, Transcript
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
 from serve.wire import tensors
-from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, MODEL, SEGMENTS_PARAMETER
+from serve.wire.tensors import (
+    CANCEL_PARAMETER,
+    KEY_PARAMETER,
+    MODEL,
+    PRIORITY_PARAMETER,
+    SEGMENTS_PARAMETER,
+)
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
@@ -99,7 +105,9 @@ def with_model(parts: Sequence[Part], name: str) -> list[Part]:
     return [*parts, named.SerializeToString()]
 
 
-def for_triton(parts: Sequence[Part], key: str, segments: bool) -> bytes:
+def for_triton(
+    parts: Sequence[Part], key: str, segments: bool, priority: Priority = "file"
+) -> bytes:
     """Address a serialised request, in parts, to the Triton of this run.
 
     Fields of protobuf may come in any order, and the last of two with the same name counts.
@@ -108,9 +116,12 @@ def for_triton(parts: Sequence[Part], key: str, segments: bool) -> bytes:
         parts: of the request.
         key: by which it can be cancelled.
         segments: whether it is for the model that answers segment by segment.
+        priority: among the engine's requests.
     """
     named = service_pb2.ModelInferRequest(model_name=MODEL)
     named.parameters[KEY_PARAMETER].string_param = key
+    if priority != "file":
+        named.parameters[PRIORITY_PARAMETER].string_param = priority
     if segments:
         named.parameters[SEGMENTS_PARAMETER].bool_param = True
     return b"".join([*parts, named.SerializeToString()])

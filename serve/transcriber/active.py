@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
-from serve.contract.messages import Alignment, OnEvent, Segment, Timings, Transcript
+from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
@@ -38,6 +38,7 @@ from serve.speech.windows import (
     written,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
+from serve.transcriber.fair_queue import Rank, rank_of
 from serve.transcriber.languages import Languages
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
@@ -56,6 +57,7 @@ class ActiveRequest:
     on_event: OnEvent  # called with its segments and its end
     accepted_s: float  # monotonic time at which it was accepted
     deadline_s: float  # monotonic time at which it has taken too long
+    priority: Priority = "file"
     ended: bool = False  # got its terminal event
     started_s: float | None = None  # monotonic time of the first job
     duration_s: float = 0.0  # of its audio, as far as that is decoded
@@ -115,10 +117,10 @@ class ActiveRequest:
         return self.submitted == 0 and self._all_came and len(self._waiting) == 1
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> Rank:
         """Its rank in the queue: short ones count as newcomers, others as had one window more."""
         had = 0 if self.is_short else 1 + self.submitted
-        return had, len(self._waiting[0][1].samples)
+        return rank_of(self.priority, had, len(self._waiting[0][1].samples))
 
     @property
     def complete(self) -> bool:

@@ -42,6 +42,9 @@ CANCEL_PARAMETER = "earshot_cancel"
 SEGMENTS_PARAMETER = "earshot_segments"
 """The parameter of a request that is for `whisper_stream`: true."""
 
+PRIORITY_PARAMETER = "earshot_priority"
+"""The parameter of a request that is no file: its priority. The gateway's clients cannot set it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:

@@ -39,6 +39,7 @@ from serve.gateway.openai.answers import (
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import Form, received_form
 from serve.gateway.openai.usage import UsageOfKey
+from serve.gateway.overload.sound import Sound
 from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.uploads import while_client_waits
 from serve.gateway.upstream.exchange import Exchange
@@ -122,7 +123,8 @@ class _Audio:
                 fields = read_fields(form.pairs, self._task, unknown)
                 target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
-                exchange = self._begin(form, fields, target, ticket)
+                visit.sound = self._door.targets.look(form.sound)
+                exchange = self._begin(form, fields, target, ticket, visit.sound)
             stack.enter_context(exchange)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:
@@ -139,9 +141,11 @@ class _Audio:
         headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
 
-    def _begin(self, form: Form, fields: FormFields, target: Target, ticket: Ticket) -> Exchange:
+    def _begin(
+        self, form: Form, fields: FormFields, target: Target, ticket: Ticket, sound: Sound | None
+    ) -> Exchange:
         parts = request_parts(fields.request, form.audio())
-        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path)
+        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path, sound)
 
 
 async def _pass_on(

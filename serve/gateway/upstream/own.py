@@ -90,7 +90,7 @@ class OwnTriton:
         key = self._new_key()
         if request.upload is not None:
             self._give(key, request.upload)
-        message = for_triton(request.parts, key, request.target.segments)
+        message = for_triton(request.parts, key, request.target.segments, request.priority)
         call, source = self._channel.send(message, request.streamed)
         return Call(
             call,

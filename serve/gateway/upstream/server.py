@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
+from serve.contract.messages import Priority
 from serve.gateway.envelope import Part
 from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
@@ -18,6 +19,7 @@ class Outgoing:
     parts: Sequence[Part]  # of the serialised `ModelInferRequest`; its model's name may be any
     streamed: bool  # whether it may have several answers
     upload: str | None = None  # path of the request's audio, in the folder for uploads
+    priority: Priority = "file"  # in the engine's process; another Earshot is not told
 
 
 class Server(Protocol):

@@ -24,14 +24,16 @@ class Backend:
 
     def __init__(self):
         self.started = []
+        self.priorities = []
         self.cancelled = []
         self.refusal = None
         self.closed = False
 
-    def start(self, inputs, on_event, key):
+    def start(self, inputs, on_event, key, priority):
         if self.refusal:
             raise self.refusal
         self.started.append((inputs, on_event))
+        self.priorities.append(priority)
         return self
 
     def cancel(self):
@@ -81,10 +83,11 @@ def start(module, backend, failure, monkeypatch):
     sys.setswitchinterval(interval)
 
 
-def asked(segments=False, **options):
+def asked(segments=False, priority="file", **options):
     inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
     request = fake_triton.Request(**inputs, **options)
     request.sent = {"earshot_segments": True} if segments else {}
+    request.sent |= {} if priority == "file" else {"earshot_priority": priority}
     return request
 
 
@@ -106,6 +109,11 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
         response, final = request.sender.sent.get(timeout=10)
         assert not final and tensors.segments_from_outputs(response.outputs.get) == (SEGMENT,)
     assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
+
+
+def test_the_engine_is_told_the_priority(start, backend):
+    start().execute([asked(priority=priority) for priority in ("live", "file", "job")])
+    assert backend.priorities == ["live", "file", "job"]
 
 
 @pytest.mark.parametrize(
