@@ -140,7 +140,7 @@ class ModelTarget:
         if jobs:
             return wanted + self._places.held <= _JOBS * limit
         left, fair = self._rates(key, now)
-        modest = place is None and self._asked[key].rate(now) <= _MODEST * fair
+        modest = self._asked[key].rate(now) <= _MODEST * fair
         if modest or (place is not None and place.due_s <= now + EARLY_S):
             return wanted <= limit
         limit *= _UNPROMISED
@@ -149,10 +149,14 @@ class ModelTarget:
         has = forecast.under_way(key=key)
         return not has or has + min(work, limit / 2) <= limit * fair / left
 
+    @property
+    def _rate(self) -> float:
+        """Return how fast work is done; a guess, as long as that is not known."""
+        return self._forecast.rate or self._forecast.limit / self._target_s
+
     def _rates(self, key: str, now: float) -> tuple[float, float]:
         """Return the work a second that files may have, and that which a key may have of it."""
-        if (rate := self._forecast.rate) is None:
-            return 1.0, 1.0
+        rate = self._rate
         left = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
         others = (flow.rate(now) for other, flow in self._asked.items() if other != key)
         return left, fair_share(left, others)
@@ -160,23 +164,19 @@ class ModelTarget:
     def _refusal(self, work: float, priority: Priority, place: Place, now: float) -> Refusal:
         forecast, places = self._forecast, self._places
         ahead = forecast.ahead(work, priority) + places.held
-        wait_s, rate = 1, forecast.rate
-        if rate is not None:
-            free = (_JOBS if priority == "job" else _UNPROMISED) * forecast.limit
-            over = ahead + min(work, forecast.limit / 2) - free
-            from_s, is_due = now + max(over, 0.0) / rate, place.due_s <= now + EARLY_S
-            if priority == "job":
-                wait_s = max(1, math.ceil(from_s - now))
-            elif place.due_s and not is_due:
-                wait_s = math.ceil(place.due_s - now)
-            else:
-                _, fair = self._rates(place.key, now)
-                wait_s = places.give(place, from_s, _PROMISED * fair, now)
-        would_s = forecast.seconds(ahead + work)
-        told = "it is not known yet how long" if would_s is None else f"about {would_s:.2g} s"
+        free = (_JOBS if priority == "job" else _UNPROMISED) * forecast.limit
+        over = ahead + min(work, forecast.limit / 2) - free
+        from_s, is_due = now + max(over, 0.0) / self._rate, place.due_s <= now + EARLY_S
+        if priority == "job":
+            wait_s = max(1, math.ceil(from_s - now))
+        elif place.due_s and not is_due:
+            wait_s = math.ceil(place.due_s - now)
+        else:
+            _, fair = self._rates(place.key, now)
+            wait_s = places.give(place, from_s, _PROMISED * fair, now)
         return refusals.beyond_target(
-            f"the answer might take {told}, and gateway.target_p99_s is {self._target_s:g}; "
-            f"send it again in {wait_s} s",
+            "as much is under way, or promised to others, as is answered in time "
+            f"(gateway.target_p99_s = {self._target_s:g}); send it again in {wait_s} s",
             wait_s,
         )
 

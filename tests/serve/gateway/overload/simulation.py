@@ -41,14 +41,14 @@ class Client:
 
 
 class Simulation:
-    """Slots that each do a share of the rate; waiting requests are served in their order."""
+    """Slots that each do a share of the rate; who waits goes in order, jobs every 16th turn."""
 
     def __init__(self, target_s, rate=300.0, slots=8, seed=0, noise=0.2):
         self.now, self._events, self._numbers = 0.0, [], itertools.count()
         self.target = ModelTarget(target_s, slots, lambda: self.now)
         self._rate, self._free, self._noise = rate / slots, slots, noise
         self._waiting = {priority: collections.deque() for priority in ("live", "file", "job")}
-        self.clients, self._random = [], random.Random(seed)
+        self.clients, self._random, self._turns = [], random.Random(seed), 0
 
     def at(self, when, what, *arguments):
         heapq.heappush(self._events, (when, next(self._numbers), what, arguments))
@@ -89,12 +89,14 @@ class Simulation:
         self._go_on()
 
     def _go_on(self):
-        for line in self._waiting.values():
-            while line and self._free:
-                client, running = line.popleft()
-                self._free -= 1
-                noise = self._random.uniform(1 - self._noise, 1 + self._noise)
-                self.at(self.now + noise * running.work / self._rate, self._end, client, running)
+        while self._free and any(self._waiting.values()):
+            self._turns += 1
+            order = ("live", "file", "job") if self._turns % 16 else ("job", "live", "file")
+            line = next(self._waiting[priority] for priority in order if self._waiting[priority])
+            client, running = line.popleft()
+            self._free -= 1
+            noise = self._random.uniform(1 - self._noise, 1 + self._noise)
+            self.at(self.now + noise * running.work / self._rate, self._end, client, running)
 
     def _end(self, client, running):
         self._free += 1
