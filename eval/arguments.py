@@ -90,6 +90,11 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(positive(number) for number in text.split(","))
 
 
+def ratios(text: str) -> tuple[float, ...]:
+    """Parse numbers above 0, between commas."""
+    return tuple(seconds(number) for number in text.split(","))
+
+
 def share(text: str) -> float:
     """Parse a number from 0 to 1."""
     value = float(text)

@@ -160,6 +160,12 @@ COMMANDS = (
         "gateway.run.gateway",
         flags.GATEWAY,
     ),
+    Command(
+        "overload",
+        "more than a server can do, with a latency target",
+        "gateway.overload.overload",
+        flags.OVERLOAD,
+    ),
     Command("bulk", "many files by Ray, beside a plain loop", "bulk.bulk", flags.BULK),
     Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
     Command("plan", "how many GPUs a load needs, and what that costs", "plan.run.plan", flags.PLAN),

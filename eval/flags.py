@@ -13,6 +13,7 @@ from eval.arguments import (
     not_negative,
     percentage,
     positive,
+    ratios,
     seconds,
     share,
     switch,
@@ -250,6 +251,13 @@ GATEWAY = (
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),
     Flag("--connections N", "that do nothing, of each kind", positive, 200),
     Flag("--seconds S", "for which they do so", seconds, 20.0),
+)
+OVERLOAD = (
+    Flag("--target S", "default: gateway.target_p99_s", seconds, 0.0),
+    Flag("--loads X,Y", "as shares of the capacity", ratios, (1.3, 3.0)),
+    Flag("--seconds S", "for which requests come, of each load", seconds, 40.0),
+    Flag("--obey P", "share of who comes back when Retry-After says, 0 to 1", share, 0.5),
+    Flag("--live N", "live streams beside them", not_negative, 2),
 )
 BULK = (
     Flag("--manifest CLIPS", "files to transcribe", default=EvalConfig.heldout),

@@ -50,6 +50,7 @@ class Running:
         unknown_fields="refuse",
         price_per_audio_hour=0.0,
         traces=None,
+        target_p99_s=0.0,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -62,7 +63,9 @@ class Running:
             live=live or LiveConfig(),
             traces=traces or TracesConfig(),
             gateway=GatewayConfig(
-                unknown_fields=unknown_fields, price_per_audio_hour=price_per_audio_hour
+                unknown_fields=unknown_fields,
+                price_per_audio_hour=price_per_audio_hour,
+                target_p99_s=target_p99_s,
             ),
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"

@@ -65,8 +65,10 @@ RULES = {
         "serve.wire",
         # What does not load torch: the gateway's process is small.
         "serve.speech.activity",
+        "serve.speech.containers",
         "serve.speech.cues",
         "serve.speech.formats",
+        "serve.speech.kinds",
         "serve.speech.languages",
         "serve.speech.pcm",
         "serve.speech.raw",

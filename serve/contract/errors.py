@@ -52,12 +52,16 @@ class Status:
     @property
     def kserve(self) -> int:
         """The status of KServe's HTTP, which says what gRPC's says."""
-        return self.http if self.code == _QUOTA else _KSERVE[self.grpc]
+        return self.http if self._is_refused_for_now else _KSERVE[self.grpc]
 
     @property
     def again(self) -> bool:
         """Tell whether the same request may succeed later."""
-        return self.grpc == "UNAVAILABLE" or self.code == _QUOTA
+        return self.grpc == "UNAVAILABLE" or self._is_refused_for_now
+
+    @property
+    def _is_refused_for_now(self) -> bool:
+        return self.grpc == "RESOURCE_EXHAUSTED" and self.http == 429
 
     @property
     def kind(self) -> str:

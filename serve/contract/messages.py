@@ -17,6 +17,7 @@ from serve.contract.options import option
 Task = Literal["transcribe", "translate"]
 Mode = Literal["parallel", "sequential"]
 Channels = Literal["mix", "split"]
+Priority = Literal["live", "file", "job"]  # of which the first goes first
 Samples = npt.NDArray[np.float32]
 
 

@@ -93,6 +93,9 @@ class GatewayConfig:
     # system gives each connection to one of them. Each has its share, rounded up, of
     # `server.max_inflight`, `server.max_inflight_mb`, `live.max_streams` and of keys' limits.
     processes: Count = 1
+    # Seconds within which 99 of 100 files are to be answered, once they are here; 0: any. What
+    # could not be is refused at once, with the time at which it could. See docs/operating.md.
+    target_p99_s: SecondsOrNone = 0.0
     # A line in the log for each request: words for people, JSON objects (all lines of the gateway
     # are, then), or none. See serve/gateway/log.py.
     log: LogKind = "text"

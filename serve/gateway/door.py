@@ -20,6 +20,7 @@ from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
 from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
 from serve.gateway.models import Models
+from serve.gateway.overload.sound import Lengths, Sound, of_tensors
 from serve.gateway.refusals import Refusal
 from serve.gateway.tracing import open_traces
 from serve.gateway.uploads import Uploads
@@ -39,14 +40,20 @@ class Visit:
         line: of the log, which tells its route.
         metrics: what is counted goes there.
         usage: so does what its key has had.
+        lengths: learn how long its audio was.
     """
 
-    def __init__(self, caller: Caller, line: Line, metrics: Metrics, usage: Usage) -> None:
+    def __init__(
+        self, caller: Caller, line: Line, metrics: Metrics, usage: Usage, lengths: Lengths
+    ) -> None:
         self._caller = caller
         self.line = line
         self._metrics = metrics
         self._usage = usage
+        self._lengths = lengths
         self._uncounted = 1  # itself
+        self.sound: Sound | None = None
+        """What is known of its audio, where there is a latency target."""
 
     @property
     def account(self) -> Account:
@@ -86,6 +93,8 @@ class Visit:
         self._caller.count_audio(seconds)
         self._count(seconds)
         self.line.queued(queued_s)
+        if self.sound is not None:
+            self._lengths.learn(self.sound, seconds)
 
     def _count(self, seconds: float) -> None:
         self._metrics.count_audio(self.line.route, self._caller.name, seconds)
@@ -122,6 +131,7 @@ class Door:
         self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns, self.usage)
         self.traces = open_traces(config.traces, self.metrics.spans)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
+        self.targets = self.upstreams.targets
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 
@@ -152,7 +162,11 @@ class Door:
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         visit.require_duration([output.name for output in envelope.request.outputs])
-        return self.upstreams.send(target, [message], ticket, streamed, spans=visit.line.spans)
+        visit.sound = self.targets.look(lambda: of_tensors(envelope.request, envelope.raw))
+        spans = visit.line.spans
+        return self.upstreams.send(
+            target, [message], ticket, streamed, spans=spans, sound=visit.sound
+        )
 
     @contextlib.contextmanager
     def account(
@@ -183,7 +197,7 @@ class Door:
                 line.key, line.left = caller.name, caller.left
                 self.usage.require(caller)
                 caller.begin()
-                yield Visit(caller, line, self.metrics, self.usage)
+                yield Visit(caller, line, self.metrics, self.usage, self.targets.lengths)
             except Refusal as refusal:
                 line.param = refusal.param or ""
                 ended(refusal.status.grpc, refusal.reason)

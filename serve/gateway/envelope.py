@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Finished, Request, SegmentReady, Transcript
+from serve.contract.messages import Finished, Priority, Request, SegmentReady, Transcript
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
@@ -22,6 +22,7 @@ from serve.wire.tensors import (
     KEY_PARAMETER,
     MODEL,
     PHASES_PARAMETER,
+    PRIORITY_PARAMETER,
     SEGMENTS_PARAMETER,
 )
 
@@ -105,7 +106,13 @@ def with_model(parts: Sequence[Part], name: str) -> list[Part]:
     return [*parts, named.SerializeToString()]
 
 
-def for_triton(parts: Sequence[Part], key: str, segments: bool, phases: bool = False) -> bytes:
+def for_triton(
+    parts: Sequence[Part],
+    key: str,
+    segments: bool,
+    phases: bool = False,
+    priority: Priority = "file",
+) -> bytes:
     """Address a serialised request, in parts, to the Triton of this run.
 
     Fields of protobuf may come in any order, and the last of two with the same name counts.
@@ -115,9 +122,12 @@ def for_triton(parts: Sequence[Part], key: str, segments: bool, phases: bool = F
         key: by which it can be cancelled.
         segments: whether it is for the model that answers segment by segment.
         phases: whether the answer is to tell those of its time.
+        priority: among the engine's requests.
     """
     named = service_pb2.ModelInferRequest(model_name=MODEL)
     named.parameters[KEY_PARAMETER].string_param = key
+    if priority != "file":
+        named.parameters[PRIORITY_PARAMETER].string_param = priority
     if segments:
         named.parameters[SEGMENTS_PARAMETER].bool_param = True
     if phases:

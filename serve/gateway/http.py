@@ -12,6 +12,7 @@ how long. Metrics and health have an address of their own besides, and a Unix so
 folder: doors that no crowd of clients stands in.
 """
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from serve.gateway.live.route import Live
 from serve.gateway.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
+from serve.gateway.overload.sound import of_tensors
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
 from serve.gateway.protocols import SHARE
@@ -195,8 +197,11 @@ class _Api:
         translated = request_from_http(name, version, body, json_size)
         visit.require_duration([output.name for output in translated.request.outputs])
         parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
+        look = functools.partial(of_tensors, translated.request, translated.raw)
+        visit.sound = self._door.targets.look(look)
+        spans = visit.line.spans
         exchange = self._door.upstreams.send(
-            target, parts, ticket, streamed=False, spans=visit.line.spans
+            target, parts, ticket, streamed=False, spans=spans, sound=visit.sound
         )
         return exchange, translated
 

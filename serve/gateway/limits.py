@@ -93,6 +93,11 @@ class Ticket:
         self._open = True
         account.requests += 1
 
+    @property
+    def key(self) -> str:
+        """The name of its key."""
+        return self._account.name
+
     def charge(self, size: int) -> None:
         """Count so many bytes more.
 

@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
+from serve.gateway.overload.metrics import TargetMetrics
+from serve.gateway.overload.target import Targets
 from serve.gateway.upstream.server import Server
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
@@ -64,6 +66,7 @@ class UpstreamMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
         self._requests = Counter(
             "earshot_gateway_upstream_requests",
             "Requests given to a server by how it ended them, as a gRPC status",
@@ -91,6 +94,11 @@ class UpstreamMetrics:
             for model in server.models:
                 takes = self._takes.labels(server.name, model)
                 takes.set_function(functools.partial(server.takes, model))
+
+    def watch_targets(self, targets: Targets) -> None:
+        """Tell of the latency targets, where there are some."""
+        if targets.models:
+            self._registry.register(TargetMetrics(targets))
 
     def ended(self, upstream: str, status: str) -> None:
         """Count a request that a server has ended with this status."""

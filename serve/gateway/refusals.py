@@ -40,6 +40,7 @@ REASONS = {
     "connections": Status("UNAVAILABLE", 503, "overloaded"),
     "key_limit": Status("UNAVAILABLE", 429, "rate_limit_exceeded"),
     "insufficient_quota": Status("RESOURCE_EXHAUSTED", 429, "insufficient_quota"),
+    "latency_target": Status("RESOURCE_EXHAUSTED", 429, "overloaded"),
     "too_large": Status("RESOURCE_EXHAUSTED", 413, "request_too_large"),
     "media_type": Status("INVALID_ARGUMENT", 415, "unsupported_media_type"),
     "not_found": Status("NOT_FOUND", 404, "not_found"),
@@ -185,6 +186,13 @@ def key_limit(
     """Say that a key has had all that it may have for now."""
     refusal = overloaded(f"the key {name} has used up its {limit}; try again later", reason)
     refusal.retry_after_s = math.ceil(wait_s)
+    return refusal
+
+
+def beyond_target(message: str, wait_s: int) -> Refusal:
+    """Say that it would not be answered in time, and when it would."""
+    refusal = overloaded(message, "latency_target")
+    refusal.retry_after_s = wait_s
     return refusal
 
 

@@ -83,5 +83,10 @@ def undecoded(codec: str) -> str:
     return f"audio's sound track is coded as {codec}, which is not decoded; {EXPECTED}"
 
 
+def kind_of(head: bytes) -> str:
+    """Name the kind of a recording that begins so; empty where it is unknown."""
+    return _kind(head, _RECORDINGS) or ""
+
+
 def _kind(head: bytes, kinds: tuple[tuple[int, bytes, str], ...]) -> str | None:
     return next((name for at, mark, name in kinds if head.startswith(mark, at)), None)

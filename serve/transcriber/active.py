@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
-from serve.contract.messages import Alignment, OnEvent, Segment, Timings, Transcript
+from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
@@ -43,14 +43,14 @@ from serve.speech.windows import (
     written,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
-from serve.transcriber.attempts import attempt_of
+from serve.transcriber.attempts import attempt_of, options_at
+from serve.transcriber.fair_queue import Rank, rank_of
 from serve.transcriber.languages import Languages
 from serve.transcriber.phases import Phases
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 from serve.transcriber.spans import Span
 
-_SEEDS_PER_WINDOW = 1000
 _MOST_RESTS = 4  # times that what is left of a window is decoded
 
 
@@ -63,6 +63,7 @@ class ActiveRequest:
     on_event: OnEvent  # called with its segments and its end
     accepted_s: float  # monotonic time at which it was accepted
     deadline_s: float  # monotonic time at which it has taken too long
+    priority: Priority = "file"
     ended: bool = False  # got its terminal event
     started_s: float | None = None  # monotonic time of the first job
     duration_s: float = 0.0  # of its audio, as far as that is decoded
@@ -122,10 +123,10 @@ class ActiveRequest:
         return self.submitted == 0 and self._all_came and len(self._waiting) == 1
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> Rank:
         """Its rank in the queue: short ones count as newcomers, others as had one window more."""
         had = 0 if self.is_short else 1 + self.submitted
-        return had, len(self._waiting[0][1].samples)
+        return rank_of(self.priority, had, len(self._waiting[0][1].samples))
 
     @property
     def complete(self) -> bool:
@@ -163,17 +164,8 @@ class ActiveRequest:
             self.started_s = time.monotonic()
 
     def options(self, index: int, temperature: float) -> DecodingOptions:
-        """Return a window's options at a temperature: a beam for 0, several samples for others.
-
-        The seed depends on the window and the temperature alone, so the same request gets the same
-        answer whenever and beside whatever it is sent.
-        """
-        number = self._spans[index].number
-        seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
-        options = dataclasses.replace(self.plan.options, temperature=temperature, seed=seed)
-        if temperature > 0:
-            return dataclasses.replace(options, beam_size=1)
-        return dataclasses.replace(options, best_of=1)
+        """Return a window's options at a temperature."""
+        return options_at(self.plan.options, self._spans[index].number, temperature)
 
     def align_frames(self, index: int) -> int:
         """Count the frames of a window in which words are looked for; 0: words are not wanted."""

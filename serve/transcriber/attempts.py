@@ -1,10 +1,27 @@
-"""What a window's job sampled, as an attempt that can be judged."""
+"""Attempts at a window: with which options its job samples, and what it sampled, to be judged."""
+
+import dataclasses
 
 from serve.contract.messages import Alignment
-from serve.runtime.protocol import Scores
+from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.judging import compression_ratio
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Attempt, split_segments
+
+_SEEDS_PER_WINDOW = 1000
+
+
+def options_at(options: DecodingOptions, number: int, temperature: float) -> DecodingOptions:
+    """Return a window's options at a temperature: a beam for 0, several samples for others.
+
+    The seed depends on the window's number and the temperature alone, so the same request gets the
+    same answer whenever and beside whatever it is sent.
+    """
+    seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+    options = dataclasses.replace(options, temperature=temperature, seed=seed)
+    if temperature > 0:
+        return dataclasses.replace(options, beam_size=1)
+    return dataclasses.replace(options, best_of=1)
 
 
 def attempt_of(

@@ -98,13 +98,13 @@ class Dispatcher:
                 failed.append((active, taken))
                 continue
             picked.append((active, *taken))
-            room_for_long -= not _is_urgent(*taken)
+            room_for_long -= not _is_urgent(active, *taken)
             self._on_taken(active)
             self.enqueue(active)
         sized = [(window, active.encoder_frames(index)) for active, index, window in picked]
         features = self._features(sized) if sized else []
         for (active, index, window), feature in zip(picked, features, strict=True):
-            error = self._submit_first(active, index, _is_urgent(index, window), feature)
+            error = self._submit_first(active, index, _is_urgent(active, index, window), feature)
             if error is not None:
                 failed.append((active, error))
         return failed
@@ -270,6 +270,6 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
     return slots - max(1, slots // _SLOTS_PER_FREE_ONE)
 
 
-def _is_urgent(index: int, window: Window) -> bool:
-    """Tell whether a window is the only one of its request."""
-    return index == 0 and window.last
+def _is_urgent(active: ActiveRequest, index: int, window: Window) -> bool:
+    """Tell whether a window is the only one of its request, and that is no job."""
+    return index == 0 and window.last and active.priority != "job"

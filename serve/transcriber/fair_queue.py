@@ -1,22 +1,34 @@
 """A fair queue: whoever ranks lowest goes next, and now and then whoever has waited longest.
 
 A rank begins with what somebody has had so far, and then says how much comes next: least attained
-service first, and of equals the shortest first. So short requests are answered as if no long ones
-were there. Alone it would starve long requests under a stream of short ones, so every fourth turn
-goes to whoever has waited longest, whatever it has had: a request among n others waits at most 4 n
-turns for its next. Where there is no room for all, those alone may go that have had nothing.
+service first, of equals live text, and then the shortest. So short requests are answered as if no
+long ones were there. Alone it would starve long requests under a stream of short ones, so every
+fourth turn goes to whoever has waited longest, whatever it has had: a request among n others waits
+at most 4 n turns for its next. Jobs go after all that are none, as if they had had more, and have
+every sixteenth turn. Where there is no room for all, those alone may go that have had nothing.
 """
 
 import heapq
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from serve.contract.messages import Priority
+
 T = TypeVar("T")
 Rank = tuple[int, ...]
 
 _SERVED: Rank = (1,)  # ranks from here on are those of whoever has had something
+_JOBS: Rank = (1_000_000,)  # and from here on those of jobs
 _LONGEST_WAIT_EVERY = 4
+_JOBS_EVERY = 16
 _SPARE = 64  # of those that have left, so many need no looking for
+
+
+def rank_of(priority: Priority, had: int, size: int) -> Rank:
+    """Rank somebody who has had so much, and whose next is of this size."""
+    if priority == "job":
+        return (_JOBS[0] + had, size)
+    return (had, priority != "live", size)
 
 
 class FairQueue(Generic[T]):
@@ -78,8 +90,16 @@ class FairQueue(Generic[T]):
         if newcomers_only or self._turns % _LONGEST_WAIT_EVERY:
             _, id = heapq.heappop(self._by_rank)
         else:
-            id = next(iter(self._waiting))
+            id = self._longest_wait()
         return self._waiting.pop(id)[1]
+
+    def _longest_wait(self) -> int:
+        """Find who has waited longest; jobs count every sixteenth turn, or where there are none."""
+        first = next(iter(self._waiting))
+        if not self._turns % _JOBS_EVERY:
+            jobs = (id for id, (rank, _) in self._waiting.items() if rank >= _JOBS)
+            return next(jobs, first)
+        return next((id for id, (rank, _) in self._waiting.items() if rank < _JOBS), first)
 
     def _drop_stale(self) -> None:
         while self._by_rank:

@@ -26,7 +26,7 @@ from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
-from serve.transcriber.fair_queue import FairQueue
+from serve.transcriber.fair_queue import FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
@@ -208,7 +208,7 @@ class Intake:
         """Give a request its turn if it may be decoded further; the lock is held."""
         waits = decoding.working or decoding.active.id in self._waiting
         if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
-            rank = (decoding.begun, decoding.size)
+            rank = rank_of(decoding.active.priority, decoding.begun, decoding.size)
             self._waiting.add(decoding.active.id, rank, decoding)
         self._wake()
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import DeviceError, OverloadedError
-from serve.contract.messages import OnEvent
+from serve.contract.messages import OnEvent, Priority
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import MIB
 from serve.transcriber.plan import Plan
@@ -35,13 +35,16 @@ class Ledger:
         self._state: Literal["open", "draining", "closed"] = "open"
         self._failure: DeviceError | None = None
 
-    def accept(self, plan: Plan, on_event: OnEvent, audio_bytes: int) -> ActiveRequest:
+    def accept(
+        self, plan: Plan, on_event: OnEvent, audio_bytes: int, priority: Priority = "file"
+    ) -> ActiveRequest:
         """Take a request in.
 
         Args:
             plan: what is to be done.
             on_event: called with its segments and its end.
             audio_bytes: held until the audio is decoded; see `mark_decoded`.
+            priority: its own.
 
         Raises:
             OverloadedError: too many requests or bytes are pending, or no more are taken.
@@ -51,7 +54,9 @@ class Ledger:
             self._refuse_if_unable(audio_bytes)
             now = time.monotonic()
             deadline_s = now + self._config.request_timeout_s
-            active = ActiveRequest(next(self._ids), plan, on_event, now, deadline_s)
+            active = ActiveRequest(
+                next(self._ids), plan, on_event, now, deadline_s, priority=priority
+            )
             if not self._pending:
                 self._busy_since_s = now
             self._pending[active.id] = active

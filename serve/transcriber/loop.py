@@ -26,6 +26,7 @@ from serve.contract.messages import (
     Failed,
     Finished,
     OnEvent,
+    Priority,
     Request,
     RequestHandle,
     SegmentReady,
@@ -104,7 +105,9 @@ class Transcriber:
 
     # ---------------------------------------------------------------- called by any thread
 
-    def submit(self, request: Request, on_event: OnEvent) -> RequestHandle:
+    def submit(
+        self, request: Request, on_event: OnEvent, priority: Priority = "file"
+    ) -> RequestHandle:
         """Accept a request, or refuse it at once; never blocks.
 
         Args:
@@ -114,6 +117,7 @@ class Transcriber:
                 `Failed`. Audio is decoded as it is needed, so that it is cut short, damaged or
                 beyond a limit may be told after segments. If it raises, the client counts as gone
                 and the request is cancelled.
+            priority: live text goes before files, and these before jobs; see `fair_queue`.
 
         Raises:
             OptionError, AudioError: the request is wrong.
@@ -123,7 +127,7 @@ class Transcriber:
         try:
             tokenizer, capabilities = self.tokenizer, self.capabilities
             plan = plan_request(request, tokenizer, capabilities, self._config, self._manifest)
-            active = self._ledger.accept(plan, on_event, memory_bytes(request))
+            active = self._ledger.accept(plan, on_event, memory_bytes(request), priority)
         except EarshotError:
             self._ledger.reject()
             raise
@@ -282,8 +286,7 @@ class Transcriber:
 
     def _handle_event(self, event: Event) -> None:
         """Go on with the request whose job the runtime reports about."""
-        decoding = self._dispatcher.record(event)
-        if decoding is None:
+        if (decoding := self._dispatcher.record(event)) is None:
             return
         active, scores = decoding.active, event.scores
         if scores is None:
@@ -292,8 +295,7 @@ class Transcriber:
             return
         what = f"processing window {decoding.index} of request {active.id}"
         work = functools.partial(self._process_window, decoding, scores, event)
-        error = guarded(what, work)
-        if error is not None:
+        if (error := guarded(what, work)) is not None:
             self._fail(active, error)
             return
         self._tell(active)

@@ -16,6 +16,7 @@ from serve.contract.messages import (
     Failed,
     Finished,
     OnEvent,
+    Priority,
     RequestHandle,
     TranscriberEvent,
 )
@@ -58,15 +59,23 @@ class EngineBackend:
         self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
         self._keys = Keys()
 
-    def start(self, inputs: Inputs, on_event: OnEvent, key: str | None = None) -> RequestHandle:
+    def start(
+        self,
+        inputs: Inputs,
+        on_event: OnEvent,
+        key: str | None = None,
+        priority: Priority = "file",
+    ) -> RequestHandle:
         """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it.
 
         Args:
             inputs: the request's tensors.
             on_event: called as `Transcriber.submit` calls it.
             key: by which it can be cancelled; see `serve.triton.keys`.
+            priority: see `Transcriber.submit`.
         """
-        handle = guarded("starting a request", lambda: self._start(inputs, on_event, key))
+        work = functools.partial(self._start, inputs, on_event, key, priority)
+        handle = guarded("starting a request", work)
         if isinstance(handle, EarshotError):
             raise handle
         return handle
@@ -88,12 +97,15 @@ class EngineBackend:
             failure.write_text("the device failed, see the log", encoding="utf-8")
         return self._transcriber.stats()
 
-    def _start(self, inputs: Inputs, on_event: OnEvent, key: str | None) -> RequestHandle:
-        if key is None:
-            return self._submit(inputs, None, on_event)
-        return self._keys.submit(key, on_event, functools.partial(self._submit, inputs, key))
+    def _start(
+        self, inputs: Inputs, on_event: OnEvent, key: str | None, priority: Priority
+    ) -> RequestHandle:
+        submit = functools.partial(self._submit, inputs, key, priority)
+        return submit(on_event) if key is None else self._keys.submit(key, on_event, submit)
 
-    def _submit(self, inputs: Inputs, key: str | None, on_event: OnEvent) -> RequestHandle:
+    def _submit(
+        self, inputs: Inputs, key: str | None, priority: Priority, on_event: OnEvent
+    ) -> RequestHandle:
         with contextlib.ExitStack() as stack:
             try:
                 by_file = key is not None and not {"AUDIO", "SAMPLES"} & inputs.keys()
@@ -105,7 +117,7 @@ class EngineBackend:
             except EarshotError:
                 self._transcriber.reject()
                 raise
-            handle = self._transcriber.submit(request, on_event)
+            handle = self._transcriber.submit(request, on_event, priority)
             stack.pop_all()
         return handle
 

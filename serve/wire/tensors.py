@@ -52,6 +52,9 @@ SEGMENTS_PARAMETER = "earshot_segments"
 PHASES_PARAMETER = "earshot_phases"
 """The parameter of a request that is traced, and has its PHASES answered: true."""
 
+PRIORITY_PARAMETER = "earshot_priority"
+"""The parameter of a request that is no file: its priority. The gateway's clients cannot set it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:

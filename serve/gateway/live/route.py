@@ -34,9 +34,11 @@ from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.utterance import Window
 from serve.gateway.log import Line
 from serve.gateway.models import Target
+from serve.gateway.overload.sound import Sound
 from serve.gateway.protocols import LOST, SHARE, NotTaken
 from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
 from serve.speech.activity import Detector
+from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -76,6 +78,8 @@ class Live:
             contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
             self._door.streams.one_more(visit.account, stop.set),
         ):
+            model = self._door.models.named(websocket.query_params.get("model"))
+            self._door.targets.require_live(model, len(self._door.streams) - 1)
             await self._serve(websocket, visit, ticket, stop)
 
     def _check(self, websocket: WebSocket) -> None:
@@ -215,8 +219,13 @@ class Live:
                 target = Target(self._door.models.named(model or default), segments=False)
                 parts = request_parts(window.request(self._door.config.live))
                 ticket.charge(sum(map(len, parts)))
+                sound = Sound(mark=0, seconds=len(window.samples) / SAMPLE_RATE)
                 exchange = self._door.upstreams.send(
-                    target, parts, ticket, streamed=False, spans=spans
+                    *(target, parts, ticket),
+                    streamed=False,
+                    spans=spans,
+                    sound=sound,
+                    priority="live",
                 )
             with exchange:
                 transcript = read_transcript(await exchange.only_answer())

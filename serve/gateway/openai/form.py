@@ -19,6 +19,7 @@ from starlette.requests import Request
 from serve.contract.errors import AudioError
 from serve.gateway import refusals
 from serve.gateway.limits import Ticket
+from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
 from serve.gateway.refusals import FieldRefusal
 from serve.gateway.uploads import body_chunks
 from serve.speech import raw
@@ -43,6 +44,12 @@ class Form:
     def audio(self) -> bytes | None:
         """Read the file's bytes; None where these are many, and lie at `path`."""
         return None if self.path else self.file.file.read()
+
+    def sound(self) -> Sound:
+        """Look at the file's beginning, before its bytes are read."""
+        head = self.file.file.read(HEAD_BYTES)
+        self.file.file.seek(0)
+        return of_file(head, self.file.size or len(head))
 
     @property
     def path(self) -> str | None:

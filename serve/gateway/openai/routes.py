@@ -122,6 +122,7 @@ class _Audio:
                 fields = read_fields(form.pairs, self._task, unknown)
                 target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
+                visit.sound = self._door.targets.look(form.sound)
                 exchange = self._begin(form, fields, target, ticket, visit)
             stack.enter_context(exchange)
             events.headers = served_by(target.model) | ignored(fields.ignored)
@@ -142,8 +143,12 @@ class _Audio:
     def _begin(
         self, form: Form, fields: FormFields, target: Target, ticket: Ticket, visit: Visit
     ) -> Exchange:
-        parts, spans = request_parts(fields.request, form.audio()), visit.line.spans
-        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path, spans)
+        parts = request_parts(fields.request, form.audio())
+        return self._door.upstreams.send(
+            *(target, parts, ticket, fields.stream, form.path),
+            spans=visit.line.spans,
+            sound=visit.sound,
+        )
 
 
 async def _pass_on(

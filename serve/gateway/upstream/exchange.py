@@ -53,6 +53,8 @@ class Exchange:
         self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
         self._lost = self._cancelled = self._done = False
+        self.answered = False
+        """The last server has answered it to the end, and somebody waited."""
         self._server, self._call = self._give()
         self.pump = asyncio.create_task(self._pump())
 
@@ -132,6 +134,7 @@ class Exchange:
                 failed = refusal
             else:
                 self._metrics.ended(self._server.name, "OK")
+                self.answered = not self._cancelled
                 return
             finally:
                 self._server.inflight -= 1

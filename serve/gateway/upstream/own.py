@@ -91,7 +91,7 @@ class OwnTriton:
         if request.upload is not None:
             self._give(key, request.upload)
         segments, phases = request.target.segments, request.spans.recorded
-        message = for_triton(request.parts, key, segments, phases)
+        message = for_triton(request.parts, key, segments, phases, request.priority)
         call, source = self._channel.send(message, request.streamed)
         request.spans.given(self.name, inside=True)
         return Call(

@@ -14,11 +14,14 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError
+from serve.contract.messages import Priority
 from serve.gateway import refusals
 from serve.gateway.envelope import Part
 from serve.gateway.limits import Ticket
 from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.models import Models, Target
+from serve.gateway.overload.sound import Sound
+from serve.gateway.overload.target import Targets
 from serve.gateway.refusals import Refusal
 from serve.gateway.spans import NO_SPANS, Spans
 from serve.gateway.upstream.exchange import Exchange
@@ -71,7 +74,14 @@ class Upstreams:
                 if config.upstreams
                 else "the config has no upstreams; [[upstreams]] names their addresses and models"
             )
+        self.targets = Targets(
+            config.gateway.target_p99_s,
+            models.all,
+            config.runtime.slots * max(1, len(engines)),
+        )
+        """How much may be under way."""
         metrics.watch(self.servers)
+        metrics.watch_targets(self.targets)
 
     def start(self) -> None:
         """Begin to look at those that have to be asked."""
@@ -85,6 +95,8 @@ class Upstreams:
         streamed: bool,
         upload: str | None = None,
         spans: Spans = NO_SPANS,
+        sound: Sound | None = None,
+        priority: Priority = "file",
     ) -> Exchange:
         """Give a request to a server.
 
@@ -95,13 +107,17 @@ class Upstreams:
             streamed: whether it may have several answers.
             upload: path of the request's audio, in `uploads`; stays there until the first answer.
             spans: the request's; are told who has it.
+            sound: what is known of its audio, where there is a latency target.
+            priority: whether it is live text, a file, or a job, which can wait.
 
         Raises:
-            Refusal: nobody can take it; the ticket is still open.
+            Refusal: nobody can take it, or nobody in time; the ticket is still open.
         """
-        request = Outgoing(target, parts, streamed, upload, spans)
+        request = Outgoing(target, parts, streamed, upload, spans, priority)
         servers = self._of(target.model)
-        exchange = Exchange(request, servers, self._metrics, ticket, self._limit_s)
+        with self.targets.admitted(target.model, sound, priority, ticket.key) as admitted:
+            exchange = Exchange(request, servers, self._metrics, ticket, self._limit_s)
+        exchange.pump.add_done_callback(lambda _: admitted.end(exchange.answered))
         self._exchanges[exchange.pump] = exchange
         exchange.pump.add_done_callback(self._exchanges.pop)
         return exchange

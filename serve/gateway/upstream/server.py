@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
+from serve.contract.messages import Priority
 from serve.gateway.envelope import Part
 from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
@@ -20,6 +21,7 @@ class Outgoing:
     streamed: bool  # whether it may have several answers
     upload: str | None = None  # path of the request's audio, in the folder for uploads
     spans: Spans = NO_SPANS
+    priority: Priority = "file"  # in the engine's process; another Earshot is not told
 
 
 class Server(Protocol):

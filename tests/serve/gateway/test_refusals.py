@@ -42,6 +42,7 @@ BY_REASON = {
     "connections": (LATER, 503, 503, FAILED, "overloaded", 1008),
     "key_limit": (LATER, 503, 429, "rate_limit_error", "rate_limit_exceeded", 1008),
     "insufficient_quota": ("RESOURCE_EXHAUSTED", 429, 429, *2 * ("insufficient_quota",), 1008),
+    "latency_target": ("RESOURCE_EXHAUSTED", 429, 429, "rate_limit_error", "overloaded", 1008),
     "too_large": ("RESOURCE_EXHAUSTED", 413, 413, BAD, "request_too_large", 1008),
     "media_type": (INVALID, 400, 415, BAD, "unsupported_media_type", 1008),
     "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
@@ -63,7 +64,7 @@ def refusal_of(name):
 
 def wait_of(row):
     """What the header Retry-After says."""
-    return "1" if row[0] == LATER or row[4] == "insufficient_quota" else None
+    return "1" if row[0] == LATER or row[1] == 429 else None
 
 
 every_row = pytest.mark.parametrize(("name", "row"), (CLASSES | BY_REASON).items())

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from serve.transcriber.fair_queue import FairQueue
+from serve.transcriber.fair_queue import FairQueue, rank_of
 
 
 def waiting(*had):
@@ -95,3 +95,29 @@ def test_each_gets_each_of_its_turns_once():
     assert set(left) | set(queue) == set(had)
     assert not set(left) & set(queue)
     assert len(queue._by_rank) < 100, "what is stale goes away"
+
+
+def test_live_text_goes_before_files_that_have_had_as_much():
+    queue = FairQueue()
+    for id, (priority, had) in enumerate((("file", 0), ("live", 0), ("file", 1), ("live", 1))):
+        queue.add(id, rank_of(priority, had, size=10 * id), id)
+    assert [queue.pop() for _ in range(3)] == [1, 0, 3]
+
+
+def test_jobs_go_last_and_have_every_sixteenth_turn():
+    queue = FairQueue()
+    for id in range(3):
+        queue.add(id, rank_of("job", 0, 1), "job")
+    turns = []
+    for id in range(10, 58):
+        queue.add(id, rank_of("file", id % 3, 1), "file")
+        turns.append(queue.pop())
+    assert [at for at, who in enumerate(turns) if who == "job"] == [15, 31, 47]
+
+
+def test_jobs_are_no_newcomers_and_have_all_turns_that_nobody_else_wants():
+    queue = FairQueue()
+    for id in range(20):
+        queue.add(id, rank_of("job", id % 2, 1), id)
+    assert queue.pop(newcomers_only=True) is None
+    assert len({queue.pop() for _ in range(20)}) == 20

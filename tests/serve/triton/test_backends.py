@@ -38,7 +38,7 @@ class Transcriber:
         self.refusal = None
         self.rejected = 0
 
-    def submit(self, request, on_event):
+    def submit(self, request, on_event, priority):
         if self.refusal:
             raise self.refusal
         self.submitted.append((request, on_event))

@@ -25,14 +25,16 @@ class Backend:
 
     def __init__(self):
         self.started = []
+        self.priorities = []
         self.cancelled = []
         self.refusal = None
         self.closed = False
 
-    def start(self, inputs, on_event, key):
+    def start(self, inputs, on_event, key, priority):
         if self.refusal:
             raise self.refusal
         self.started.append((inputs, on_event))
+        self.priorities.append(priority)
         return self
 
     def cancel(self):
@@ -82,10 +84,11 @@ def start(module, backend, failure, monkeypatch):
     sys.setswitchinterval(interval)
 
 
-def asked(segments=False, **options):
+def asked(segments=False, priority="file", **options):
     inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
     request = fake_triton.Request(**inputs, **options)
     request.sent = {"earshot_segments": True} if segments else {}
+    request.sent |= {} if priority == "file" else {"earshot_priority": priority}
     return request
 
 
@@ -120,6 +123,11 @@ def test_the_phases_of_a_requests_time_are_told_where_it_is_traced(start, backen
     outputs = last(request).outputs
     assert tensors.transcript_from_outputs(outputs.get).phases == (phases if traced else ())
     assert ("PHASES" in outputs) is traced
+
+
+def test_the_engine_is_told_the_priority(start, backend):
+    start().execute([asked(priority=priority) for priority in ("live", "file", "job")])
+    assert backend.priorities == ["live", "file", "job"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ class TritonPythonModel:
                         f"request to {tensors.STREAM_MODEL} over a gRPC stream"
                     )
                 on_event = functools.partial(self._responses.put, responder)
-                handle = self._backend.start(inputs, on_event, _key(parameters))
+                priority = parameters.get(tensors.PRIORITY_PARAMETER, "file")
+                handle = self._backend.start(inputs, on_event, _key(parameters), priority)
             except Exception as error:  # one request must not hurt its neighbours
                 if not isinstance(error, EarshotError):
                     logger.exception("a request failed")

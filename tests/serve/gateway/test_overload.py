@@ -1,0 +1,88 @@
+"""A latency target at the gateway's doors: who is refused is told so, and when to come back."""
+
+import io
+import json
+
+import grpc
+import numpy as np
+import pytest
+import soundfile
+from tritonclient.grpc import service_pb2
+
+from serve.contract.config import RuntimeConfig
+from serve.gateway.overload.sound import Lengths, of_file, of_tensors
+from serve.gateway.overload.target import State
+from tests.gateways import WAIT_S, json_request, message, until
+
+SLOTS = RuntimeConfig().slots
+REFUSED = "OverloadedError: as much is under way, or promised to others, as is answered in time"
+
+
+@pytest.fixture
+def full(start):
+    """A gateway that has let in as much as it does before it knows how fast its engine is."""
+    running = start(target_p99_s=2.0)
+    calls = []
+    for _ in range(SLOTS * 3):
+        calls.append(running.call().future(message("wait"), timeout=WAIT_S))
+        until(lambda: calls[-1].done() or len(running.triton.waiting) == len(calls))
+        if calls[-1].done():
+            return running, calls[:-1], calls[-1]
+    raise AssertionError("nobody was refused")
+
+
+def test_what_cannot_be_answered_in_time_is_refused_at_every_door_with_a_time(full):
+    running, _, refused = full
+    assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.details().startswith(REFUSED)
+    assert "(gateway.target_p99_s = 2); send it again in 1 s" in refused.details()
+    assert dict(refused.trailing_metadata())["retry-after"] == "1"
+    body = json.dumps(json_request()).encode()
+    status, headers, answer = running.ask("POST", "/v2/models/whisper/infer", body)
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert json.loads(answer)["error"].startswith(REFUSED)
+    page = running.page()
+    assert 'earshot_gateway_refused_total{reason="latency_target"} 2.0' in page
+    assert "earshot_gateway_target_seconds 2.0" in page
+    assert 'earshot_gateway_target_places{model="demo"} 2.0' in page
+
+
+def test_there_is_room_again_when_answers_have_come_or_clients_have_gone(full):
+    running, calls, _ = full
+    calls.pop().cancel()
+    until(lambda: len(running.triton.waiting) == len(calls))
+    again = running.call().future(message("wait"), timeout=WAIT_S)
+    until(lambda: len(running.triton.waiting) == len(calls) + 1)
+    running.triton.release()
+    for call in (*calls, again):
+        assert service_pb2.ModelInferResponse.FromString(call.result()).outputs
+    state = running.door.targets.models["demo"].state()
+    assert isinstance(state, State) and state.rate > 0
+
+
+def test_without_a_target_nothing_is_refused_and_nothing_counted(start):
+    running = start()
+    calls = [running.call().future(message("wait"), timeout=WAIT_S) for _ in range(3 * SLOTS)]
+    until(lambda: len(running.triton.waiting) == len(calls))
+    assert "earshot_gateway_target" not in running.page()
+
+
+def test_files_tell_their_length_or_it_is_learnt():
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(48_000), 16_000, format="WAV", subtype="PCM_16")
+    wav = file.getvalue()
+    assert of_file(wav[:1000], len(wav)).seconds == pytest.approx(3.0)
+    sound = of_file(b"OggS" + bytes(100), 40_000)
+    lengths = Lengths()
+    before = lengths.seconds(sound)
+    for _ in range(50):
+        lengths.learn(sound, 20.0)
+    assert before == pytest.approx(5.0)
+    assert lengths.seconds(of_file(b"OggS" + bytes(100), 8_000)) == pytest.approx(4.0)
+
+
+def test_samples_are_as_long_as_they_are_many():
+    request = service_pb2.ModelInferRequest.FromString(message(samples=32_000))
+    sound = of_tensors(request, tuple(map(memoryview, request.raw_input_contents)))
+    assert sound.seconds == 2.0
+    assert sound.mark != 0
