@@ -29,6 +29,7 @@ from serve.contract.fields import (
     Share,
     Temperatures,
 )
+from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
 from serve.contract.runtimes import RuntimeSections
@@ -205,6 +206,7 @@ class Config:
     server: ServerConfig = ServerConfig()
     gateway: GatewayConfig = GatewayConfig()
     live: LiveConfig = LiveConfig()
+    jobs: JobsConfig = JobsConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
