@@ -244,6 +244,11 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_server(config.server, path)
     _check_shares(config, path)
     _check_upstreams(config, path)
+    if config.jobs != JobsConfig() and not config.jobs.folder:
+        raise ConfigError(
+            f"{path}: [jobs] names no folder, and without one there are no jobs; expected folder = "
+            '"jobs" or the like beside its other keys'
+        )
     return config
 
 

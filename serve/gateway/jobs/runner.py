@@ -141,6 +141,8 @@ class Runner(Background):
         self._not_now = {what: until for what, until in self._not_now.items() if until > now}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
+        upstreams = self._door.upstreams  # where a server is away, nothing is begun
+        models += [name for name in self._door.models.all if not upstreams.takes(name)]
         claim = self._keeper.table.claim
         job = await self._keeper.quietly(claim, now, now + LEASE_S, self._last_key, keys, models)
         if job is not None:

@@ -17,11 +17,14 @@ import pytest
 import sqlalchemy as sa
 from fsspec.implementations.memory import MemoryFileSystem
 
-from serve.contract.config import Config
+from serve.contract.config import Config, load_config
+from serve.contract.errors import ConfigError
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
+from serve.gateway.jobs.places import is_inside
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
 from serve.gateway.jobs.table import Job, Table
+from serve.gateway.jobs.webhooks import read_secret
 from tests.gateways import Running, until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -547,6 +550,36 @@ def test_a_name_that_leads_inside_is_refused(shared):
     assert "127.0.0.1" not in job["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("93.184.216.34", False),
+        ("2606:2800:220:1::1", False),
+        ("::ffff:93.184.216.34", False),
+        ("127.0.0.1", True),
+        ("10.1.2.3", True),
+        ("172.16.0.1", True),
+        ("192.168.1.1", True),
+        ("169.254.169.254", True),
+        ("100.64.0.1", True),
+        ("0.0.0.0", True),
+        ("224.0.0.1", True),
+        ("255.255.255.255", True),
+        ("::1", True),
+        ("::", True),
+        ("fc00::1", True),
+        ("fe80::1%eth0", True),
+        ("ff02::1", True),
+        ("::ffff:10.0.0.1", True),
+        ("::ffff:169.254.169.254", True),
+        ("64:ff9b::7f00:1", True),
+        ("2002:7f00:1::", True),
+    ],
+)
+def test_addresses_of_the_house(address, inside):
+    assert is_inside(address) == inside
+
+
 def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
     fsspec.register_implementation("s3", MemoryFileSystem, clobber=True)
     monkeypatch.setattr("serve.gateway.jobs.outside.importlib.util.find_spec", lambda _: True)
@@ -556,6 +589,36 @@ def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
     assert job["status"] == "completed", job["error"]
     gone = ended(running, accepted(running, None, url="s3://bucket/b.wav")["id"])
     assert gone["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ("workers = 3", "names no folder"),
+        ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
+        ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
+        ('folder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
+    ],
+)
+def test_a_config_that_makes_no_sense(tmp_path, keys, says):
+    path = tmp_path / "a.toml"
+    path.write_text(f"[jobs]\n{keys}\n")
+    with pytest.raises(ConfigError, match=says):
+        load_config(path)
+
+
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_c2hvcnQ=", "0123456789abcdef" * 2])
+def test_a_secret_that_is_none(tmp_path, text):
+    (tmp_path / "secret").write_text(text)
+    with pytest.raises(ConfigError, match="whsec_"):
+        read_secret(str(tmp_path / "secret"))
+
+
+def test_a_table_that_cannot_be_had(tmp_path):
+    jobs = JobsConfig(folder=str(tmp_path), database="postgresql://me:pw@127.0.0.1:1/none")
+    with pytest.raises(ConfigError, match="cannot be kept in 127") as caught:
+        Table(Config(jobs=jobs))
+    assert "pw" not in str(caught.value)
 
 
 def test_no_url_is_fetched_where_no_place_is_named(start, tmp_path):
