@@ -50,6 +50,7 @@ _LOOK_S = 1.0
 _NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
 _MOST_BACK_OFF_S = 300.0
 _SWEEP_S = 30.0
+_URL_AWAY = "url_away"
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -92,6 +93,9 @@ class Runner(Background):
         self._runs: dict[str, asyncio.Task[None]] = {}  # by their jobs' ids
         self._last_key = ""
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
+        # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
+        # else one that is away for a moment would cost each job that waits one of its tries.
+        self._away = set(door.models.all)
         self._news = asyncio.Event()
         self._swept_s = 0.0
         counts.watch(self._runs)
@@ -141,8 +145,8 @@ class Runner(Background):
         self._not_now = {what: until for what, until in self._not_now.items() if until > now}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
-        upstreams = self._door.upstreams  # where a server is away, nothing is begun
-        models += [name for name in self._door.models.all if not upstreams.takes(name)]
+        self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
+        models += self._away
         claim = self._keeper.table.claim
         job = await self._keeper.quietly(claim, now, now + LEASE_S, self._last_key, keys, models)
         if job is not None:
@@ -278,18 +282,19 @@ class Runner(Background):
         if isinstance(error, RequestError):
             await self._fail(job, refusal)
             return
-        waits = isinstance(error, OverloadedError) or not (
-            run.given or refusal.reason == "url_away"
-        )
-        if waits:
-            wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
+        full = isinstance(error, OverloadedError)
+        counted = not full and (run.given or refusal.reason == _URL_AWAY)
+        wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
+        if full:
             what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
             self._not_now[what] = time.time() + wait_s
-        else:
+        elif refusal.reason != _URL_AWAY:
+            self._away.add(job.model)
+        if counted:
             wait_s = min(2.0**job.tries, _MOST_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, refusal)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
-        await self._put_back(job, due, counted=not waits)
+        await self._put_back(job, due, counted=counted)
 
     async def _put_back(self, job: Job, due: float, counted: bool) -> None:
         await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)

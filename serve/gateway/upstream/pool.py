@@ -108,10 +108,6 @@ class Upstreams:
         for exchange in self._exchanges.values():
             exchange.end(refusal)
 
-    def takes(self, model: str) -> bool:
-        """Tell whether anybody may be given a request for a model, by what is known now."""
-        return any(server.takes(model) for server in self._of(model))
-
     async def ready(self, model: str | None = None) -> bool:
         """Tell whether requests for a model, or for any that there is, would be answered."""
         for name in self._models.all if model is None else (model,):

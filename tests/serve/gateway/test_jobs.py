@@ -365,14 +365,28 @@ def test_a_job_outlives_its_gateway(start, config):
         assert ended(second, id)["status"] == "completed"
 
 
-def test_a_busy_server_is_waited_for(start, config, monkeypatch):
+def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
+    start, config, monkeypatch
+):
+    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.05)
+    running = start(jobs=dataclasses.replace(config, workers=1))
+    ended(running, accepted(running)["id"])
+    running.triton.stop()
+    ids = [accepted(running)["id"] for _ in range(5)]
+    until(lambda: 'refused_total{reason="server_away"}' in running.page())
+    running.triton.start()
+    jobs = [ended(running, id) for id in ids]
+    assert {job["status"] for job in jobs} == {"completed"}
+    assert sum(job["tries"] for job in jobs) <= len(ids) + 1
+
+
+def test_a_full_server_is_waited_for(start, config, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner._NOT_NOW_S", 0.05)
     running = start(jobs=config)
-    running.triton.stop()
-    job = accepted(running)
-    until(lambda: show(running, job["id"])["status"] == "queued")
-    running.triton.start()
-    assert ended(running, job["id"])["status"] == "completed"
+    job = accepted(running, prompt="error:OverloadedError: full")
+    until(lambda: len(running.triton.requests) > 2)
+    found = show(running, job["id"])
+    assert (found["ended_at"], found["tries"] <= 1) == (None, True)
 
 
 def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatch):
