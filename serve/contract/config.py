@@ -244,11 +244,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_server(config.server, path)
     _check_shares(config, path)
     _check_upstreams(config, path)
-    if config.jobs != JobsConfig() and not config.jobs.folder:
-        raise ConfigError(
-            f"{path}: [jobs] names no folder, and without one there are no jobs; expected folder = "
-            '"jobs" or the like beside its other keys'
-        )
+    _check_jobs(config.jobs, path)
     return config
 
 
@@ -260,6 +256,15 @@ def _check_server(server: ServerConfig, path: Path) -> None:
         raise ConfigError(
             f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
             "neither"
+        )
+
+
+def _check_jobs(jobs: JobsConfig, path: Path) -> None:
+    set_keys = [key for key, value in vars(jobs).items() if value != getattr(JobsConfig, key)]
+    if set_keys and not jobs.folder:
+        raise ConfigError(
+            f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
+            'no jobs; expected folder = "jobs" or the like beside them'
         )
 
 

@@ -608,7 +608,7 @@ def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ("workers = 3", "names no folder"),
+        ("workers = 3", "jobs.workers, and no jobs.folder"),
         ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
         ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
         ('folder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
