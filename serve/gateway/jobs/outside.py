@@ -15,6 +15,9 @@ from serve.gateway import refusals
 from serve.gateway.jobs.places import CheckedBackend, InsideError, Places
 from serve.gateway.refusals import FieldRefusal, Refusal
 
+URL_AWAY = "url_away"
+"""The reason of refusals after which a url may be had later."""
+
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
@@ -148,7 +151,7 @@ class Outside:
 
 
 def _away(message: str) -> Refusal:
-    return Refusal(UnavailableError(message), "url_away")
+    return Refusal(UnavailableError(message), URL_AWAY)
 
 
 def _answered(status: int) -> Refusal:

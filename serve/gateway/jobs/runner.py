@@ -29,7 +29,7 @@ from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.jobs.counts import Counts
 from serve.gateway.jobs.keeper import Keeper
-from serve.gateway.jobs.outside import Outside
+from serve.gateway.jobs.outside import URL_AWAY, Outside
 from serve.gateway.jobs.table import COMPLETED, FAILED, Job
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
@@ -50,7 +50,6 @@ _LOOK_S = 1.0
 _NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
 _MOST_BACK_OFF_S = 300.0
 _SWEEP_S = 30.0
-_URL_AWAY = "url_away"
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -223,9 +222,8 @@ class Runner(Background):
             size = await self._outside.fetch(job.url, part)
             await self._keeper.do(audio.seal, part, job.id)
         except OSError as error:
-            raise Refusal(
-                UnavailableError(f"no room for the url's audio: {error.strerror}")
-            ) from error
+            why = UnavailableError(f"no room for the url's audio: {error.strerror}")
+            raise Refusal(why, URL_AWAY) from error
         finally:
             part.unlink(missing_ok=True)
         await self._keeper.do(self._keeper.table.note_size, job, size)
@@ -283,12 +281,12 @@ class Runner(Background):
             await self._fail(job, refusal)
             return
         full = isinstance(error, OverloadedError)
-        counted = not full and (run.given or refusal.reason == _URL_AWAY)
+        counted = not full and (run.given or refusal.reason == URL_AWAY)
         wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
         if full:
             what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
             self._not_now[what] = time.time() + wait_s
-        elif refusal.reason != _URL_AWAY:
+        elif refusal.reason != URL_AWAY:
             self._away.add(job.model)
         if counted:
             wait_s = min(2.0**job.tries, _MOST_BACK_OFF_S)
