@@ -83,7 +83,7 @@ def test_the_native_image_has_all_that_it_imports():
     # Which come with another: typing of pydantic's, gRPC and protobuf with tritonclient, Triton the
     # language with torch; and those that are not imported by these names here.
     brought = {"pydantic-core", "grpcio", "protobuf", "triton"}
-    by_name = {"httptools", "nvidia-pytriton", "packaging"}
+    by_name = {"httptools", "nvidia-pytriton", "packaging", "psycopg"}
     imported = set()
     for top in ("serve", "build"):
         for path in (ROOT / top).rglob("*.py"):
