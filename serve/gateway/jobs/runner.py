@@ -24,7 +24,6 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Transcript
-from serve.gateway.background import Background
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.jobs.counts import Counts
@@ -33,6 +32,7 @@ from serve.gateway.jobs.outside import URL_AWAY, Outside
 from serve.gateway.jobs.table import COMPLETED, FAILED, Job
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
+from serve.gateway.jobs.workers import Workers
 from serve.gateway.limits import Ticket
 from serve.gateway.log import Line
 from serve.gateway.models import Target
@@ -46,7 +46,6 @@ logger = logging.getLogger("earshot.gateway")
 LEASE_S = 15.0
 """A job whose worker has said nothing for so long is another's."""
 
-_LOOK_S = 1.0
 _NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
 _MOST_BACK_OFF_S = 300.0
 _SWEEP_S = 30.0
@@ -61,7 +60,7 @@ class _Run:
     given: bool = False  # a server has had it
 
 
-class Runner(Background):
+class Runner(Workers):
     """A process's workers. For one event loop.
 
     Args:
@@ -82,6 +81,7 @@ class Runner(Background):
         webhooks: Webhooks,
         counts: Counts,
     ) -> None:
+        super().__init__()
         self._config = config
         self._door = door
         self._keeper = keeper
@@ -89,57 +89,32 @@ class Runner(Background):
         self._webhooks = webhooks
         self._counts = counts
         self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
-        self._runs: dict[str, asyncio.Task[None]] = {}  # by their jobs' ids
         self._last_key = ""
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
         # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
         # else one that is away for a moment would cost each job that waits one of its tries.
         self._away = set(door.models.all)
-        self._news = asyncio.Event()
         self._swept_s = 0.0
-        counts.watch(self._runs)
-
-    def wake(self) -> None:
-        """Look for jobs now."""
-        self._news.set()
+        counts.watch(self.tasks)
 
     def cancelled(self, id: str) -> None:
         """End a job's work that is done here, for it has been cancelled."""
-        if (task := self._runs.get(id)) is not None:
+        if (task := self.tasks.get(id)) is not None:
             task.cancel()
-
-    async def close(self) -> None:
-        """End; what is under way is put back."""
-        await super().close()
-        for task in self._runs.values():
-            task.cancel()
-        await asyncio.gather(*self._runs.values(), return_exceptions=True)
 
     # ------------------------------------------------------------ which one, and when
-
-    async def _run(self) -> None:
-        while True:
-            self._news.clear()
-            if time.time() > self._swept_s + _SWEEP_S:
-                await self._sweep()
-            if self._has_room() and (job := await self._claimed()) is not None:
-                task = asyncio.create_task(self._work(job))
-                self._runs[job.id] = task
-                task.add_done_callback(lambda task, id=job.id: self._ended(id, task))  # type: ignore[misc]
-                continue
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
 
     def _has_room(self) -> bool:
         """Tell whether a job may start beside the requests that are under way."""
         admission = self._door.admission
-        room = len(self._runs) < self._config.jobs.workers and admission.requests < self._below
+        room = len(self.tasks) < self._config.jobs.workers and admission.requests < self._below
         return room and not admission.draining
 
     async def _claimed(self) -> Job | None:
+        if time.time() > self._swept_s + _SWEEP_S:
+            await self._sweep()
+        if not self._has_room():
+            return None
         now = time.time()
         self._not_now = {what: until for what, until in self._not_now.items() if until > now}
         keys = [name for kind, name in self._not_now if kind == "key"]
@@ -152,23 +127,13 @@ class Runner(Background):
             self._last_key = job.key
         return job
 
-    def _ended(self, id: str, task: "asyncio.Task[None]") -> None:
-        del self._runs[id]
-        self._news.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed in the gateway; it is tried again", id, exc_info=error)
-
     async def _sweep(self) -> None:
         """Fail what waits for too long, forget what ended long ago, and count what there is."""
         now, jobs, table = time.time(), self._config.jobs, self._keeper.table
         self._swept_s = now
         for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
-            await self._fail(
-                job,
-                Refusal(
-                    DeadlineError(f"the job had no end after {jobs.give_up_s:g} s (jobs.give_up_s)")
-                ),
-            )
+            error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
+            await self._fail(job, Refusal(error))
         await self._keeper.quietly(table.forget, now - jobs.keep_s)
         ids = await self._keeper.quietly(table.open_ids)
         if ids is not None:

@@ -4,7 +4,6 @@ They are as Standard Webhooks has them (https://www.standardwebhooks.com): the h
 the same of each try, webhook-timestamp, and webhook-signature, HMAC-SHA256 of both and the body.
 """
 
-import asyncio
 import base64
 import binascii
 import datetime
@@ -21,18 +20,17 @@ from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.gateway.background import Background
 from serve.gateway.jobs.keeper import Keeper
 from serve.gateway.jobs.outside import Outside
 from serve.gateway.jobs.table import Job
 from serve.gateway.jobs.wire import described
+from serve.gateway.jobs.workers import Workers
 from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
 _PREFIX = "whsec_"
 _AT_A_TIME = 8
-_LOOK_S = 1.0
 _LEASE_S = 60.0  # beyond the longest try
 _FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
 _GONE = 410  # by which a receiver asks for no more
@@ -80,7 +78,7 @@ def body_of(job: Job) -> bytes:
     return to_json(event).encode()
 
 
-class Webhooks(Background):
+class Webhooks(Workers):
     """Sends those that are due. For one event loop.
 
     Args:
@@ -94,59 +92,27 @@ class Webhooks(Background):
     """
 
     def __init__(self, config: Config, keeper: Keeper, outside: Outside, tries: Counter) -> None:
+        super().__init__()
         path = config.jobs.webhook_secret_file
         self._secret = read_secret(path) if path else None
         self._give_up_s = config.jobs.webhook_give_up_s
         self._keeper = keeper
         self._outside = outside
         self._tries = tries
-        self._news = asyncio.Event()
-        self._sending: set[asyncio.Task[None]] = set()
 
     @property
     def on(self) -> bool:
         """Tell whether there is a secret to sign them with."""
         return self._secret is not None
 
-    def wake(self) -> None:
-        """Look for those that are due now."""
-        self._news.set()
-
-    async def close(self) -> None:
-        """End; what was on its way is sent again by whoever comes next."""
-        await super().close()
-        for task in self._sending:
-            task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            self._news.clear()
-            if len(self._sending) < _AT_A_TIME and (job := await self._claimed()) is not None:
-                task = asyncio.create_task(self._send(job))
-                self._sending.add(task)
-                task.add_done_callback(self._sent)
-                continue
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
-
     async def _claimed(self) -> Job | None:
-        if self._secret is None:
+        if self._secret is None or len(self.tasks) >= _AT_A_TIME:
             return None
         now = time.time()
         table = self._keeper.table
         return await self._keeper.quietly(table.claim_webhook, now, now + _LEASE_S)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
-        self._news.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a webhook failed in the gateway", exc_info=error)
-
-    async def _send(self, job: Job) -> None:
+    async def _work(self, job: Job) -> None:
         assert self._secret is not None  # else none is claimed
         body, now = body_of(job), int(time.time())
         headers = signed(self._secret, f"msg_{job.id}", now, body)

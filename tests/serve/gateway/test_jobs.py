@@ -76,9 +76,8 @@ class Hearer:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What waits for its time looks at the clock more often."""
-    monkeypatch.setattr("serve.gateway.jobs.runner._LOOK_S", 0.05)
-    monkeypatch.setattr("serve.gateway.jobs.webhooks._LOOK_S", 0.05)
+    """Who waits for work looks for it more often."""
+    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
 
 
 @pytest.fixture
