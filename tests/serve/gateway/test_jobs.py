@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from fsspec.implementations.memory import MemoryFileSystem
 
 from serve.contract.config import Config, load_config
-from serve.contract.errors import ConfigError
+from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
 from serve.gateway.jobs.places import is_inside
@@ -377,6 +377,21 @@ def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
     jobs = [ended(running, id) for id in ids]
     assert {job["status"] for job in jobs} == {"completed"}
     assert sum(job["tries"] for job in jobs) <= len(ids) + 1
+
+
+def test_a_look_that_fails_is_not_the_last(start, config, monkeypatch, caplog):
+    claim, fails = Table.claim, [ValueError("odd"), FileError("the database is away")]
+
+    def claimed(*arguments):
+        if fails:
+            raise fails.pop(0)
+        return claim(*arguments)
+
+    monkeypatch.setattr(Table, "claim", claimed)
+    running = start(jobs=config)
+    assert ended(running, accepted(running)["id"])["status"] == "completed"
+    assert "jobs cannot be looked for" in caplog.text
+    assert "the database is away; jobs wait until they can be" in caplog.text
 
 
 def test_a_full_server_is_waited_for(start, config, monkeypatch):
