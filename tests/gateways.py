@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import resource
 import threading
 import time
 
@@ -153,6 +154,17 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No byte more is written to any file, as where there is no room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def message(prompt="hello", model=tensors.MODEL, samples=400, **fields):

@@ -25,7 +25,7 @@ from serve.gateway.jobs.places import is_inside
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
 from serve.gateway.jobs.table import Job, Table
 from serve.gateway.jobs.webhooks import read_secret
-from tests.gateways import Running, until
+from tests.gateways import Running, full_disk, until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = {"authorization": "Bearer secret-a"}
@@ -392,6 +392,16 @@ def test_a_look_that_fails_is_not_the_last(start, config, monkeypatch, caplog):
     assert ended(running, accepted(running)["id"])["status"] == "completed"
     assert "jobs cannot be looked for" in caplog.text
     assert "the database is away; jobs wait until they can be" in caplog.text
+
+
+def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(start, config):
+    running = start(jobs=config)
+    with full_disk():
+        status, error = send(running)
+    assert (status, error["code"]) == (503, "server_unavailable")
+    assert audio_of(config) == []
+    assert json.loads(running.ask("GET", JOBS)[2])["data"] == []
+    assert ended(running, accepted(running)["id"])["status"] == "completed"
 
 
 def test_a_full_server_is_waited_for(start, config, monkeypatch):
