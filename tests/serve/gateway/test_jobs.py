@@ -298,7 +298,7 @@ def test_a_jobs_request_counts_as_any_of_its_key(start, config, keys_file):
     ids = [accepted(running, headers=BOB)["id"] for _ in range(2)]
     ended(running, ids[0], BOB)
     until(lambda: 'refused_total{reason="key_limit"}' in running.page())  # one a minute
-    assert show(running, ids[1], BOB)["status"] == "queued"
+    until(lambda: show(running, ids[1], BOB)["status"] == "queued")
     ended(running, accepted(running, headers=ALICE)["id"], ALICE)  # who does not wait for bob
     _, _, body = running.ask("GET", "/v1/usage", headers=BOB)
     (row,) = json.loads(body)["data"]
