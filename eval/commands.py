@@ -119,6 +119,12 @@ COMMANDS = (
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
     Command(
+        "jobs",
+        "jobs while processes are killed: what is lost, done twice, not told?",
+        "jobs.run.jobs",
+        flags.JOBS,
+    ),
+    Command(
         "same-tokens",
         "compare our tokens with CTranslate2's, beam by beam",
         "accuracy.same_tokens.compare_tokens",

@@ -183,6 +183,13 @@ SOAK = (
         options={"nargs": "*", "dest": "scenarios"},
     ),
 )
+JOBS = (
+    Flag("--jobs N", "in all", positive, 200, options={"dest": "count"}),
+    Flag("--clients N", "that post them, each with a key of its own", positive, 4),
+    Flag("--every S", "from a well server to the next kill, on the average", seconds, 15.0),
+    Flag("--minutes M", "in which jobs are posted and processes killed, at most", positive, 10),
+    Flag("--seed S", "says who is killed when", int, 0),
+)
 SAME_TOKENS = (
     _setting("--manifest JSONL", "clips to decode"),
     Flag(

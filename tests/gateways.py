@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import resource
 import threading
 import time
 
@@ -18,6 +19,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
+from serve.contract.jobs_config import JobsConfig
 from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig, TracesConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
@@ -51,6 +53,7 @@ class Running:
         price_per_audio_hour=0.0,
         traces=None,
         target_p99_s=0.0,
+        jobs=None,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -62,6 +65,7 @@ class Running:
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
             traces=traces or TracesConfig(),
+            jobs=jobs or JobsConfig(),
             gateway=GatewayConfig(
                 unknown_fields=unknown_fields,
                 price_per_audio_hour=price_per_audio_hour,
@@ -155,6 +159,17 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No byte more is written to any file, as where there is no room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def message(prompt="hello", model=tensors.MODEL, samples=400, **fields):

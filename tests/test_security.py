@@ -10,7 +10,7 @@ from serve.contract.config import Config
 
 PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", PAGE, re.MULTILINE)
-NAMED = re.findall(r"`(server|transcriber|live)\.(\w+)\b", PAGE)
+NAMED = re.findall(r"`(server|transcriber|live|jobs)\.(\w+)\b", PAGE)
 
 
 @pytest.mark.parametrize(("section", "key", "default"), ROWS, ids=lambda part: part)
@@ -27,7 +27,7 @@ def test_no_limit_is_left_out():
     """A new key that bounds what callers may do needs its row."""
     bounds = {
         f"{section}.{field.name}"
-        for section in ("server", "transcriber", "live")
+        for section in ("server", "transcriber", "live", "jobs")
         for field in dataclasses.fields(getattr(Config(), section))
         if field.name.startswith("max_") or field.name.endswith("_timeout_s")
     }

@@ -29,6 +29,7 @@ from serve.contract.fields import (
     Share,
     Temperatures,
 )
+from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
 from serve.contract.runtimes import RuntimeSections
@@ -218,6 +219,7 @@ class Config:
     gateway: GatewayConfig = GatewayConfig()
     live: LiveConfig = LiveConfig()
     traces: TracesConfig = TracesConfig()
+    jobs: JobsConfig = JobsConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
@@ -255,6 +257,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_server(config.server, path)
     _check_shares(config, path)
     _check_upstreams(config, path)
+    _check_jobs(config.jobs, path)
     return config
 
 
@@ -266,6 +269,15 @@ def _check_server(server: ServerConfig, path: Path) -> None:
         raise ConfigError(
             f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
             "neither"
+        )
+
+
+def _check_jobs(jobs: JobsConfig, path: Path) -> None:
+    set_keys = [key for key, value in vars(jobs).items() if value != getattr(JobsConfig, key)]
+    if set_keys and not jobs.folder:
+        raise ConfigError(
+            f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
+            'no jobs; expected folder = "jobs" or the like beside them'
         )
 
 

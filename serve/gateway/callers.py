@@ -187,6 +187,25 @@ class Callers:
             raise Refusal(AccessError(f"this API key has expired, {known.expires}"))
         return fitting[0]
 
+    @property
+    def several(self) -> bool:
+        """Tell whether there are several keys, of which each has its share."""
+        return len(self._callers) > 1
+
+    def named_as(self, name: str) -> Caller:
+        """Find the caller whose key has a name, for what it asked for earlier.
+
+        Raises:
+            Refusal: there is no such key any more, or it has expired.
+        """
+        if not (self.named or name):
+            return self._anyone
+        self._refresh()
+        caller = self._callers.get(name)
+        if caller is None or (caller.key and caller.key.expired):
+            raise Refusal(AccessError(f"the key {name} is good no more"))
+        return caller
+
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
         now = self._clock()
@@ -231,7 +250,7 @@ class Callers:
             else Caller(name, key, self._clock)
             for name, key in keys.items()
         }
-        share = self._config.server.key_share if len(keys) > 1 else 1.0
+        share = self._config.server.key_share if self.several else 1.0
         for caller in self._callers.values():
             self._limit(caller, share)
 

@@ -3,7 +3,7 @@ known of the server."""
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -168,16 +168,22 @@ class Door:
             target, [message], ticket, streamed, spans=spans, sound=visit.sound
         )
 
-    @contextlib.contextmanager
     def account(
         self, line: Line, route: str, authorization: str | None, timed: bool = True
+    ) -> contextlib.AbstractContextManager[Visit]:
+        """Let a request in whose header names its caller; see `account_of`."""
+        return self.account_of(line, route, lambda: self.callers.identify(authorization), timed)
+
+    @contextlib.contextmanager
+    def account_of(
+        self, line: Line, route: str, caller_of: Callable[[], Caller], timed: bool = True
     ) -> Iterator[Visit]:
         """Let a request for a transcript in, count it and how it ends, and time it.
 
         Args:
             line: of the log; is told all of this, for others to write.
             route: label of the metrics.
-            authorization: header that names the caller.
+            caller_of: finds out who sends it, or refuses whoever it is.
             timed: whether how long it takes is the server's doing.
 
         Raises:
@@ -193,7 +199,7 @@ class Door:
 
         with self.metrics.timed(route) if timed else contextlib.nullcontext():
             try:
-                caller = self.callers.identify(authorization)
+                caller = caller_of()
                 line.key, line.left = caller.name, caller.left
                 self.usage.require(caller)
                 caller.begin()

@@ -13,7 +13,7 @@ folder: doors that no crowd of clients stands in.
 """
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -58,8 +58,17 @@ WholePage = Callable[[], Awaitable[bytes]]
 """Gives the page of metrics."""
 
 
-def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
-    """Build the application for clients; `state` is what the page shows of the server."""
+def build_app(
+    door: Door, metrics: WholePage, state: State, jobs: Sequence[BaseRoute] = ()
+) -> ASGIApp:
+    """Build the application for clients.
+
+    Args:
+        door: lets requests in.
+        metrics: gives their page.
+        state: what the page shows of the server.
+        jobs: the addresses of jobs; (): there are no jobs.
+    """
     api = _Api(door)
     routes: list[BaseRoute] = [
         *page_routes(state, door),
@@ -79,7 +88,7 @@ def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
         ]
     routes += [
         WebSocketRoute("/v1/realtime", Live(door)),
-        Mount("/v1", build_openai_app(door)),
+        Mount("/v1", build_openai_app(door, jobs)),
     ]
     return _app(routes, door)
 

@@ -66,7 +66,7 @@ class UpstreamMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
         self._requests = Counter(
             "earshot_gateway_upstream_requests",
             "Requests given to a server by how it ended them, as a gRPC status",
@@ -98,7 +98,7 @@ class UpstreamMetrics:
     def watch_targets(self, targets: Targets) -> None:
         """Tell of the latency targets, where there are some."""
         if targets.models:
-            self._registry.register(TargetMetrics(targets))
+            self.registry.register(TargetMetrics(targets))
 
     def ended(self, upstream: str, status: str) -> None:
         """Count a request that a server has ended with this status."""
@@ -119,49 +119,49 @@ class Metrics:
     def __init__(
         self, admission: Admission, streams: Sized, watch: LoopWatch, turns: Sized, usage: Usage
     ) -> None:
-        self._registry = CollectorRegistry()
-        self.live = LiveMetrics(self._registry, streams)
-        self.upstreams = UpstreamMetrics(self._registry)
+        self.registry = CollectorRegistry()
+        self.live = LiveMetrics(self.registry, streams)
+        self.upstreams = UpstreamMetrics(self.registry)
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",
             ("route", "status", "key"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._audio_s = Counter(
             "earshot_gateway_audio_seconds",
             "Seconds of audio of requests that were answered, and of live streams as they come",
             ("route", "key"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._refused = Counter(
             "earshot_gateway_refused",
             "Requests for transcripts that were not answered, by reason",
             ("reason",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._seconds = Histogram(
             "earshot_gateway_request_seconds",
             "From a request's arrival to its last answer or its client's going",
             ("route",),
             buckets=_BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._first_delta_s = Histogram(
             "earshot_gateway_first_delta_seconds",
             "From a streamed request's arrival to the first of its text",
             ("route",),
             buckets=_BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.spans = Counter(
             "earshot_gateway_spans",
             "Spans that have ended, were sent, could not be sent; the rest waits or is dropped",
             ("state",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        _add_gauges(self._registry, admission, watch, turns, usage)
+        _add_gauges(self.registry, admission, watch, turns, usage)
 
     def count_audio(self, route: str, key: str, audio_s: float) -> None:
         """Count audio that has become text, or has come in over a live stream."""
@@ -200,7 +200,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 def _add_gauges(

@@ -47,6 +47,9 @@ REASONS = {
     "method": Status("NOT_FOUND", 405, "method_not_allowed"),
     "origin": Status("PERMISSION_DENIED", 403, "origin_not_allowed"),
     "host": Status("PERMISSION_DENIED", 421, "host_not_allowed"),
+    "job_open": Status("INVALID_ARGUMENT", 409, "job_open"),
+    "job_failed": Status("INVALID_ARGUMENT", 409, "job_failed"),
+    "idempotency": Status("INVALID_ARGUMENT", 422, "idempotency_key_reused"),
     "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
     "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
 }

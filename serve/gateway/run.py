@@ -5,10 +5,12 @@ import dataclasses
 import functools
 import logging
 import math
+import pkgutil
 import resource
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import disable_created_metrics
@@ -32,6 +34,9 @@ from serve.wire.folder import (
     gateway_door,
     run_folder,
 )
+
+if TYPE_CHECKING:
+    from serve.gateway.jobs.routes import Jobs
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -72,7 +77,9 @@ class Gateway:
             whole_page, folder, tritons, self._door.metrics, number, processes
         )
         connections = _most_connections(server)
-        clients = build_app(self._door, whole, self._state)
+        self._jobs = _open_jobs(config, self._door) if config.jobs.folder else None
+        routes = self._jobs.routes if self._jobs else ()
+        clients = build_app(self._door, whole, self._state, routes)
         watchers = build_watchers_app(self._door, whole)
         inside = dataclasses.replace(server, tls_certificate="", tls_key="")
         self._http = [
@@ -109,6 +116,8 @@ class Gateway:
         for server in self._http:
             server.start()
         await self._grpc.start()
+        if self._jobs:
+            self._jobs.start()
 
     async def drain(self) -> bool:
         """Answer what was accepted, refuse the rest; whether all of it was answered in time."""
@@ -117,6 +126,8 @@ class Gateway:
 
     async def close(self) -> None:
         """Hang up, on clients that are refused while they send when the drain's time is over."""
+        if self._jobs:
+            await self._jobs.close()
         await self._state.close()
         left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
         hung_up = [server.close(left_s) for server in self._http]
@@ -128,9 +139,16 @@ class Gateway:
         await self._door.traces.close()
 
 
+def _open_jobs(config: Config, door: Door) -> "Jobs":
+    """Open what keeps and does jobs; a server without them loads nothing of it."""
+    jobs: Jobs = pkgutil.resolve_name("serve.gateway.jobs.routes:Jobs")(config, door)
+    return jobs
+
+
 def share_of(config: Config) -> Config:
     """Give a configuration the limits of one of its gateway's processes, rounded up."""
     processes, server, live = config.gateway.processes, config.server, config.live
+    jobs = config.jobs
     return dataclasses.replace(
         config,
         server=dataclasses.replace(
@@ -139,6 +157,7 @@ def share_of(config: Config) -> Config:
             max_inflight_mb=math.ceil(server.max_inflight_mb / processes),
         ),
         live=dataclasses.replace(live, max_streams=math.ceil(live.max_streams / processes)),
+        jobs=dataclasses.replace(jobs, workers=math.ceil(jobs.workers / processes)),
     )
 
 

@@ -46,6 +46,7 @@ _RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
 _HTTP = {
     "transcriptions": ("POST", "/v1/audio/transcriptions"),
     "translations": ("POST", "/v1/audio/translations"),
+    "jobs": ("POST", "/v1/audio/jobs"),
     "http": ("POST", "/v2/models/{name}/infer"),
     "live": ("GET", "/v1/realtime"),
 }

@@ -88,7 +88,7 @@ def test_the_native_image_has_all_that_it_imports():
     brought |= {pin.partition("==")[0] for pin in PINS if pin.startswith("opentelemetry-")}
     brought.add("googleapis-common-protos")  # with these, and google is protobuf's, too
     brought -= {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
-    by_name = {"httptools", "nvidia-pytriton", "packaging"}
+    by_name = {"httptools", "nvidia-pytriton", "packaging", "psycopg"}
     imported = set()
     for top in ("serve", "build"):
         for path in (ROOT / top).rglob("*.py"):

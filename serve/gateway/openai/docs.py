@@ -3,9 +3,11 @@
 Both are made from the same fields that requests are read by.
 """
 
+import re
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
+from serve.contract.messages import Task
 from serve.contract.options import Option
 from serve.gateway.openai.fields import FIELDS
 from serve.speech.pcm import EXPECTED
@@ -15,7 +17,12 @@ _AUDIO = {
     "/v1/audio/transcriptions": "Write down what a file says, in its language",
     "/v1/audio/translations": "Write down what a file says, in English",
 }
+_JOBS = "/v1/audio/jobs"
+_JOB = "Keep a file, or a url, and write down later what it says: 202 and a job"
 _OTHERS = {
+    _JOBS: "The caller's jobs, the newest first: ?limit= and ?after=",
+    f"{_JOBS}/{{id}}": "One of them; POST …/cancel ends it",
+    f"{_JOBS}/{{id}}/result": "What it has written down, in any format: ?response_format=srt",
     "/v1/models": "The names that `model` may have",
     "/v1/models/{model}": "One of them",
     "/v1/usage": "What the caller's key has had, by day and model, of ?start= and ?end=",
@@ -56,6 +63,8 @@ def openapi() -> dict[str, Any]:
         "paths": {
             **{path: {"post": _audio(summary)} for path, summary in _AUDIO.items()},
             **{path: {"get": _other(path, summary)} for path, summary in _OTHERS.items()},
+            _JOBS: {"post": _job(), "get": _other(_JOBS, _OTHERS[_JOBS])},
+            f"{_JOBS}/{{id}}/cancel": {"post": _other(f"{_JOBS}/{{id}}/cancel", "End a job")},
         },
         "components": {"schemas": {"Error": _error()}},
     }
@@ -64,6 +73,7 @@ def openapi() -> dict[str, Any]:
 def page() -> str:
     """Describe them on a page that loads nothing."""
     rows = "".join(_row(name, text) for name, text in _AUDIO.items())
+    rows += _row(f"POST {_JOBS}", _JOB)
     rows += "".join(_row(name, text) for name, text in _OTHERS.items())
     fields = _row(
         "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
@@ -128,14 +138,32 @@ def _audio(summary: str) -> dict[str, Any]:
     }
 
 
+def _job() -> dict[str, Any]:
+    """Describe how a job is sent: as a transcription is, and with where to tell of its end."""
+    operation = _audio(_JOB)
+    schema = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+    text = {"type": "string"}
+    schema["properties"] |= {
+        "task": {**text, "enum": list(get_args(Task)), "description": "default: transcribe"},
+        "webhook_url": {**text, "description": "is told of the job's end"},
+    }
+    properties = {**schema["properties"], "url": {**text, "description": "where the audio is"}}
+    del properties["file"]
+    by_url = {"type": "object", "required": ["url"], "properties": properties}
+    operation["requestBody"]["content"]["application/json"] = {"schema": by_url}
+    operation["responses"]["202"] = {"description": "the job"}
+    del operation["responses"]["200"]
+    return operation
+
+
 def _other(path: str, summary: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "the answer"}},
     }
-    if "{model}" in path:
+    if name := re.search(r"{(\w+)}", path):
         operation["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name[1], "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     return operation
 

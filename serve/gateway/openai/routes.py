@@ -2,6 +2,7 @@
 
     POST /v1/audio/transcriptions, /v1/audio/translations
     GET  /v1/models, /v1/models/{name}, /v1/usage
+    /v1/audio/jobs: see `serve.gateway.jobs.routes`, where there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
 answers once. Errors that come after the first event of a stream are its last event.
@@ -11,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from serve.contract.errors import RequestError
@@ -48,12 +50,12 @@ logger = logging.getLogger("earshot.gateway")
 _CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME and /v1/usage"
+    "/v1/models/NAME and /v1/usage, and jobs at /v1/audio/jobs"
 )
 
 
-def build_openai_app(door: Door) -> Starlette:
-    """Build the application for what lies below /v1."""
+def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
+    """Build the application for what lies below /v1; `jobs` are the addresses of jobs."""
 
     def identify(request: Request) -> None:
         door.callers.identify(request.headers.get("authorization"))
@@ -76,6 +78,7 @@ def build_openai_app(door: Door) -> Starlette:
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
             Route("/usage", UsageOfKey(door).answer),
+            *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
         ],
         exception_handlers=handlers,
     )
@@ -193,6 +196,10 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
     text = f"no {request.method} at this address; {_OFFERED}"
     reason = "method" if error.status_code == 405 else "not_found"
     return as_openai(Refusal(RequestError(text), reason), FIELDS, dict(error.headers or {}))
+
+
+async def _no_jobs(request: Request) -> Response:
+    raise refusals.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -49,6 +49,9 @@ BY_REASON = {
     "method": ("NOT_FOUND", 404, 405, BAD, "method_not_allowed", 1008),
     "origin": ("PERMISSION_DENIED", 403, 403, BAD, "origin_not_allowed", 1008),
     "host": ("PERMISSION_DENIED", 403, 421, BAD, "host_not_allowed", 1008),
+    "job_open": (INVALID, 400, 409, BAD, "job_open", 1008),
+    "job_failed": (INVALID, 400, 409, BAD, "job_failed", 1008),
+    "idempotency": (INVALID, 400, 422, BAD, "idempotency_key_reused", 1008),
     "session_idle": (INVALID, 400, 400, BAD, "session_idle", 1001),
     "session_expired": (INVALID, 400, 400, BAD, "session_expired", 1001),
 }

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import resource
 import subprocess
 import sys
 
@@ -21,7 +20,7 @@ from serve.gateway.callers import Caller
 from serve.gateway.refusals import Refusal
 from serve.gateway.usage import FILE, Row, Usage, UsageFile
 from serve.wire.client import Client
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import WAIT_S, full_disk, json_request, message, until
 
 MIDNIGHT_S = 1_798_761_600.0  # of 2027-01-01
 DAYS = ("2026-12-31", "2027-01-01")
@@ -149,17 +148,6 @@ def test_it_is_written_every_second(usage, clock, path):
         return found
 
     assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 1, 30.0)]
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No byte more is written to any file, as where there is no room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):

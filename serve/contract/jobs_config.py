@@ -1,0 +1,68 @@
+"""The section [jobs] of a configuration: requests that are kept and answered later."""
+
+import dataclasses
+import ipaddress
+import re
+from typing import Annotated
+
+from serve.contract.codec import text_that
+from serve.contract.fields import Count, CountOrNone, NameOrNone, Seconds
+
+PLACE = re.compile(r"(?:(https?|s3)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+"""A place that urls may name: a host, with https unless it says http or s3, and a port."""
+POSTGRESQL = "postgresql://"
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+Place = Annotated[
+    str,
+    text_that(
+        PLACE.fullmatch,
+        "a host such as files.example.org, *.example.org, http://files.example.org:8080 or "
+        "s3://bucket",
+    ),
+]
+Network = Annotated[str, text_that(_is_network, "a network such as 10.1.0.0/16")]
+Database = Annotated[
+    str,
+    text_that(
+        lambda text: text == "" or text.startswith(POSTGRESQL),
+        f"{POSTGRESQL}host/name, or nothing for a file of SQLite's in jobs.folder",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobsConfig:
+    """Keys of jobs. Without a folder there are none."""
+
+    # Where their audio lies and, unless `database` names another, their table; relative to where
+    # the server is started. It outlives the server.
+    folder: NameOrNone = ""
+    database: Database = ""
+    workers: Count = 2  # that are under way at a time; each gateway process has its share
+    # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
+    # as all engines together have slots, or `server.max_inflight` where there is no engine.
+    below: CountOrNone = 0
+    # So often a job is begun whose server is lost; then it has failed.
+    tries: Count = 10
+    give_up_s: Seconds = 259_200.0  # a job that has no end by then has failed
+    keep_s: Seconds = 86_400.0  # a job that has ended is forgotten after it, with its result
+    max_queued: Count = 10_000  # jobs without an end; `server.key_share` of them for each key
+    max_queued_mb: Count = 10_240  # MiB of their audio, shared alike
+    # Places whose urls are fetched, and to which webhooks go. (): none.
+    allowed_hosts: tuple[Place, ...] = ()
+    # Networks inside the house in which these hosts may lie. (): they lie outside.
+    allowed_networks: tuple[Network, ...] = ()
+    fetch_timeout_s: Seconds = 600.0  # until a url's audio is here
+    # A file that holds whsec_ and 24 to 64 bytes in base64, with which webhooks are signed. Without
+    # one there are none.
+    webhook_secret_file: NameOrNone = ""
+    webhook_give_up_s: Seconds = 86_400.0  # after a job's end a webhook is tried no more

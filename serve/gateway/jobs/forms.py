@@ -1,0 +1,106 @@
+"""Jobs on their way in: forms with a file, or JSON with a url."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from starlette.requests import Request
+
+from serve.contract.codec import to_json
+from serve.contract.errors import shown
+from serve.contract.messages import Task
+from serve.contract.server_config import UnknownFields
+from serve.gateway import refusals
+from serve.gateway.limits import Ticket, check_json
+from serve.gateway.openai.fields import FormFields, read_fields
+from serve.gateway.refusals import FieldRefusal
+from serve.gateway.uploads import body_chunks
+
+_MAX_JSON_BYTES = 2**20
+_OWN = ("task", "webhook_url", "url")  # fields that requests for a transcript do not have
+_EXPECTED = 'expected an object such as {"url": "https://files.example.org/a.mp3"}'
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A job as its client asks for it, without its file."""
+
+    pairs: Pairs  # of the fields that are a transcription's
+    fields: FormFields  # what these say
+    url: str
+    webhook_url: str
+
+
+def read_asked(pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_file: bool) -> Asked:
+    """Read a job's fields.
+
+    Args:
+        pairs: names and texts in their order.
+        unknown: what becomes of unknown ones.
+        has_file: whether the audio came beside them.
+
+    Raises:
+        Refusal: one is unknown, malformed, or cannot be honoured.
+    """
+    own: dict[str, str] = {}
+    rest: list[tuple[str, str]] = []
+    for name, text in pairs:
+        if name not in _OWN:
+            rest.append((name, text))
+        elif name in own:
+            raise FieldRefusal(name, f"{name} came more than once; expected it once")
+        elif text:
+            own[name] = text
+    if has_file and "url" in own:
+        raise FieldRefusal("url", "url came beside a file; expected one of them")
+    if not has_file and "url" not in own:
+        raise FieldRefusal("url", f"url is missing; {_EXPECTED}, or a form with a file")
+    fields = read_fields(rest, _task(own.get("task", "transcribe")), unknown)
+    if fields.stream:
+        raise FieldRefusal("stream", "stream = true of a job, whose answer is fetched later")
+    return Asked(tuple(rest), fields, own.get("url", ""), own.get("webhook_url", ""))
+
+
+def _task(text: str) -> Task:
+    for task in get_args(Task):
+        if text == task:
+            return task  # type: ignore[no-any-return]
+    raise FieldRefusal("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
+
+
+async def json_pairs(request: Request, ticket: Ticket, limit_s: float) -> Pairs:
+    """Receive a JSON object as the pairs that a form would have.
+
+    Raises:
+        Refusal: it is none, too large, or too slow.
+    """
+    chunks = body_chunks(request, ticket, limit_s, _require_small)
+    text = b"".join([chunk async for chunk in chunks])
+    check_json(text, "the job")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise refusals.invalid(f"the body is not JSON; {_EXPECTED}") from None
+    if not isinstance(found, Mapping):
+        raise refusals.invalid(f"the body is no JSON object; {_EXPECTED}")
+    return tuple((name, text) for name, value in found.items() for text in _texts(value))
+
+
+def _require_small(size: int) -> None:
+    if size > _MAX_JSON_BYTES:
+        raise refusals.too_large(
+            f"the job's JSON has {size} bytes; expected at most {_MAX_JSON_BYTES}: send what is "
+            "larger in a form"
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    """Write a value as a form does; each of a list is a text of its own."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value if isinstance(value, str) else to_json(value)]

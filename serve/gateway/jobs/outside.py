@@ -1,0 +1,161 @@
+"""Goes outside for jobs: fetches audio by its url, and posts webhooks."""
+
+import asyncio
+import importlib.util
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+
+import fsspec
+import httpcore2
+
+from serve.contract.config import Config
+from serve.contract.errors import UnavailableError
+from serve.gateway import refusals
+from serve.gateway.jobs.places import CheckedBackend, InsideError, Places
+from serve.gateway.refusals import FieldRefusal, Refusal
+
+URL_AWAY = "url_away"
+"""The reason of refusals after which a url may be had later."""
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 5
+_AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
+_CONNECT_S, _READ_S = 10.0, 30.0
+_POST_S = 20.0
+_CHUNK_BYTES = 2**20
+_TIMES = {"timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _READ_S}}
+_AGENT = ("User-Agent", "Earshot")
+_FAILED = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
+
+
+class Outside:
+    """The way there. For one event loop.
+
+    Args:
+        config: says where it may go, and how much it may bring.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.places = Places(config.jobs)
+        self._limit_s = config.jobs.fetch_timeout_s
+        self._most_bytes = config.server.max_request_mb * 2**20
+        self._pool = httpcore2.AsyncConnectionPool(
+            network_backend=CheckedBackend(self.places.networks), keepalive_expiry=10.0
+        )
+
+    def require_audio(self, url: str) -> None:
+        """Refuse a url that cannot be fetched here.
+
+        Raises:
+            FieldRefusal: it is of another place, or of a store that cannot be read.
+        """
+        if self.places.require(url, "url") == "s3" and importlib.util.find_spec("s3fs") is None:
+            raise FieldRefusal(
+                "url", "s3:// is read by s3fs, which this server lacks; pip install s3fs there"
+            )
+
+    async def fetch(self, url: str, to: Path) -> int:
+        """Fetch audio into a file; return its bytes.
+
+        Raises:
+            Refusal: it cannot be had; `status.again` tells whether it may be later.
+        """
+        self.require_audio(url)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                if url.startswith("s3://"):
+                    return await asyncio.to_thread(self._from_store, url, to)
+                return await self._by_http(url, to)
+        except TimeoutError:
+            raise _away(
+                f"url was not whole after {self._limit_s:g} s (jobs.fetch_timeout_s)"
+            ) from None
+        except InsideError as error:
+            raise FieldRefusal(
+                "url",
+                f"url: {error} lies at an address inside this server's house, which it goes to for "
+                "nobody (jobs.allowed_networks)",
+            ) from None
+        except _FAILED as error:
+            raise _away(f"url cannot be fetched: {error or type(error).__name__}") from error
+
+    async def _by_http(self, url: str, to: Path) -> int:
+        headers = [_AGENT, ("Accept-Encoding", "identity")]
+        for _ in range(_MOST_REDIRECTS + 1):
+            self.places.require(url, "url")
+            url = urllib.parse.urldefrag(url).url
+            async with self._pool.stream("GET", url, headers=headers, extensions=_TIMES) as answer:
+                if answer.status in _REDIRECTS:
+                    fields = {name.lower(): value for name, value in answer.headers}
+                    target = fields.get(b"location", b"").decode("latin-1")
+                    url = urllib.parse.urljoin(url, target)
+                    continue
+                if answer.status != 200:
+                    raise _answered(answer.status)
+                return await self._save(answer, to)
+        raise FieldRefusal("url", f"url leads on more than {_MOST_REDIRECTS} times")
+
+    async def _save(self, answer: httpcore2.Response, to: Path) -> int:
+        size = 0
+        with to.open("wb") as file:
+            async for chunk in answer.aiter_stream():
+                size += len(chunk)
+                self._require_room(size)
+                file.write(chunk)
+        return size
+
+    def _from_store(self, url: str, to: Path) -> int:
+        """Read an object, by the keys and the endpoint that the environment names."""
+        size = 0
+        try:
+            with fsspec.open(url, "rb") as source, to.open("wb") as file:
+                while chunk := source.read(_CHUNK_BYTES):
+                    size += len(chunk)
+                    self._require_room(size)
+                    file.write(chunk)
+        except (FileNotFoundError, PermissionError):
+            raise FieldRefusal("url", "url: the store has no such object for this server") from None
+        except OSError as error:
+            raise _away("url cannot be read from its store just now") from error
+        return size
+
+    def _require_room(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise refusals.too_large(
+                f"url has more than {self._most_bytes} bytes (server.max_request_mb)"
+            )
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Post a webhook; return the answer's status.
+
+        Raises:
+            Refusal: there is no answer, or the place is none to go to.
+        """
+        self.places.require(url, "webhook_url")
+        fields = [_AGENT, *headers.items()]
+        try:
+            async with asyncio.timeout(_POST_S):
+                async with self._pool.stream(
+                    "POST", url, headers=fields, content=body, extensions=_TIMES
+                ) as answer:
+                    return int(answer.status)
+        except InsideError as error:
+            raise FieldRefusal("webhook_url", f"{error} lies inside the house") from None
+        except (TimeoutError, *_FAILED) as error:
+            raise _away(str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._pool.aclose()
+
+
+def _away(message: str) -> Refusal:
+    return Refusal(UnavailableError(message), URL_AWAY)
+
+
+def _answered(status: int) -> Refusal:
+    message = f"url answered with status {status}; expected 200 and audio"
+    if status >= 500 or status in _AGAIN:
+        return _away(message)
+    return FieldRefusal("url", message)

@@ -1,0 +1,285 @@
+"""Jobs over HTTP, below /v1.
+
+    POST /v1/audio/jobs                a form with a file, or JSON with a url: 202 and the job
+    GET  /v1/audio/jobs                the caller's, the newest first: ?limit=20&after=ID
+    GET  /v1/audio/jobs/{id}
+    POST /v1/audio/jobs/{id}/cancel
+    GET  /v1/audio/jobs/{id}/result    ?response_format=srt
+
+What 202 was said of is on the disk. Jobs of other keys are not there for a caller.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+
+from python_multipart.multipart import parse_options_header
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve.contract.codec import to_json
+from serve.contract.config import Config
+from serve.contract.errors import RequestError, shown
+from serve.gateway import refusals
+from serve.gateway.callers import Caller
+from serve.gateway.door import Door
+from serve.gateway.envelope import request_parts
+from serve.gateway.headers import ignored, served_by, warning
+from serve.gateway.jobs.counts import Counts
+from serve.gateway.jobs.forms import Asked, Pairs, json_pairs, read_asked
+from serve.gateway.jobs.keeper import Keeper
+from serve.gateway.jobs.outside import Outside
+from serve.gateway.jobs.runner import Runner
+from serve.gateway.jobs.table import CANCELLED, OPEN, Job
+from serve.gateway.jobs.webhooks import Webhooks
+from serve.gateway.jobs.wire import (
+    delivery,
+    described,
+    fields_of,
+    rendered,
+    require_result,
+    transcript_of,
+)
+from serve.gateway.limits import Ticket
+from serve.gateway.openai.form import received_form
+from serve.gateway.refusals import FieldRefusal, Refusal
+
+_MOST_A_PAGE, _A_PAGE = 100, 20
+_MAX_IDEMPOTENCY = 255  # characters
+_MIB = 2**20
+
+
+class Jobs:
+    """All of them: their addresses, and the work on them. For one event loop.
+
+    Args:
+        config: of this process.
+        door: their requests go in by it.
+
+    Raises:
+        ConfigError: the table, the folder or the secret cannot be used.
+    """
+
+    def __init__(self, config: Config, door: Door) -> None:
+        self._config = config
+        self._door = door
+        self._keeper = Keeper(config)
+        self._outside = Outside(config)
+        counts = Counts(door.metrics.registry)
+        self._counts = counts
+        self._webhooks = Webhooks(config, self._keeper, self._outside, counts.webhooks)
+        self._runner = Runner(config, door, self._keeper, self._outside, self._webhooks, counts)
+
+    @property
+    def routes(self) -> list[Route]:
+        """The addresses, below /v1."""
+        return [
+            Route("/audio/jobs", self._accept, methods=["POST"]),
+            Route("/audio/jobs", self._list),
+            Route("/audio/jobs/{id}", self._show),
+            Route("/audio/jobs/{id}/cancel", self._cancel, methods=["POST"]),
+            Route("/audio/jobs/{id}/result", self._result),
+        ]
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._runner.start()
+        self._webhooks.start()
+
+    async def close(self) -> None:
+        """End it; what has no end yet is gone on with by whoever comes next."""
+        await self._runner.close()
+        await self._webhooks.close()
+        await self._outside.close()
+        await asyncio.to_thread(self._keeper.close)
+
+    # ------------------------------------------------------------ one more
+
+    async def _accept(self, request: Request) -> Response:
+        caller = self._identify(request)
+        self._door.usage.require(caller)
+        await self._require_room(caller.name)
+        with self._door.admission.admit(caller.account) as ticket:
+            async with self._received(request, ticket) as (pairs, file, filename):
+                unknown = self._config.gateway.unknown_fields
+                asked = read_asked(pairs, unknown, file is not None)
+                job = self._job(request, caller, asked)
+                kept = await self._keep(job, asked, file, filename)
+        ticket.close()
+        self._runner.wake()
+        headers = served_by(kept.model) | ignored(asked.fields.ignored)
+        return JSONResponse(described(kept) | delivery(kept), 202, headers)
+
+    async def _require_room(self, key: str) -> None:
+        """Refuse a job beside which there are too many, of its key or of all."""
+        jobs, load = self._config.jobs, await self._keeper.do(self._keeper.table.load)
+        share = self._config.server.key_share if self._door.callers.several else 1.0
+        own = load.get(key, (0, 0))
+        all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
+        for name, now, mine, most in (
+            ("jobs.max_queued", all_jobs, own[0], jobs.max_queued),
+            ("jobs.max_queued_mb", all_bytes, own[1], jobs.max_queued_mb * _MIB),
+        ):
+            if now >= most:
+                raise refusals.overloaded(f"as many jobs wait as may ({name}); try later", "jobs")
+            if mine >= most * share:
+                raise refusals.key_limit(f"share of {name}", key)
+
+    @contextlib.asynccontextmanager
+    async def _received(
+        self, request: Request, ticket: Ticket
+    ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
+        """Receive a job: its pairs, and its file and that file's name where it has one."""
+        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        kind, _ = parse_options_header(request.headers.get("content-type", ""))
+        if kind == b"application/json":
+            yield await json_pairs(request, ticket, limit_s), None, ""
+            return
+        async with received_form(request, ticket, limit_s, folder) as form:
+            yield form.pairs, form.file.file, form.file.filename or ""
+
+    def _job(self, request: Request, caller: Caller, asked: Asked) -> Job:
+        """Make a job of what was asked, which is one that this server can do."""
+        request_parts(asked.fields.request, None)  # whether tensors can hold it
+        if asked.url:
+            self._outside.require_audio(asked.url)
+        if asked.webhook_url:
+            self._require_webhook(asked.webhook_url)
+        idempotency = request.headers.get("idempotency-key")
+        if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
+            raise refusals.invalid(
+                f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
+                f"{_MAX_IDEMPOTENCY}"
+            )
+        now = time.time()
+        return Job(
+            id=f"job_{secrets.token_hex(16)}",
+            key=caller.name,
+            model=self._door.models.named(asked.fields.model),
+            task=asked.fields.request.task,
+            pairs=to_json(asked.pairs),
+            url=asked.url,
+            webhook_url=asked.webhook_url,
+            idempotency=idempotency,
+            created=now,
+            due=now,
+        )
+
+    def _require_webhook(self, url: str) -> None:
+        if not self._webhooks.on:
+            raise FieldRefusal(
+                "webhook_url",
+                "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's config "
+                "names no secret to sign webhooks with",
+            )
+        if self._outside.places.require(url, "webhook_url") == "s3":
+            raise FieldRefusal("webhook_url", "webhook_url is s3://…; expected https://…")
+
+    async def _keep(self, job: Job, asked: Asked, file: BinaryIO | None, filename: str) -> Job:
+        """Keep a job and its audio; return it, or the one that was sent under its key before."""
+        audio, sha256 = self._keeper.audio, ""
+        try:
+            size = 0
+            if file is not None:
+                sha256 = await self._keeper.do(audio.keep, job.id, file)
+                size = audio.path(job.id).stat().st_size
+            sent = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
+            job = dataclasses.replace(
+                job,
+                filename=filename[:255],
+                audio_bytes=size,
+                fingerprint=hashlib.sha256(sent.encode()).hexdigest(),
+            )
+            kept = await self._keeper.do(self._keeper.table.add, job)
+        except BaseException:
+            audio.remove(job.id)
+            raise
+        if kept.id != job.id:
+            audio.remove(job.id)
+            if kept.fingerprint != job.fingerprint:
+                raise Refusal(
+                    RequestError(
+                        f"the Idempotency-Key is that of {kept.id}, which was another request; use "
+                        "a new one for each job"
+                    ),
+                    "idempotency",
+                )
+        return kept
+
+    # ------------------------------------------------------------ those that there are
+
+    async def _list(self, request: Request) -> Response:
+        caller, query = self._identify(request), request.query_params
+        for name in query:
+            if name not in ("limit", "after"):
+                raise FieldRefusal(name[:60], f"{shown(name)} is unknown; known: limit and after")
+        limit = query.get("limit", str(_A_PAGE))
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_A_PAGE):
+            raise FieldRefusal("limit", f"limit = {shown(limit)}; expected 1 to {_MOST_A_PAGE}")
+        after = query.get("after", "")
+        if after:
+            await self._found(caller, after)
+        table, count = self._keeper.table, int(limit)
+        jobs = await self._keeper.do(table.newest, caller.name, count + 1, after)
+        told = [described(job) | delivery(job) for job in jobs[:count]]
+        page = {
+            "object": "list",
+            "data": told,
+            "first_id": told[0]["id"] if told else None,
+            "last_id": told[-1]["id"] if told else None,
+            "has_more": len(jobs) > count,
+        }
+        return JSONResponse(page)
+
+    async def _show(self, request: Request) -> Response:
+        job = await self._named(request)
+        return JSONResponse(described(job) | delivery(job))
+
+    async def _cancel(self, request: Request) -> Response:
+        job = await self._named(request)
+        if job.status in OPEN:
+            table, now = self._keeper.table, time.time()
+            if await self._keeper.do(table.cancel, job.key, job.id, now):
+                self._runner.cancelled(job.id)
+                self._counts.ended(CANCELLED)
+                await self._keeper.do(self._keeper.audio.remove, job.id)
+                self._webhooks.wake()
+            job = await self._named(request)
+        return JSONResponse(described(job) | delivery(job))
+
+    async def _result(self, request: Request) -> Response:
+        job = await self._named(request)
+        require_result(job)
+        text = await self._keeper.do(self._keeper.table.result, job.id)
+        if text is None:
+            raise _unknown(job.id)  # it has just been forgotten
+        fields, asked = fields_of(job, "ignore"), request.query_params.multi_items()
+        # Subtitles of long audio take a while to split.
+        transcript = await asyncio.to_thread(transcript_of, text, job.id)
+        answer, kind = await asyncio.to_thread(rendered, fields, transcript, asked)
+        headers = served_by(job.model) | warning(transcript.warning)
+        return Response(answer, media_type=kind, headers=headers)
+
+    def _identify(self, request: Request) -> Caller:
+        return self._door.callers.identify(request.headers.get("authorization"))
+
+    async def _named(self, request: Request) -> Job:
+        return await self._found(self._identify(request), request.path_params["id"])
+
+    async def _found(self, caller: Caller, id: str) -> Job:
+        job = await self._keeper.do(self._keeper.table.find, caller.name, id)
+        if job is None:
+            raise _unknown(id)
+        return job
+
+
+def _unknown(id: str) -> Refusal:
+    return refusals.not_found(
+        f"no job {shown(id)}; it is another key's, was never there, or is forgotten (jobs.keep_s)"
+    )

@@ -1,0 +1,296 @@
+"""Runs jobs: takes one from the table while there is room beside other requests, and records its
+end once, whoever dies meanwhile.
+
+A job's request goes the way of any other of its key, in `Runner._ask` alone: it is counted, limited
+and measured as these are. What fails by its own fault ends so. What fails by the server's is put
+back, and a job that was begun `jobs.tries` times has failed: it may be what the server dies of.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from serve.contract.codec import to_json
+from serve.contract.config import Config
+from serve.contract.errors import (
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.contract.messages import Transcript
+from serve.gateway.door import Door, Visit
+from serve.gateway.envelope import read_transcript, request_parts
+from serve.gateway.jobs.counts import Counts
+from serve.gateway.jobs.keeper import Keeper
+from serve.gateway.jobs.outside import URL_AWAY, Outside
+from serve.gateway.jobs.table import COMPLETED, FAILED, Job
+from serve.gateway.jobs.webhooks import Webhooks
+from serve.gateway.jobs.wire import fields_of
+from serve.gateway.jobs.workers import Workers
+from serve.gateway.limits import Ticket
+from serve.gateway.log import Line
+from serve.gateway.models import Target
+from serve.gateway.openai.fields import FIELDS
+from serve.gateway.openai.form import SPOOL_BYTES
+from serve.gateway.overload.sound import HEAD_BYTES, of_file
+from serve.gateway.refusals import Refusal, openai_error
+from serve.gateway.upstream.exchange import Exchange
+
+logger = logging.getLogger("earshot.gateway")
+
+LEASE_S = 15.0
+"""A job whose worker has said nothing for so long is another's."""
+
+_NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
+_MOST_BACK_OFF_S = 300.0
+_SWEEP_S = 30.0
+_KEY_LIMITS = ("key_limit", "insufficient_quota")
+
+
+@dataclasses.dataclass
+class _Run:
+    """A job that is being worked on."""
+
+    job: Job
+    given: bool = False  # a server has had it
+
+
+class Runner(Workers):
+    """A process's workers. For one event loop.
+
+    Args:
+        config: says how many, and how long they try.
+        door: jobs' requests go in by it.
+        keeper: of the table.
+        outside: where urls are fetched.
+        webhooks: are woken at the end of each.
+        counts: are told what happens.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        door: Door,
+        keeper: Keeper,
+        outside: Outside,
+        webhooks: Webhooks,
+        counts: Counts,
+    ) -> None:
+        super().__init__()
+        self._config = config
+        self._door = door
+        self._keeper = keeper
+        self._outside = outside
+        self._webhooks = webhooks
+        self._counts = counts
+        self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
+        self._last_key = ""
+        self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
+        # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
+        # else one that is away for a moment would cost each job that waits one of its tries.
+        self._away = set(door.models.all)
+        self._swept_s = 0.0
+        counts.watch(self.tasks)
+
+    def cancelled(self, id: str) -> None:
+        """End a job's work that is done here, for it has been cancelled."""
+        if (task := self.tasks.get(id)) is not None:
+            task.cancel()
+
+    # ------------------------------------------------------------ which one, and when
+
+    def _has_room(self) -> bool:
+        """Tell whether a job may start beside the requests that are under way."""
+        admission = self._door.admission
+        room = len(self.tasks) < self._config.jobs.workers and admission.requests < self._below
+        return room and not admission.draining
+
+    async def _claimed(self) -> Job | None:
+        if time.time() > self._swept_s + _SWEEP_S:
+            await self._sweep()
+        if not self._has_room():
+            return None
+        now = time.time()
+        self._not_now = {what: until for what, until in self._not_now.items() if until > now}
+        keys = [name for kind, name in self._not_now if kind == "key"]
+        models = [name for kind, name in self._not_now if kind == "model"]
+        self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
+        models += self._away
+        claim = self._keeper.table.claim
+        job = await self._keeper.quietly(claim, now, now + LEASE_S, self._last_key, keys, models)
+        if job is not None:
+            self._last_key = job.key
+        return job
+
+    async def _sweep(self) -> None:
+        """Fail what waits for too long, forget what ended long ago, and count what there is."""
+        now, jobs, table = time.time(), self._config.jobs, self._keeper.table
+        self._swept_s = now
+        for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
+            error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
+            await self._fail(job, Refusal(error))
+        await self._keeper.quietly(table.forget, now - jobs.keep_s)
+        ids = await self._keeper.quietly(table.open_ids)
+        if ids is not None:
+            await self._keeper.quietly(self._keeper.audio.remove_orphans, ids)
+            self._counts.open_jobs = len(ids)
+
+    # ------------------------------------------------------------ one job
+
+    async def _work(self, job: Job) -> None:
+        run, holding = _Run(job), asyncio.create_task(self._hold(job, asyncio.current_task()))
+        try:
+            if job.tries > self._config.jobs.tries:
+                raise Refusal(
+                    RequestError(
+                        f"the server was lost {job.tries - 1} times while it worked on this job "
+                        "(jobs.tries)"
+                    ),
+                    "jobs_tries",
+                )
+            await self._fetch(job)
+            await self._ask(run)
+        except Refusal as refusal:
+            await self._not_answered(run, refusal)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._put_back(job, time.time(), counted=False))
+            raise
+        finally:
+            holding.cancel()
+
+    async def _hold(self, job: Job, work: "asyncio.Task[None] | None") -> None:
+        """Keep others from a job as long as it is worked on; end that where it is another's."""
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            renewed = await self._keeper.quietly(
+                self._keeper.table.renew, job, time.time() + LEASE_S
+            )
+            if renewed is False and work is not None:
+                work.cancel()
+
+    async def _fetch(self, job: Job) -> None:
+        """Have a job's audio here.
+
+        Raises:
+            Refusal: it cannot be had.
+        """
+        audio = self._keeper.audio
+        if not job.url or audio.path(job.id).exists():
+            return
+        part = audio.part(job.id, job.token)
+        try:
+            size = await self._outside.fetch(job.url, part)
+            await self._keeper.do(audio.seal, part, job.id)
+        except OSError as error:
+            why = UnavailableError(f"no room for the url's audio: {error.strerror}")
+            raise Refusal(why, URL_AWAY) from error
+        finally:
+            part.unlink(missing_ok=True)
+        await self._keeper.do(self._keeper.table.note_size, job, size)
+
+    async def _ask(self, run: _Run) -> None:
+        """Send a job's request, as its caller would, and record the answer.
+
+        Raises:
+            Refusal: there is none.
+        """
+        line = Line(id=run.job.id, model=run.job.model)
+        caller = self._door.callers.named_as
+        try:
+            with self._door.account_of(line, "jobs", lambda: caller(run.job.key)) as visit:
+                with contextlib.ExitStack() as stack:
+                    with self._door.admission.admit(visit.account) as ticket:
+                        exchange = await self._begin(run, ticket, visit, stack)
+                    stack.enter_context(exchange)
+                    transcript = read_transcript(await exchange.only_answer())
+                await self._record(run.job, transcript, visit)
+        finally:
+            line.write()
+
+    async def _begin(
+        self, run: _Run, ticket: Ticket, visit: Visit, stack: contextlib.ExitStack
+    ) -> Exchange:
+        job, keeper, copy = run.job, self._keeper, None
+        fields = fields_of(job, self._config.gateway.unknown_fields)
+        path = keeper.audio.path(job.id)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise Refusal(RequestError("the job's audio is there no more"), "jobs_audio") from None
+        ticket.charge(size)
+        if size <= SPOOL_BYTES:
+            parts = request_parts(fields.request, await keeper.do(path.read_bytes))
+        else:  # the engine's process takes it from where uploads lie, and keeps nothing there
+            file = tempfile.NamedTemporaryFile(dir=self._door.upstreams.uploads)  # noqa: SIM115
+            copy = stack.enter_context(file).name
+            await keeper.do(keeper.audio.copy, job.id, Path(copy))
+            parts = request_parts(fields.request, None)
+        sound = of_file(await keeper.do(_head, path), size)
+        visit.sound = self._door.targets.look(lambda: sound)
+        exchange = self._door.upstreams.send(
+            *(Target(job.model, False), parts, ticket, False, copy),
+            spans=visit.line.spans,
+            sound=visit.sound,
+            priority="job",
+        )
+        run.given = True
+        return exchange
+
+    async def _record(self, job: Job, transcript: Transcript, visit: Visit) -> None:
+        """Record a job's answer, and count it, unless the job has ended otherwise."""
+        table, seconds = self._keeper.table, transcript.duration
+        if await self._keeper.do(table.complete, job, time.time(), to_json(transcript), seconds):
+            visit.answered(transcript)
+            await self._over(job, COMPLETED)
+
+    async def _not_answered(self, run: _Run, refusal: Refusal) -> None:
+        """Let a job fail where the fault is its own, else put it back."""
+        job, error = run.job, refusal.error
+        if isinstance(error, RequestError):
+            await self._fail(job, refusal)
+            return
+        full = isinstance(error, OverloadedError)
+        counted = not full and (run.given or refusal.reason == URL_AWAY)
+        wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
+        if full:
+            what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
+            self._not_now[what] = time.time() + wait_s
+        elif refusal.reason != URL_AWAY:
+            self._away.add(job.model)
+        if counted:
+            wait_s = min(2.0**job.tries, _MOST_BACK_OFF_S)
+        logger.info("%s waits for %.0f s: %s", job.id, wait_s, refusal)
+        due = time.time() + wait_s * random.uniform(1.0, 1.2)
+        await self._put_back(job, due, counted=counted)
+
+    async def _put_back(self, job: Job, due: float, counted: bool) -> None:
+        await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)
+
+    async def _fail(self, job: Job, refusal: Refusal) -> None:
+        error = to_json(openai_error(refusal, FIELDS)["error"])
+        if await self._keeper.quietly(self._keeper.table.fail, job, time.time(), error):
+            await self._over(job, FAILED)
+
+    async def _over(self, job: Job, status: str) -> None:
+        self._counts.ended(status)
+        await self._keeper.quietly(self._keeper.audio.remove, job.id)
+        self._webhooks.wake()
+
+
+def _head(path: Path) -> bytes:
+    """Read the beginning of a job's audio."""
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def _slots(config: Config, engines: int) -> int:
+    """Return the number of requests that keep this process's share of all engines busy."""
+    if not engines:
+        return config.server.max_inflight
+    return max(1, config.runtime.slots * engines // config.gateway.processes)

@@ -1,0 +1,141 @@
+"""Webhooks: tell whoever wants to know it that a job has ended, until they have heard it.
+
+They are as Standard Webhooks has them (https://www.standardwebhooks.com): the headers webhook-id,
+the same of each try, webhook-timestamp, and webhook-signature, HMAC-SHA256 of both and the body.
+"""
+
+import base64
+import binascii
+import datetime
+import hashlib
+import hmac
+import logging
+import random
+import time
+from pathlib import Path
+
+from prometheus_client import Counter
+
+from serve.contract.codec import to_json
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
+from serve.gateway.jobs.keeper import Keeper
+from serve.gateway.jobs.outside import Outside
+from serve.gateway.jobs.table import Job
+from serve.gateway.jobs.wire import described
+from serve.gateway.jobs.workers import Workers
+from serve.gateway.refusals import Refusal
+
+logger = logging.getLogger("earshot.gateway")
+
+_PREFIX = "whsec_"
+_AT_A_TIME = 8
+_LEASE_S = 60.0  # beyond the longest try
+_FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
+_GONE = 410  # by which a receiver asks for no more
+
+
+def read_secret(path: str) -> bytes:
+    """Read the secret that webhooks are signed with.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    text = read_text(Path(path), "jobs.webhook_secret_file names it").strip()
+    try:
+        secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        secret = b""
+    if not text.startswith(_PREFIX) or not 24 <= len(secret) <= 64:
+        raise ConfigError(
+            f"{path} (jobs.webhook_secret_file) holds no secret; expected {_PREFIX} and 24 to 64 "
+            f'bytes in base64, as `echo "{_PREFIX}$(openssl rand -base64 32)"` makes it'
+        )
+    return secret
+
+
+def signed(secret: bytes, id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Return the headers of a webhook."""
+    text = f"{id}.{timestamp}.".encode() + body
+    signature = base64.b64encode(hmac.digest(secret, text, hashlib.sha256)).decode()
+    return {
+        "content-type": "application/json",
+        "webhook-id": id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": f"v1,{signature}",
+    }
+
+
+def body_of(job: Job) -> bytes:
+    """Write what is told of a job that has ended; it is the same at each try."""
+    ended = datetime.datetime.fromtimestamp(job.ended or 0.0, datetime.UTC)
+    event = {
+        "type": f"audio.job.{job.status}",
+        "timestamp": ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "data": described(job),
+    }
+    return to_json(event).encode()
+
+
+class Webhooks(Workers):
+    """Sends those that are due. For one event loop.
+
+    Args:
+        config: names the secret, and when to give up.
+        keeper: of the table.
+        outside: the way there.
+        tries: counts them by how they end.
+
+    Raises:
+        ConfigError: the secret cannot be read.
+    """
+
+    def __init__(self, config: Config, keeper: Keeper, outside: Outside, tries: Counter) -> None:
+        super().__init__()
+        path = config.jobs.webhook_secret_file
+        self._secret = read_secret(path) if path else None
+        self._give_up_s = config.jobs.webhook_give_up_s
+        self._keeper = keeper
+        self._outside = outside
+        self._tries = tries
+
+    @property
+    def on(self) -> bool:
+        """Tell whether there is a secret to sign them with."""
+        return self._secret is not None
+
+    async def _claimed(self) -> Job | None:
+        if self._secret is None or len(self.tasks) >= _AT_A_TIME:
+            return None
+        now = time.time()
+        table = self._keeper.table
+        return await self._keeper.quietly(table.claim_webhook, now, now + _LEASE_S)
+
+    async def _work(self, job: Job) -> None:
+        assert self._secret is not None  # else none is claimed
+        body, now = body_of(job), int(time.time())
+        headers = signed(self._secret, f"msg_{job.id}", now, body)
+        try:
+            status, why = await self._outside.post(job.webhook_url, headers, body), ""
+        except Refusal as refusal:
+            status, why = 0, str(refusal)
+        done, due = self._next(job, status)
+        self._tries.labels(done if done != "pending" else "failed").inc()
+        if done != "delivered":
+            logger.warning(
+                "the webhook of %s was not taken: %s; %s",
+                job.id,
+                why or f"status {status}",
+                "it is given up" if done == "given_up" else f"again in {due - time.time():.0f} s",
+            )
+        await self._keeper.quietly(self._keeper.table.webhook_done, job, done, due)
+
+    def _next(self, job: Job, status: int) -> tuple[str, float]:
+        """Say what a try's answer makes of a webhook, and when it is due again."""
+        if 200 <= status < 300:
+            return "delivered", 0.0
+        wait_s = min(_FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MOST_S)
+        due = time.time() + wait_s * random.uniform(1.0, 1.2)
+        late = due > (job.ended or 0.0) + self._give_up_s
+        return ("given_up" if late or status == _GONE else "pending"), due

