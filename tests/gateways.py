@@ -18,7 +18,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
-from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
+from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig, ShadowConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
@@ -49,6 +49,7 @@ class Running:
         devices=("cpu",),
         unknown_fields="refuse",
         price_per_audio_hour=0.0,
+        shadow=None,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -59,6 +60,7 @@ class Running:
             server=dataclasses.replace(ServerConfig(**ports), **server),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
+            shadow=shadow or ShadowConfig(),
             gateway=GatewayConfig(
                 unknown_fields=unknown_fields, price_per_audio_hour=price_per_audio_hour
             ),

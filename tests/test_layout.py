@@ -65,6 +65,7 @@ RULES = {
         "serve.wire",
         # What does not load torch: the gateway's process is small.
         "serve.speech.activity",
+        "serve.speech.bare",
         "serve.speech.cues",
         "serve.speech.formats",
         "serve.speech.languages",

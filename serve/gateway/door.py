@@ -3,7 +3,7 @@ known of the server."""
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -14,17 +14,19 @@ from serve.gateway import refusals
 from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import audio_s, check_request, check_streamed, queue_s
-from serve.gateway.envelope import read_envelope
+from serve.gateway.envelope import Part, read_envelope, read_transcript
 from serve.gateway.gate import Turns
 from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
 from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
-from serve.gateway.models import Models
+from serve.gateway.models import Models, Target
 from serve.gateway.refusals import Refusal
+from serve.gateway.shadow.monitor import Shadow
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
+from serve.gateway.upstream.server import Outgoing
 from serve.gateway.usage import Usage
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
@@ -43,6 +45,8 @@ class Visit:
     def __init__(self, caller: Caller, line: Line, metrics: Metrics, usage: Usage) -> None:
         self._caller = caller
         self.line = line
+        self.watch: Callable[[Transcript], None] | None = None
+        """Is told its answer; None: nobody is."""
         self._metrics = metrics
         self._usage = usage
         self._uncounted = 1  # itself
@@ -64,10 +68,15 @@ class Visit:
     def answered(self, transcript: Transcript) -> None:
         """Count its audio, whose length its answer has told."""
         self._count_answer(transcript.duration, transcript.timings.queue_s)
+        if self.watch:
+            self.watch(transcript)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count its audio, of an answer of KServe's."""
         self._count_answer(audio_s(answer), queue_s(answer))
+        if self.watch:
+            with contextlib.suppress(Refusal):  # its client wants a part of it alone
+                self.watch(read_transcript(answer))
 
     def count_live(self, seconds: float) -> None:
         """Count live audio as it comes in.
@@ -118,6 +127,7 @@ class Door:
         self.watch = LoopWatch(alive)
         self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns, self.usage)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
+        self.shadow = Shadow(config, self.upstreams, self.metrics.shadow)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 
@@ -148,7 +158,25 @@ class Door:
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         visit.require_duration([output.name for output in envelope.request.outputs])
-        return self.upstreams.send(target, [message], ticket, streamed)
+        return self.pass_on(visit, target, [message], ticket, streamed)
+
+    def pass_on(
+        self,
+        visit: Visit,
+        target: Target,
+        parts: Sequence[Part],
+        ticket: Ticket,
+        streamed: bool,
+        upload: str | None = None,
+    ) -> Exchange:
+        """Give a visit's request to a server, as `Upstreams.send` does; its answer may be watched.
+
+        Raises:
+            Refusal: nobody can take it; the ticket is still open.
+        """
+        exchange = self.upstreams.send(target, parts, ticket, streamed, upload)
+        visit.watch = self.shadow.watching(Outgoing(target, parts, streamed, upload))
+        return exchange
 
     @contextlib.contextmanager
     def account(

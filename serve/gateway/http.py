@@ -195,7 +195,7 @@ class _Api:
         translated = request_from_http(name, version, body, json_size)
         visit.require_duration([output.name for output in translated.request.outputs])
         parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
-        return self._door.upstreams.send(target, parts, ticket, streamed=False), translated
+        return self._door.pass_on(visit, target, parts, ticket, streamed=False), translated
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
         def check(size: int) -> None:

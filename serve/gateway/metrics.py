@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
+from serve.gateway.shadow.metrics import ShadowMetrics
 from serve.gateway.upstream.server import Server
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
@@ -114,6 +115,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.live = LiveMetrics(self._registry, streams)
         self.upstreams = UpstreamMetrics(self._registry)
+        self.shadow = ShadowMetrics(self._registry)
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",

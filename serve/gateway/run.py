@@ -104,6 +104,7 @@ class Gateway:
         self._door.usage.start()
         self._door.uploads.start()
         self._door.upstreams.start()
+        self._door.shadow.start()
         self._state.start()
         self._door.watch.start()
         for server in self._http:
@@ -122,6 +123,7 @@ class Gateway:
         hung_up = [server.close(left_s) for server in self._http]
         await asyncio.gather(self._grpc.stop(_END_S), *hung_up)
         await self._door.uploads.close()
+        await self._door.shadow.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
         await self._door.usage.close()

@@ -47,6 +47,7 @@ BY_REASON = {
     "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
     "method": ("NOT_FOUND", 404, 405, BAD, "method_not_allowed", 1008),
     "origin": ("PERMISSION_DENIED", 403, 403, BAD, "origin_not_allowed", 1008),
+    "reader": ("PERMISSION_DENIED", 403, 403, BAD, "reader_not_allowed", 1008),
     "host": ("PERMISSION_DENIED", 403, 421, BAD, "host_not_allowed", 1008),
     "session_idle": (INVALID, 400, 400, BAD, "session_idle", 1001),
     "session_expired": (INVALID, 400, 400, BAD, "session_expired", 1001),
