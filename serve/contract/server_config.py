@@ -27,6 +27,7 @@ from serve.contract.fields import (
     Share,
 )
 
+SpreadOrNone = Annotated[Finite, Field(ge=0)]
 LogKind = Literal["text", "json", "off"]
 UnknownFields = Literal["refuse", "ignore"]
 
@@ -136,6 +137,20 @@ class UpstreamConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShadowBaseline:
+    """What gaps between the answers of a sound engine and its reference are like.
+
+    Of each kind the mean and the standard deviation of its logarithm; see docs/operating.md, and
+    serve/gateway/shadow/figures.py. `python -m eval shadow` and `python -m serve shadow` tell them.
+    A kind of (0, 0) is not known; where none is, no drift is told.
+    """
+
+    log_probability: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    no_speech: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    language: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class ShadowConfig:
     """The shadow monitor: a reference answers some requests again, to be compared."""
 
@@ -157,11 +172,7 @@ class ShadowConfig:
     # Names of the keys that may read these texts. Where the server has no keys, whoever reaches it
     # may, if `server.host` is of this machine alone.
     readers: tuple[Name, ...] = ()
-    # The drift's baseline: mean and standard deviation of the logarithm of the gap, see
-    # docs/operating.md; `python -m eval shadow` and `python -m serve shadow` tell them. A spread
-    # of 0: no baseline, so that no drift is told.
-    baseline_mean: Finite = 0.0
-    baseline_spread: Annotated[Finite, Field(ge=0)] = 0.0
+    baseline: ShadowBaseline = ShadowBaseline()
 
     @property
     def opens_engine(self) -> bool:

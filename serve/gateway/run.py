@@ -194,6 +194,11 @@ def serve_alone(config: Config) -> int:
             f"gateway.processes = {config.gateway.processes}, but a gateway alone is one process; "
             "start several, at addresses of their own"
         )
+    if config.shadow.opens_engine:
+        raise ConfigError(
+            f"shadow.engine = {config.shadow.engine}, but a gateway alone opens no engine; "
+            "expected shadow.model, which an upstream serves, or shadow.beam_size"
+        )
     _prepare(config)
     with run_folder() as folder:
         return asyncio.run(_serve(config, folder, (), 0))

@@ -1,25 +1,41 @@
 """How far the answers that were served are from those of the reference. Pure.
 
-Two figures of each request. Its *edits*: characters in which the texts differ, of which all
-requests together have a rate, the CER against the reference. And its *gap*: the difference of the
-two average log-probabilities, which tells of an engine that computes wrongly long before it says
-wrong words; docs/operating.md says why, and what it finds how soon.
+Of each request two things. Its *edits*: characters in which the texts differ, of which all requests
+together have a rate, the CER against the reference. And its *gaps*: differences of what the network
+computes on the way to a text, which tell of an engine that computes wrongly before it says wrong
+words; docs/operating.md says why these, and what they find how soon.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from serve.contract.messages import Transcript
+from serve.contract.server_config import ShadowBaseline
 from serve.speech.bare import bare
 
-ALLOWANCE = 0.3
-"""Standard deviations by which the gap's logarithm may rise before they add up."""
-BOUND = 20.0
-"""Of the sum, beyond which the served engine has drifted."""
+ALLOWANCE = 0.5
+"""Standard deviations by which requests' gaps may rise before they add up."""
+BOUND = 15.0
+"""Of their sum, beyond which the served engine has drifted."""
 _MOST = 3.0  # standard deviations that one request adds
 _FLOOR = 1e-3  # a gap below it is as good as none
+_SURE = 1e-6  # probabilities nearer to 0 or 1 count as this
 _Z95 = 1.96
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaps:
+    """What two answers' numbers differ by, at least 0; None: one of them does not tell it."""
+
+    log_probability: float | None = None  # average, of the whole text
+    no_speech: float | None = None  # log-odds that nobody speaks in the first window
+    language: float | None = None  # log-odds of the language, where both found the same
+
+
+KINDS = tuple(field.name for field in dataclasses.fields(Gaps))
+"""The names of gaps, which `serve.contract.server_config.ShadowBaseline` has, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +45,7 @@ class Comparison:
     language: str  # of the answer; empty where nobody was heard
     edits: int
     characters: int  # of the reference's text
-    gap: float | None  # None: a text is empty, or was sampled
+    gaps: Gaps = Gaps()
 
     @property
     def cer(self) -> float:
@@ -48,19 +64,27 @@ def compare(served: Transcript, reference: Transcript) -> Comparison:
     else:
         edits = len(text)
     language = served.language or reference.language or ""
-    return Comparison(language, edits, len(expected), gap(served, reference))
+    return Comparison(language, edits, len(expected), gaps_of(served, reference))
 
 
-def gap(served: Transcript, reference: Transcript) -> float | None:
-    """Return how far the average log-probabilities of two answers are apart.
+def gaps_of(served: Transcript, reference: Transcript) -> Gaps:
+    """Return what the numbers of two answers differ by."""
+    language = None
+    if served.language == reference.language:
+        language = _apart(_log_odds(served.language_prob), _log_odds(reference.language_prob))
+    return Gaps(
+        _apart(_mean_logprob(served), _mean_logprob(reference)),
+        _apart(_no_speech(served), _no_speech(reference)),
+        language,
+    )
 
-    None where one has no text, or was sampled at a temperature: chance is in it then.
-    """
-    both = _mean_logprob(served), _mean_logprob(reference)
-    return None if None in both else abs(both[0] - both[1])  # type: ignore[operator]
+
+def _apart(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else abs(one - other)
 
 
 def _mean_logprob(transcript: Transcript) -> float | None:
+    """Average over a text's tokens; None where chance is in it, or there is none."""
     total, tokens = 0.0, 0
     for segment in transcript.segments:
         if segment.temperature > 0 or segment.avg_logprob is None:
@@ -68,6 +92,17 @@ def _mean_logprob(transcript: Transcript) -> float | None:
         total += segment.avg_logprob * len(segment.tokens)
         tokens += len(segment.tokens)
     return total / tokens if tokens else None
+
+
+def _no_speech(transcript: Transcript) -> float | None:
+    return _log_odds(transcript.segments[0].no_speech_prob) if transcript.segments else None
+
+
+def _log_odds(probability: float | None) -> float | None:
+    if probability is None:
+        return None
+    probability = min(max(probability, _SURE), 1 - _SURE)
+    return math.log(probability / (1 - probability))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,20 +136,39 @@ def scale(gap: float) -> float:
     return math.log(gap + _FLOOR)
 
 
+def baseline_of(comparisons: Sequence[Comparison]) -> ShadowBaseline:
+    """Find the mean and the spread of each kind of gap; (0, 0) where there are too few."""
+    found = {}
+    for kind in KINDS:
+        gaps = [getattr(one.gaps, kind) for one in comparisons]
+        scaled = [scale(gap) for gap in gaps if gap is not None]
+        if len(scaled) > 1:
+            found[kind] = (round(fmean(scaled), 3), round(stdev(scaled), 3))
+    return ShadowBaseline(**found)
+
+
 class Drift:
     """Adds up by how much gaps are larger than they should be: Page's CUSUM (1954).
 
     Args:
-        mean: of the logarithm of gaps, while all is well.
-        spread: its standard deviation; 0: nothing is known, and nothing is added up.
+        baseline: what they are while all is well; kinds with a spread of 0 are passed over.
     """
 
-    def __init__(self, mean: float, spread: float) -> None:
+    def __init__(self, baseline: ShadowBaseline) -> None:
         self.value = 0.0
-        self._mean, self._spread = mean, spread
+        self._baseline = {
+            kind: (mean, spread)
+            for kind, (mean, spread) in dataclasses.asdict(baseline).items()
+            if spread
+        }
 
-    def add(self, gap: float) -> None:
+    def add(self, gaps: Gaps) -> None:
         """Take in one more request."""
-        if self._spread:
-            rise = (scale(gap) - self._mean) / self._spread
+        rises = [
+            (scale(gap) - mean) / spread
+            for kind, (mean, spread) in self._baseline.items()
+            if (gap := getattr(gaps, kind)) is not None
+        ]
+        if rises:  # each kind counts the same, and their sum has a spread of about 1 again
+            rise = sum(rises) / math.sqrt(len(rises))
             self.value = max(0.0, self.value + min(rise, _MOST) - ALLOWANCE)

@@ -68,7 +68,7 @@ class Shadow(Background):
         self.worst: list[Case] = []
         """The worst first."""
         self.compared = 0
-        self.drift = Drift(self.config.baseline_mean, self.config.baseline_spread)
+        self.drift = Drift(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else self.config.model
         self._upstreams = upstreams
         self._metrics = metrics
@@ -180,11 +180,9 @@ class Shadow(Background):
                     task.cancel()
 
     def _judge(self, comparison: Comparison) -> None:
-        """Add a gap up, and say so where the bound is crossed."""
-        if comparison.gap is None:
-            return
+        """Add its gaps up, and say so where the bound is crossed."""
         before = self.drift.value
-        self.drift.add(comparison.gap)
+        self.drift.add(comparison.gaps)
         self._metrics.drift.set(self.drift.value)
         if before <= BOUND < self.drift.value:
             logger.error(

@@ -5,7 +5,6 @@ OpenAI's.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from serve.contract.errors import AccessError
 from serve.gateway.door import Door
 from serve.gateway.refusals import Refusal
-from serve.gateway.shadow.figures import BOUND, Comparison, pooled_cer, scale
+from serve.gateway.shadow.figures import BOUND, Comparison, baseline_of, pooled_cer
 from serve.gateway.shadow.monitor import Case, Shadow
 
 _DIGITS = 6
@@ -56,7 +55,7 @@ def _told(shadow: Shadow) -> dict[str, Any]:
         },
         "drift": round(shadow.drift.value, _DIGITS),
         "drift_bound": BOUND,
-        "gap": _spread(shadow.window),
+        "gaps": dataclasses.asdict(baseline_of(shadow.window)),
         "worst": [_case(case) for case in shadow.worst],
     }
 
@@ -66,18 +65,6 @@ def _rate(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
     if rate is None:
         return None
     return {name: round(value, _DIGITS) for name, value in dataclasses.asdict(rate).items()}
-
-
-def _spread(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
-    """Describe the gaps, as `shadow.baseline_mean` and `baseline_spread` want them."""
-    scaled = [scale(one.gap) for one in comparisons if one.gap is not None]
-    if len(scaled) < 2:
-        return None
-    return {
-        "requests": len(scaled),
-        "baseline_mean": round(statistics.fmean(scaled), 3),
-        "baseline_spread": round(statistics.stdev(scaled), 3),
-    }
 
 
 def _case(case: Case) -> dict[str, Any]:

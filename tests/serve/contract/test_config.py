@@ -178,6 +178,8 @@ MAY_BE_EMPTY = {
     ("server", "usage_file"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),
+    ("shadow", "engine"),
+    ("shadow", "model"),
 }
 
 

@@ -14,8 +14,18 @@ from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript
-from serve.contract.server_config import ShadowConfig, UpstreamConfig
-from serve.gateway.shadow.figures import BOUND, Comparison, Drift, compare, gap, pooled_cer
+from serve.contract.server_config import ShadowBaseline, ShadowConfig, UpstreamConfig
+from serve.gateway.shadow.figures import (
+    BOUND,
+    KINDS,
+    Comparison,
+    Drift,
+    Gaps,
+    baseline_of,
+    compare,
+    gaps_of,
+    pooled_cer,
+)
 from serve.gateway.shadow.monitor import LOOK_S
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, until
@@ -231,25 +241,29 @@ def test_without_keys_they_are_shown_on_this_machine_alone(start):
 # ---------------------------------------------------------------- figures
 
 
-def transcript(text, *logprobs, temperature=0.0):
+def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", sure=0.5):
     segments = tuple(
-        Segment(0.0, 1.0, text, (1,) * tokens, logprob, 0.0, temperature, 1.0)
+        Segment(0.0, 1.0, text, (1,) * tokens, logprob, no_speech, temperature, 1.0)
         for logprob, tokens in logprobs
     )
-    return Transcript(text, "en", 1.0, 1.0, segments, Timings(0.0, 0.0, 0.0, 0.0))
+    return Transcript(text, language, sure, 1.0, segments, Timings(0.0, 0.0, 0.0, 0.0))
 
 
 def test_texts_are_compared_without_case_and_punctuation():
     assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
-    assert compare(transcript("well"), transcript("...")) == Comparison("en", 4, 0, None)
+    assert compare(transcript("well"), transcript("...")) == Comparison(
+        "en", 4, 0, Gaps(language=0.0)
+    )
     assert compare(transcript(""), transcript("well")).cer == 1.0
 
 
-def test_the_gap_weighs_segments_by_their_tokens():
-    served = transcript("a b", (-0.1, 1), (-0.5, 3))
-    assert gap(served, transcript("a", (-0.3, 2))) == pytest.approx(0.1)
-    assert gap(served, transcript("a", (-0.3, 2), temperature=0.2)) is None
-    assert gap(served, transcript("")) is None
+def test_gaps_are_of_what_both_answers_tell():
+    served = transcript("a b", (-0.1, 1), (-0.5, 3), no_speech=0.25, sure=0.9)
+    found = gaps_of(served, transcript("a", (-0.3, 2)))
+    assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
+    sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
+    assert gaps_of(served, sampled) == Gaps(None, pytest.approx(math.log(3)), None)
+    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == Gaps()
 
 
 def test_the_interval_holds_the_rate_as_often_as_it_says():
@@ -259,32 +273,53 @@ def test_the_interval_holds_the_rate_as_often_as_it_says():
         lengths = chance.integers(10, 100, 200)
         edits = chance.binomial(lengths, true)
         rate = pooled_cer(
-            [Comparison("en", int(e), int(n), None) for e, n in zip(edits, lengths, strict=True)]
+            [Comparison("en", int(e), int(n)) for e, n in zip(edits, lengths, strict=True)]
         )
         held += rate.low <= true <= rate.high
     assert 0.92 <= held / 400 <= 0.98
-    assert pooled_cer([Comparison("en", 1, 0, None)]) is None
+    assert pooled_cer([Comparison("en", 1, 0)]) is None
 
 
 def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_none():
     chance = np.random.default_rng(0)
 
+    def gaps(count, rise=0.0):
+        values = np.exp(chance.normal((-3.0 + rise, -1.0 + rise), (1.0, 0.5), (count, 2)))
+        return [Gaps(log, None, language) for log, language in values]
+
     def drifted_after(rise):
-        drift = Drift(-3.0, 1.0)
-        for count, value in enumerate(chance.normal(-3.0 + rise, 1.0, 2000), start=1):
-            drift.add(math.exp(value))
+        drift = Drift(baseline)
+        for count, found in enumerate(gaps(2000, rise), start=1):
+            drift.add(found)
             if drift.value > BOUND:
                 return count
         return None
 
+    baseline = baseline_of([Comparison("en", 0, 1, one) for one in gaps(500)])
+    assert (baseline.language, baseline.no_speech) == (pytest.approx((-1.0, 0.5), abs=0.1), (0, 0))
     assert [drifted_after(0.0) for _ in range(20)] == [None] * 20
     assert max(drifted_after(0.7) for _ in range(20)) < 200
 
 
 def test_without_a_baseline_no_drift_is_told():
-    drift = Drift(0.0, 0.0)
-    drift.add(100.0)
+    drift = Drift(ShadowBaseline())
+    drift.add(Gaps(100.0, 100.0, 100.0))
     assert drift.value == 0.0
+
+
+def test_the_baseline_has_every_kind_of_gap():
+    assert [field.name for field in dataclasses.fields(ShadowBaseline)] == list(KINDS)
+
+
+def test_a_drift_is_told_and_logged_once(start, caplog):
+    baseline = ShadowBaseline(log_probability=(-30.0, 1.0))
+    running = start(shadow=dataclasses.replace(SHADOW, baseline=baseline))
+    for _ in range(8):
+        infer(running)
+    compared(running, 8)
+    told = metric(running, "earshot_shadow_drift"), metric(running, "earshot_shadow_drift_bound")
+    assert told == (8 * 2.5, BOUND)
+    assert len([one for one in caplog.messages if "has drifted" in one]) == 1
 
 
 # ---------------------------------------------------------------- settings

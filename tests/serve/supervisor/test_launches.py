@@ -1,0 +1,42 @@
+"""What a run's Tritons are started with."""
+
+import dataclasses
+
+import pytest
+
+from serve.contract.config import Config, RuntimeConfig, load_config
+from serve.contract.server_config import LiveConfig, ShadowConfig
+from serve.supervisor.launches import prepare_reference
+from serve.wire.folder import CONFIG, reference_folder, run_folder
+
+
+@pytest.fixture
+def run():
+    with run_folder() as folder:  # whose path is short enough for sockets
+        yield folder
+
+
+def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(run, nano_engine):
+    shadow = ShadowConfig(share=0.1, engine=str(nano_engine))
+    fast = RuntimeConfig(
+        device="cuda", slots=64, kernels="triton", cuda_graph=True, encoder_precision="fp8"
+    )
+    config = Config(runtime=fast, shadow=shadow, live=LiveConfig(short_encoder=True))
+    launch = prepare_reference(run, config)
+    written = load_config(reference_folder(run) / CONFIG)
+    assert launch.folder == reference_folder(run)
+    assert written.runtime == RuntimeConfig(
+        device="cpu", slots=4, rows=32, encoder_batch=1, memory_share=shadow.memory_share
+    )
+    assert not written.live.short_encoder
+    of_gpu = dataclasses.replace(shadow, device="cuda:1")
+    other = run / "o"
+    other.mkdir()
+    prepare_reference(other, dataclasses.replace(config, shadow=of_gpu))
+    on_gpu = load_config(reference_folder(other) / CONFIG).runtime
+    assert (on_gpu.device, on_gpu.cuda_graph) == ("cuda:1", True)
+
+
+def test_without_an_engine_of_its_own_there_is_none(run):
+    for shadow in (ShadowConfig(engine="engines/demo"), ShadowConfig(share=0.1, beam_size=8)):
+        assert prepare_reference(run, Config(shadow=shadow)) is None
