@@ -149,6 +149,12 @@ COMMANDS = (
         flags.AGREE,
     ),
     Command(
+        "shadow",
+        "how soon the shadow monitor finds a broken engine",
+        "shadow.run.measure_shadow",
+        flags.SHADOW,
+    ),
+    Command(
         "gateway",
         "what the gateway costs, beside Triton alone",
         "gateway.run.gateway",

@@ -220,6 +220,28 @@ AGREE = (
     _TELL,
     _CONCURRENCY,
 )
+SHADOW = (
+    Flag(
+        "--reference ENGINE",
+        "folder of the reference's engine, such as one of --precision fp16",
+        options={"required": True},
+    ),
+    Flag(
+        "--layers A,B",
+        "each is broken in a copy of the config's engine; '' for none",
+        names,
+        ("encoder.layers.0", "decoder.layers.0"),
+    ),
+    Flag("--factor X", "that its scales are multiplied by", seconds, 1.05),
+    Flag("--requests N", "of an order", positive, 2000),
+    Flag("--orders N", "of requests, drawn from the clips", positive, 200),
+    _setting("--manifest CLIPS", "clips of both halves, or a folder of audio"),
+    _setting("--limit N", "draw N clips, 0 for all", not_negative),
+    _DRAW_SEED,
+    _CONCURRENCY,
+    _beam_size("default: transcriber.beam_size", sets="transcriber.beam_size"),
+    Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
+)
 GATEWAY = (
     Flag("--at-once N", "requests at a time", positive, 8),
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),

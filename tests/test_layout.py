@@ -116,6 +116,7 @@ RULES = {
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.plan": HARNESS,
+    "eval.shadow": (*HARNESS, "eval.corpora"),
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
