@@ -125,7 +125,7 @@ def pooled_cer(comparisons: Sequence[Comparison]) -> Rate | None:
         return None
     value = sum(one.edits for one in comparisons) / characters
     if count < 2:
-        return Rate(value, 0.0, math.inf)
+        return Rate(value, 0.0, max(1.0, value))  # one tells nothing of the others
     squares = sum((one.edits - value * one.characters) ** 2 for one in comparisons)
     margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
     return Rate(value, max(0.0, value - margin), value + margin)

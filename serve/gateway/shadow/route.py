@@ -55,6 +55,7 @@ def _told(shadow: Shadow) -> dict[str, Any]:
         },
         "drift": round(shadow.drift.value, _DIGITS),
         "drift_bound": BOUND,
+        "baseline": dataclasses.asdict(shadow.config.baseline),
         "gaps": dataclasses.asdict(baseline_of(shadow.window)),
         "worst": [_case(case) for case in shadow.worst],
     }

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from serve.cli.main import main
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import add_key, hash_of
@@ -27,6 +28,7 @@ from serve.gateway.shadow.figures import (
     pooled_cer,
 )
 from serve.gateway.shadow.monitor import LOOK_S
+from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, until
 
@@ -220,6 +222,35 @@ def test_the_rate_is_told_by_language_and_the_worst_texts_are_kept(start):
         told = metric(running, f'earshot_shadow_cer{{language="{language}"}}')
         assert told == pytest.approx(edits / characters)
     assert shown["cer"]["value"] == pytest.approx(edits / characters, abs=1e-6)
+
+
+def test_the_command_tells_what_was_found(start, tmp_path, capsys):
+    running = start(shadow=SHADOW)
+    toml = tmp_path / "a.toml"
+    toml.write_text(config_to_toml(running.config), encoding="utf-8")
+    assert main(["shadow", "--config", str(toml)]) == 0
+    assert "compared  0; 0 wait\nCER       -\n" in capsys.readouterr().out
+    infer(running, "one two|one ten")
+    compared(running, 1)
+    assert main(["shadow", "--config", str(toml)]) == 0
+    told = capsys.readouterr().out
+    assert "CER       28.57 % [0.00, 100.00]\n  es      28.57 %" in told
+    assert "served     one two\n  reference  one ten" in told
+    assert "drift     not told" in told
+
+
+def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
+    running = start(shadow=SHADOW, host="0.0.0.0", open=True)
+    toml = tmp_path / "a.toml"
+    for port, reason in (
+        (running.config.server.http_port, "shown to the keys of shadow.readers alone"),
+        (1, "no server answers at http://127.0.0.1:1/v1/shadow"),
+    ):
+        server = dataclasses.replace(running.config.server, http_port=port)
+        config = dataclasses.replace(running.config, server=server)
+        toml.write_text(config_to_toml(config), encoding="utf-8")
+        assert main(["shadow", "--config", str(toml)]) == 1
+        assert reason in capsys.readouterr().err
 
 
 def test_texts_are_shown_to_readers_alone(start, tmp_path):
