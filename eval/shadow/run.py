@@ -45,6 +45,7 @@ SOON = 200
 """Requests within which a broken engine is to be found."""
 _SOUND = "sound"
 _SEED = 20  # of the orders
+_KEPT = 32  # clips that are heard between two writings
 _CHOOSE = "choose"  # the half that settings are chosen on
 
 
@@ -148,13 +149,16 @@ def _hear(run: Run, engine: str, clips: Sequence[Clip]) -> dict[str, Transcript]
         with (
             open_transcriber(config, engine) as transcriber,
             ThreadPoolExecutor(config.eval.concurrency) as pool,
+            tqdm(desc=engine, total=len(left), unit="clip", leave=False) as bar,
         ):
-            answers = pool.map(
-                lambda clip: transcriber.transcribe(Request(read_bytes(clip.path))), left
-            )
-            bar = tqdm(answers, engine, len(left), unit="clip", leave=False)
-            known |= {clip.file: answer for clip, answer in zip(left, bar, strict=True)}
-        write_jsonl(path, [_Line(*item) for item in known.items()])
+            for begin in range(0, len(left), _KEPT):
+                some = left[begin : begin + _KEPT]
+                answers = pool.map(
+                    lambda clip: transcriber.transcribe(Request(read_bytes(clip.path))), some
+                )
+                known |= {clip.file: answer for clip, answer in zip(some, answers, strict=True)}
+                write_jsonl(path, [_Line(*item) for item in known.items()])
+                bar.update(len(some))
     return known
 
 
