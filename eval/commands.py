@@ -155,6 +155,12 @@ COMMANDS = (
         flags.SHADOW,
     ),
     Command(
+        "shadow-cost",
+        "whether clients wait longer where the shadow monitor works beside them",
+        "shadow.cost.measure_cost",
+        flags.SHADOW_COST,
+    ),
+    Command(
         "gateway",
         "what the gateway costs, beside Triton alone",
         "gateway.run.gateway",

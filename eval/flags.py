@@ -242,6 +242,12 @@ SHADOW = (
     _beam_size("default: transcriber.beam_size", sets="transcriber.beam_size"),
     Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
 )
+SHADOW_COST = (
+    Flag("--requests N", "of each pass", positive, 200),
+    Flag("--rate R", "requests a second, at random moments", seconds, 0.5),
+    Flag("--passes N", "of each way, in turn", positive, 2),
+    _setting("--manifest CLIPS", "clips to send"),
+)
 GATEWAY = (
     Flag("--at-once N", "requests at a time", positive, 8),
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),

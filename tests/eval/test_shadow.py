@@ -8,6 +8,7 @@ import pytest
 
 from eval.config import Config, changed
 from eval.shadow.broken import break_engine
+from eval.shadow.cost import Pass, measure_cost
 from eval.shadow.run import measure_shadow
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
@@ -100,3 +101,25 @@ def test_a_layer_that_is_not_there_is_named(config, tmp_path):
     ):
         break_engine(config.engine, tmp_path / "broken", "decoder.layers.99", 2.0)
     assert not (tmp_path / "broken").exists()
+
+
+@pytest.mark.parametrize(
+    ("slower", "compared", "passed"), [(1.05, 40, True), (1.2, 40, False), (1.2, 0, None)]
+)
+def test_the_cost_is_the_p99_of_all_passes_of_a_way(
+    config, clips, run_of, monkeypatch, slower, compared, passed
+):
+    asked = []
+
+    def timed(config, clips, requests, rate, seed):
+        share = config.shadow.share
+        asked.append((share, config.shadow.beam_size, len(clips), requests, rate, seed))
+        took_s = np.linspace(1.0, 2.0, requests) * (slower if share else 1.0)
+        return Pass(share, tuple(took_s), compared if share else 0, 0)
+
+    monkeypatch.setattr("eval.shadow.cost._timed", timed)
+    run = run_of(changed(config, "eval", manifest=clips), "shadow-cost")
+    result = measure_cost(run, requests=10, rate=0.5, passes=2)
+    assert asked == [(share, 8, CLIPS, 10, 0.5, n) for n in (0, 1) for share in (0.0, 1.0)]
+    assert result.checks[0].passed is passed
+    assert f"| 1     |       20 | {1.5 * slower:.3f} |" in result.text
