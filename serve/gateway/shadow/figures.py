@@ -15,9 +15,9 @@ from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
 from serve.speech.bare import bare
 
-ALLOWANCE = 0.5
+ALLOWANCE = 0.6
 """Standard deviations by which requests' gaps may rise before they add up."""
-BOUND = 15.0
+BOUND = 25.0
 """Of their sum, beyond which the served engine has drifted."""
 _MOST = 3.0  # standard deviations that one request adds
 _FLOOR = 1e-3  # a gap below it is as good as none
