@@ -22,9 +22,9 @@ COPY requirements.txt ./
 RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check \
       -c requirements.txt \
-      av fsspec httptools huggingface-hub "numpy<2" nvidia-pytriton onnxruntime packaging prometheus-client \
-      psutil pyarrow pydantic python-multipart "ray[data]" safetensors soundfile soxr starlette \
-      tokenizers tomli-w torch tqdm transformers "tritonclient[grpc,http]" uvicorn websockets
+      av fsspec httptools huggingface-hub jiwer "numpy<2" nvidia-pytriton onnxruntime packaging \
+      prometheus-client psutil pyarrow pydantic python-multipart "ray[data]" safetensors soundfile \
+      soxr starlette tokenizers tomli-w torch tqdm transformers "tritonclient[grpc,http]" uvicorn websockets
 
 COPY pyproject.toml LICENSE ./
 COPY build build
