@@ -15,12 +15,13 @@ from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
 from serve.speech.bare import bare
 
-ALLOWANCE = 0.6
+ALLOWANCE = 0.5
 """Standard deviations by which requests' gaps may rise before they add up."""
 BOUND = 25.0
 """Of their sum, beyond which the served engine has drifted."""
 _MOST = 3.0  # standard deviations that one request adds
-_FLOOR = 1e-3  # a gap below it is as good as none
+# Gaps below these, which are about what rounding alone makes, are as good as none.
+_FLOORS = {"log_probability": 0.01, "no_speech": 0.05, "language": 0.05}
 _SURE = 1e-6  # probabilities nearer to 0 or 1 count as this
 _Z95 = 1.96
 
@@ -131,19 +132,19 @@ def pooled_cer(comparisons: Sequence[Comparison]) -> Rate | None:
     return Rate(value, max(0.0, value - margin), value + margin)
 
 
-def scale(gap: float) -> float:
-    """Return a gap's logarithm, by which it is judged: most are small, and a few very large."""
-    return math.log(gap + _FLOOR)
+def _scale(kind: str, gap: float) -> float:
+    """Return a gap as it is judged: by its logarithm, for some are far above the rest."""
+    return math.log(gap + _FLOORS[kind])
 
 
 def baseline_of(comparisons: Sequence[Comparison]) -> ShadowBaseline:
     """Find the mean and the spread of each kind of gap; (0, 0) where there are too few."""
     found = {}
     for kind in KINDS:
-        gaps = [getattr(one.gaps, kind) for one in comparisons]
-        scaled = [scale(gap) for gap in gaps if gap is not None]
-        if len(scaled) > 1:
-            found[kind] = (round(fmean(scaled), 3), round(stdev(scaled), 3))
+        gaps = (getattr(one.gaps, kind) for one in comparisons)
+        values = [_scale(kind, gap) for gap in gaps if gap is not None]
+        if len(values) > 1:
+            found[kind] = (round(fmean(values), 3), round(stdev(values), 3))
     return ShadowBaseline(**found)
 
 
@@ -165,7 +166,7 @@ class Drift:
     def add(self, gaps: Gaps) -> None:
         """Take in one more request."""
         rises = [
-            (scale(gap) - mean) / spread
+            (_scale(kind, gap) - mean) / spread
             for kind, (mean, spread) in self._baseline.items()
             if (gap := getattr(gaps, kind)) is not None
         ]
