@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from eval import flags
+from eval import bench_flags, flags
 from eval.arguments import Flag
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 
@@ -101,7 +101,7 @@ COMMANDS = (
         "bench",
         "speed of the native runtime on one GPU",
         "bench.run.bench",
-        flags.BENCH,
+        bench_flags.BENCH,
         of="config",
     ),
     Command(
@@ -114,7 +114,7 @@ COMMANDS = (
         "scale",
         "throughput of a server on one GPU and on several",
         "bench.scale.scale",
-        flags.SCALE,
+        bench_flags.SCALE,
         of="config",
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
@@ -159,6 +159,18 @@ COMMANDS = (
         "transcripts that can be trusted, for two passes hear the same",
         "accuracy.agreement.measure_agreement",
         flags.AGREE,
+    ),
+    Command(
+        "shadow",
+        "how soon the shadow monitor finds a broken engine",
+        "shadow.run.measure_shadow",
+        flags.SHADOW,
+    ),
+    Command(
+        "shadow-cost",
+        "whether clients wait longer where the shadow monitor works beside them",
+        "shadow.cost.measure_cost",
+        flags.SHADOW_COST,
     ),
     Command(
         "gateway",

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.arguments import (
@@ -18,21 +18,14 @@ from eval.arguments import (
     share,
     switch,
 )
-from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
+from eval.bench_flags import beam_size
 from eval.config import EvalConfig
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
-from serve.contract.config import ShortEncoder
-from serve.contract.fields import MAX_BEAMS
 
 
 def _systems(default: str, sets: str = "") -> Flag:
     return Flag("--systems A,B", f"comma separated; default: {default}", names, sets=sets)
-
-
-def _beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
-    beams = {"choices": range(1, MAX_BEAMS + 1)}
-    return Flag("--beam-size N", help, int, default, sets, beams)
 
 
 def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
@@ -41,7 +34,6 @@ def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
     return Flag(name, f"{help}; default: {setting}", type, sets=setting)
 
 
-_GREEDY = f"of every request; 1 to {MAX_BEAMS}; default: 1, greedy"
 _NORMALIZER = Flag("--normalizer", "", str, DEFAULT, options={"choices": NORMALIZERS})
 _DRAWN = (
     "draw N clips of each, 0 for all; of clips with groups each group gives its share, and a "
@@ -49,7 +41,6 @@ _DRAWN = (
 )
 _JOINED = "join the held-out clips of a speaker to passages of at most S seconds, 0 for not"
 _DRAW_SEED = _setting("--seed N", "of the draw", int)
-_JSON = Flag("--json FILE", "keep the figures here too, each once it is known", Path)
 _AGAIN = switch("--again", "drop what these systems said before, instead of going on with it")
 
 _HALF = _setting("--half NAME", "of a manifest's halves, '' for both")
@@ -86,66 +77,6 @@ COMPARE = (
     Flag("b B", "the same of the other run", Path),
     Flag("--html FILE", "page with figures", Path, Path("reports/compare.html")),
 )
-BENCH = (
-    Flag(
-        "--workloads A,B",
-        "default: all. " + "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items()),
-        names,
-        Plan.workloads,
-    ),
-    Flag(
-        "--slots N,M",
-        "throughput and steps with each, latency and open-loop with the first, mlperf and live "
-        "with the last",
-        counts,
-        Plan.slots,
-    ),
-    Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
-    Flag(
-        "--streams N",
-        "of the live workload, which finds how many are held: where it begins",
-        positive,
-        Plan.streams,
-    ),
-    Flag(
-        "--update-s S",
-        "of the live workload: between two decodings of a stream",
-        seconds,
-        Plan.update_s,
-    ),
-    _beam_size(_GREEDY, Plan.beam_size),
-    Flag(
-        "--draft-acceptance P",
-        "with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
-        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}; default: without a draft",
-        share,
-    ),
-    Flag("--requests N", "of the latency workload, through Triton too", positive, Plan.requests),
-    Flag(
-        "--request-s S",
-        "of sound, of a request of latency and open-loop, at most 30",
-        seconds,
-        Plan.request_s,
-    ),
-    Flag(
-        "--short-encoder HOW",
-        "how much of them is encoded, as transcriber.short_encoder says it",
-        default=Plan.short_encoder,
-        options={"choices": get_args(ShortEncoder)},
-    ),
-    switch("--ablate", "turn each option: its gain and its error"),
-    switch(
-        "--through-triton", "the same load on a real tritonserver over gRPC, audio in, text out"
-    ),
-    Flag(
-        "--peers A,B",
-        "of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
-        names,
-    ),
-    _JSON,
-    # Former versions demanded it. Old command lines go on working.
-    switch("--random-weights", argparse.SUPPRESS),
-)
 PROFILE = (
     Flag("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest"),
     Flag("--requests N", "after the warm-up", positive, 16),
@@ -157,20 +88,6 @@ PROFILE = (
     ),
     switch("--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"),
     switch("--under-nsys", argparse.SUPPRESS),  # what --nsys starts
-)
-SCALE = (
-    Flag(
-        "--device DEVICE",
-        f"as runtime.device has it; once for each server; default: {' and '.join(Load.devices)}",
-        options={"action": "append", "dest": "devices"},
-    ),
-    Flag("--clients N", "requests in flight for each engine", positive, Load.clients),
-    Flag("--seconds S", "of each figure, without its warm-up", seconds, Load.seconds),
-    Flag("--shortest S", "of the clips", seconds, Load.shortest_s, options={"dest": "shortest_s"}),
-    Flag("--longest S", "", seconds, Load.longest_s, options={"dest": "longest_s"}),
-    Flag("--slots N", "default: as configured", positive, Load.slots),
-    _beam_size(_GREEDY, Load.beam_size),
-    Flag("--json FILE", "keep the figures here too", Path),
 )
 SOAK = (
     Flag("--minutes M", "that it lasts", positive, 5),
@@ -253,6 +170,34 @@ AGREE = (
     _TELL,
     _CONCURRENCY,
 )
+SHADOW = (
+    Flag(
+        "--reference ENGINE",
+        "folder of the reference's engine, such as one of --precision fp16",
+        options={"required": True},
+    ),
+    Flag(
+        "--layers A,B",
+        "each is broken in a copy of the config's engine; '' for none",
+        names,
+        ("encoder.layers.0", "decoder.layers.0"),
+    ),
+    Flag("--factor X", "that its scales are multiplied by", seconds, 1.05),
+    Flag("--requests N", "of an order", positive, 2000),
+    Flag("--orders N", "of requests, drawn from the clips", positive, 200),
+    _setting("--manifest CLIPS", "clips of both halves, or a folder of audio"),
+    _setting("--limit N", "draw N clips, 0 for all", not_negative),
+    _DRAW_SEED,
+    _CONCURRENCY,
+    beam_size("default: transcriber.beam_size", sets="transcriber.beam_size"),
+    Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
+)
+SHADOW_COST = (
+    Flag("--requests N", "of each pass", positive, 200),
+    Flag("--rate R", "requests a second, at random moments", seconds, 0.5),
+    Flag("--passes N", "of each way, in turn", positive, 2),
+    _setting("--manifest CLIPS", "clips to send"),
+)
 GATEWAY = (
     Flag("--at-once N", "requests at a time", positive, 8),
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),
@@ -309,7 +254,7 @@ PLAN = (
         options={"required": True},
     ),
     Flag("--price P", "of a GPU for an hour, in any currency", seconds),
-    _beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
+    beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
     Flag(
         "--measured FILE",
         "what `python -m eval bench --json FILE` wrote on such a GPU; default: the committed "

@@ -4,7 +4,8 @@ What the model answers is told by the request's PROMPT: "error:" and what Triton
 gRPC status first, the call ends with that), or else the text of the answer, each word of which is a
 segment of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton
 is to say: a stream has a segment first. Of samples whose words are to be timed, a word a second is
-heard. A word of `CONFIDENCE` says how likely it is right.
+heard. A word of `CONFIDENCE` says how likely it is right. What stands behind a "|" is told instead
+where the request names a beam.
 """
 
 import asyncio
@@ -238,7 +239,9 @@ def _phases(came_s):
 
 
 def _prompt(request):
-    return inputs_of(request).get("PROMPT", "")
+    asked = inputs_of(request)
+    prompt, bar, beamed = asked.get("PROMPT", "").partition("|")
+    return beamed if bar and "BEAM_SIZE" in asked else prompt
 
 
 def _streamed(request, outputs):

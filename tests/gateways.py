@@ -20,7 +20,13 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
 from serve.contract.jobs_config import JobsConfig
-from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig, TracesConfig
+from serve.contract.server_config import (
+    GatewayConfig,
+    LiveConfig,
+    ServerConfig,
+    ShadowConfig,
+    TracesConfig,
+)
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
@@ -54,6 +60,7 @@ class Running:
         traces=None,
         target_p99_s=0.0,
         jobs=None,
+        shadow=None,
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -66,6 +73,7 @@ class Running:
             live=live or LiveConfig(),
             traces=traces or TracesConfig(),
             jobs=jobs or JobsConfig(),
+            shadow=shadow or ShadowConfig(),
             gateway=GatewayConfig(
                 unknown_fields=unknown_fields,
                 price_per_audio_hour=price_per_audio_hour,

@@ -66,6 +66,7 @@ RULES = {
         # What does not load torch: the gateway's process is small.
         "serve.speech.activity",
         "serve.speech.containers",
+        "serve.speech.bare",
         "serve.speech.cues",
         "serve.speech.formats",
         "serve.speech.kinds",
@@ -121,6 +122,7 @@ RULES = {
         *HARNESS,
         *("eval.accuracy.page.page", "eval.bench.floor", "eval.corpora", "eval.random_whisper"),
     ),
+    "eval.shadow": (*HARNESS, "eval.corpora"),
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),

@@ -8,13 +8,13 @@ same.
 import dataclasses
 import functools
 import importlib.metadata
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
+from serve.speech.bare import bare
 
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"
@@ -52,15 +52,7 @@ def _raw(text: str, _language: str | None = None) -> str:
 
 
 def _basic_v1(text: str, _language: str | None = None) -> str:
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    kept = []
-    for character in text:
-        category = unicodedata.category(character)
-        if category == "Pd":  # dashes join words that other writers set apart
-            kept.append(" ")
-        elif not category.startswith("P"):
-            kept.append(character)
-    return _raw("".join(kept))
+    return bare(text)
 
 
 def _whisper_english(spelling: Spelling) -> Normalize:

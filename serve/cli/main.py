@@ -5,6 +5,7 @@ python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
 python -m serve live --config configs/demo.toml talk.mp3
+python -m serve shadow --config configs/demo.toml
 python -m serve wyoming --config configs/demo.toml
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
@@ -14,7 +15,7 @@ python -m serve phrases --config configs/demo.toml names.txt
 import argparse
 from collections.abc import Sequence
 
-from serve.cli import bulk, keys, live, phrases, transcribe, triton, wyoming
+from serve.cli import bulk, keys, live, phrases, shadow, transcribe, triton, wyoming
 from serve.contract.exits import exit_status
 from serve.wire import tensors
 
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
     triton.add_parsers(commands)
     transcribe.add_parser(commands)
-    for command in (bulk, live, wyoming):
+    for command in (bulk, live, shadow, wyoming):
         command.add_parser(commands)
     listing = commands.add_parser(
         "tensors",

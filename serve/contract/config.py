@@ -37,6 +37,7 @@ from serve.contract.server_config import (
     GatewayConfig,
     LiveConfig,
     ServerConfig,
+    ShadowConfig,
     TracesConfig,
     UpstreamConfig,
 )
@@ -220,6 +221,7 @@ class Config:
     live: LiveConfig = LiveConfig()
     traces: TracesConfig = TracesConfig()
     jobs: JobsConfig = JobsConfig()
+    shadow: ShadowConfig = ShadowConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
@@ -258,6 +260,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_shares(config, path)
     _check_upstreams(config, path)
     _check_jobs(config.jobs, path)
+    _check_shadow(config, path)
     return config
 
 
@@ -301,3 +304,29 @@ def _check_upstreams(config: Config, path: Path) -> None:
     addresses = [upstream.address for upstream in config.upstreams]
     if len(set(addresses)) != len(addresses):
         raise ConfigError(f"{path}: upstreams name an address twice: {', '.join(addresses)}")
+
+
+def _check_shadow(config: Config, path: Path) -> None:
+    shadow, models = config.shadow, {model for one in config.upstreams for model in one.models}
+    problem = ""
+    if not shadow.share:
+        return
+    if shadow.engine and shadow.model:
+        problem = "shadow.engine and shadow.model are both named; expected one reference"
+    elif shadow.model and shadow.model not in models:
+        there = ", ".join(sorted(models)) or "none, for there are no [[upstreams]]"
+        problem = f"shadow.model = {shadow.model!r} is no model of an upstream; there are: {there}"
+    elif not (shadow.engine or shadow.model or shadow.beam_size):
+        problem = (
+            f"shadow.share = {shadow.share:g}, but there is no reference; expected shadow.engine, "
+            "shadow.model or shadow.beam_size"
+        )
+    elif shadow.device.endswith("*") or "," in shadow.device:
+        problem = f"shadow.device = {shadow.device!r}; expected one device, such as cpu or cuda:0"
+    elif config.gateway.processes > 1:
+        problem = (
+            f"shadow.share = {shadow.share:g} and gateway.processes = {config.gateway.processes}; "
+            "expected one process, for each sees only its own requests and so not when all is idle"
+        )
+    if problem:
+        raise ConfigError(f"{path}: {problem}")

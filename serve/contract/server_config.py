@@ -1,4 +1,5 @@
-"""Sections of a configuration about the server: addresses, admission, live text, upstreams."""
+"""Sections of a configuration about the server: addresses, admission, live text, upstreams, and the
+shadow monitor."""
 
 import dataclasses
 import ipaddress
@@ -10,6 +11,8 @@ from serve.contract.fields import (
     MAX_BEAMS,
     Address,
     Count,
+    CountOrNone,
+    Device,
     Finite,
     Host,
     HostPort,
@@ -25,6 +28,7 @@ from serve.contract.fields import (
     Share,
 )
 
+SpreadOrNone = Annotated[Finite, Field(ge=0)]
 LogKind = Literal["text", "json", "off"]
 UnknownFields = Literal["refuse", "ignore"]
 
@@ -145,3 +149,47 @@ class UpstreamConfig:
     key_file: NameOrNone = ""
     tls: bool = False  # whether it is spoken to over TLS
     tls_roots: NameOrNone = ""  # PEM of who vouches for it; where none is named, the system's
+
+
+@dataclasses.dataclass(frozen=True)
+class ShadowBaseline:
+    """What gaps between the answers of a sound engine and its reference are like.
+
+    Of each kind the mean and the standard deviation of its logarithm; see docs/operating.md, and
+    serve/gateway/shadow/figures.py. `python -m eval shadow` and `python -m serve shadow` tell them.
+    A kind of (0, 0) is not known; where none is, no drift is told.
+    """
+
+    log_probability: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    no_speech: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    language: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShadowConfig:
+    """The shadow monitor: a reference answers some requests again, to be compared."""
+
+    # Of the requests that OpenAI's API and KServe's have answered, streams and live text apart.
+    # 0: none, and nothing is kept.
+    share: Annotated[Finite, Field(ge=0, le=1)] = 0.0
+    # Who is the reference: an engine's folder, which is opened beside the product's; or a model of
+    # [[upstreams]]. Where neither is named it is the product itself, with another beam.
+    engine: NameOrNone = ""
+    model: NameOrNone = ""
+    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0  # of its requests; 0: as they came
+    device: Device = "cpu"  # that `engine` runs on: one
+    memory_share: Share = 0.2  # of a GPU's memory that it may take there
+    idle_s: SecondsOrNone = 1.0  # so long must nothing be under way before it is asked
+    # MiB of requests that wait for that, in memory or, if they were spooled, on disk; beyond that
+    # the oldest are dropped.
+    max_pending_mb: Count = 64
+    worst: CountOrNone = 20  # texts of so many answers are kept: those that differ most
+    # Names of the keys that may read these texts. Where the server has no keys, whoever reaches it
+    # may, if `server.host` is of this machine alone.
+    readers: tuple[Name, ...] = ()
+    baseline: ShadowBaseline = ShadowBaseline()
+
+    @property
+    def opens_engine(self) -> bool:
+        """Tell whether an engine is opened beside the product's."""
+        return bool(self.share and self.engine)

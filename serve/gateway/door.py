@@ -9,24 +9,26 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.messages import Transcript
+from serve.contract.messages import Priority, Transcript
 from serve.gateway import refusals
 from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import audio_s, check_request, check_streamed, phases, queue_s
-from serve.gateway.envelope import read_envelope
+from serve.gateway.envelope import Part, read_envelope, read_transcript
 from serve.gateway.gate import Turns
 from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
 from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
-from serve.gateway.models import Models
+from serve.gateway.models import Models, Target
 from serve.gateway.overload.sound import Lengths, Sound, of_tensors
 from serve.gateway.refusals import Refusal
+from serve.gateway.shadow.monitor import Shadow
 from serve.gateway.tracing import open_traces
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
+from serve.gateway.upstream.server import Outgoing
 from serve.gateway.usage import Usage
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
@@ -48,6 +50,8 @@ class Visit:
     ) -> None:
         self._caller = caller
         self.line = line
+        self.watch: Callable[[Transcript], None] | None = None
+        """Is told its answer; None: nobody is."""
         self._metrics = metrics
         self._usage = usage
         self._lengths = lengths
@@ -73,11 +77,16 @@ class Visit:
         """Count its audio, whose length its answer has told."""
         self.line.spans.answered(transcript.phases)
         self._count_answer(transcript.duration, transcript.timings.queue_s)
+        if self.watch:
+            self.watch(transcript)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count its audio, of an answer of KServe's."""
         self.line.spans.answered(phases(answer) if self.line.spans.recorded else ())
         self._count_answer(audio_s(answer), queue_s(answer))
+        if self.watch:
+            with contextlib.suppress(Refusal):  # its client wants a part of it alone
+                self.watch(read_transcript(answer))
 
     def count_live(self, seconds: float) -> None:
         """Count live audio as it comes in.
@@ -132,6 +141,7 @@ class Door:
         self.traces = open_traces(config.traces, self.metrics.spans)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.targets = self.upstreams.targets
+        self.shadow = Shadow(config, self.upstreams, self.metrics.shadow)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 
@@ -163,10 +173,31 @@ class Door:
         check_request(envelope.request, envelope.raw, streamed)
         visit.require_duration([output.name for output in envelope.request.outputs])
         visit.sound = self.targets.look(lambda: of_tensors(envelope.request, envelope.raw))
-        spans = visit.line.spans
-        return self.upstreams.send(
-            target, [message], ticket, streamed, spans=spans, sound=visit.sound
+        return self.pass_on(visit, target, [message], ticket, streamed)
+
+    def pass_on(
+        self,
+        visit: Visit,
+        target: Target,
+        parts: Sequence[Part],
+        ticket: Ticket,
+        streamed: bool,
+        upload: str | None = None,
+        priority: Priority = "file",
+    ) -> Exchange:
+        """Give a visit's request to a server, as `Upstreams.send` does; its answer may be watched.
+
+        Raises:
+            Refusal: nobody can take it; the ticket is still open.
+        """
+        exchange = self.upstreams.send(
+            *(target, parts, ticket, streamed, upload),
+            spans=visit.line.spans,
+            sound=visit.sound,
+            priority=priority,
         )
+        visit.watch = self.shadow.watching(Outgoing(target, parts, streamed, upload))
+        return exchange
 
     def account(
         self, line: Line, route: str, authorization: str | None, timed: bool = True

@@ -208,11 +208,7 @@ class _Api:
         parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
         look = functools.partial(of_tensors, translated.request, translated.raw)
         visit.sound = self._door.targets.look(look)
-        spans = visit.line.spans
-        exchange = self._door.upstreams.send(
-            target, parts, ticket, streamed=False, spans=spans, sound=visit.sound
-        )
-        return exchange, translated
+        return self._door.pass_on(visit, target, parts, ticket, streamed=False), translated
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
         def check(size: int) -> None:

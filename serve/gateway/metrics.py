@@ -15,6 +15,7 @@ from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
 from serve.gateway.overload.metrics import TargetMetrics
 from serve.gateway.overload.target import Targets
+from serve.gateway.shadow.metrics import ShadowMetrics
 from serve.gateway.upstream.server import Server
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
@@ -122,6 +123,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.live = LiveMetrics(self.registry, streams)
         self.upstreams = UpstreamMetrics(self.registry)
+        self.shadow = ShadowMetrics(self.registry)
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",

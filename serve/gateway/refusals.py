@@ -46,6 +46,7 @@ REASONS = {
     "not_found": Status("NOT_FOUND", 404, "not_found"),
     "method": Status("NOT_FOUND", 405, "method_not_allowed"),
     "origin": Status("PERMISSION_DENIED", 403, "origin_not_allowed"),
+    "reader": Status("PERMISSION_DENIED", 403, "reader_not_allowed"),
     "host": Status("PERMISSION_DENIED", 421, "host_not_allowed"),
     "job_open": Status("INVALID_ARGUMENT", 409, "job_open"),
     "job_failed": Status("INVALID_ARGUMENT", 409, "job_failed"),

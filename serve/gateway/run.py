@@ -111,6 +111,7 @@ class Gateway:
         self._door.usage.start()
         self._door.uploads.start()
         self._door.upstreams.start()
+        self._door.shadow.start()
         self._state.start()
         self._door.watch.start()
         for server in self._http:
@@ -133,6 +134,7 @@ class Gateway:
         hung_up = [server.close(left_s) for server in self._http]
         await asyncio.gather(self._grpc.stop(_END_S), *hung_up)
         await self._door.uploads.close()
+        await self._door.shadow.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
         await self._door.usage.close()
@@ -211,6 +213,11 @@ def serve_alone(config: Config) -> int:
         raise ConfigError(
             f"gateway.processes = {config.gateway.processes}, but a gateway alone is one process; "
             "start several, at addresses of their own"
+        )
+    if config.shadow.opens_engine:
+        raise ConfigError(
+            f"shadow.engine = {config.shadow.engine}, but a gateway alone opens no engine; "
+            "expected shadow.model, which an upstream serves, or shadow.beam_size"
         )
     _prepare(config)
     with run_folder() as folder:

@@ -6,6 +6,8 @@ each device would have fewer processes, but it ends as a whole when one of them 
 requests of all; it gives a request to any instance that is idle, and ours always are, for they
 answer later; and a process that sees all GPUs takes memory on each.
 
+So has the reference of the shadow monitor, where it is an engine: the product goes on without it.
+
 The first engine starts alone, and compiles and keeps the kernels that the others then find; these
 start side by side.
 
@@ -15,6 +17,7 @@ its starter dies with the thread that started it.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import socket
 import threading
@@ -25,13 +28,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from serve.contract.config import Config
-from serve.contract.devices import counted, places_of
+from serve.contract.devices import counted
 from serve.contract.errors import DeadlineError, EarshotError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
+from serve.supervisor.launches import from_here, prepare_engines, prepare_reference
 from serve.supervisor.part import Part
-from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
-from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, engine_folders, run_folder
+from serve.supervisor.server import TritonLaunch, TritonServer
+from serve.wire.folder import SUPERVISOR_PAGE, run_folder
 
 logger = logging.getLogger("earshot")
 
@@ -51,6 +55,7 @@ class Server:
         launches: Mapping[str, TritonLaunch],
         log_path: Path,
         requests_to: int | None = None,
+        reference: TritonLaunch | None = None,
     ) -> None:
         server = config.server
         self.http = address(server.host, server.http_port)
@@ -69,7 +74,8 @@ class Server:
             self._gateway(number, config.gateway.processes, server, requests_to)
             for number in range(config.gateway.processes)
         )
-        self._parts = (*self._engines.values(), *self._gateways)
+        self._reference = {"shadow": self._shadow(reference)} if reference else {}
+        self._parts = (*self._engines.values(), *self._gateways, *self._reference.values())
         self._page = self._unwritten = ""
         self._error: EarshotError | None = None
         self._complete = True  # every request that was accepted has been answered
@@ -90,6 +96,14 @@ class Server:
             self._start_timeout_s,
             lambda: not any(part.up for part in self._engines.values()),
         )
+
+    def _shadow(self, launch: TritonLaunch) -> Part:
+        """Make the part of the shadow monitor's reference, which is not needed."""
+        log = Path(f"{self.log_path}.shadow")
+        log.write_bytes(b"")
+        title = f"{_TRITON} of shadow.engine"
+        start = functools.partial(launch.start, log)
+        return Part("server", title, start, self._start_timeout_s, lambda: False)
 
     def _gateway(
         self, number: int, processes: int, server: ServerConfig, requests_to: int | None
@@ -216,7 +230,7 @@ class Server:
     def _drain(self) -> None:
         """End the gateway first: it answers what it has accepted, for which it needs Triton."""
         gateways = _running(self._gateways, GatewayProcess)
-        tritons = _running(self._engines.values(), TritonServer)
+        tritons = _running(self._parts, TritonServer)
         with ThreadPoolExecutor(max(1, len(gateways), len(tritons))) as pool:
             self._complete = all(list(pool.map(GatewayProcess.drain, gateways)))
             list(pool.map(TritonServer.stop, tritons))
@@ -229,7 +243,7 @@ class Server:
 
     def _publish(self) -> None:
         """Write what the metrics page says of the supervisor, where it has changed."""
-        engines = self._engines.items()
+        engines = (self._engines | self._reference).items()
         page = (
             "# HELP earshot_restarts_total Times that a process had to be started again\n"
             "# TYPE earshot_restarts_total counter\n"
@@ -290,60 +304,19 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    config = _from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
+    config = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
-        launches = _prepare(folder, config, engine or config.engine)
-        server = Server(folder, config, launches, log, requests_to)
+        launches = prepare_engines(folder, config, engine or config.engine)
+        reference = prepare_reference(folder, config)
+        server = Server(folder, config, launches, log, requests_to, reference)
         try:
             server.start()
             yield server
             server.stop()
         finally:
             server.kill()
-
-
-def _prepare(folder: Path, config: Config, engine: str) -> dict[str, TritonLaunch]:
-    """Write what the gateway and each engine read; return the engines' launches by device.
-
-    Raises:
-        EarshotError: see `prepare`.
-    """
-    places = places_of(config.runtime)
-    (folder / CONFIG).write_text(config_to_toml(config), encoding="utf-8")
-    launches = {}
-    for place, own in zip(places, engine_folders(folder, len(places)), strict=True):
-        own.mkdir(mode=0o700, exist_ok=True)
-        of_place = dataclasses.replace(config, runtime=place.runtime)
-        launches[place.name] = prepare(own, of_place, engine, place.environment, len(places))
-    return launches
-
-
-def _from_here(config: Config) -> Config:
-    """Return the same, with absolute paths of files."""
-
-    def absolute(path: str) -> str:
-        return str(Path(path).absolute()) if path else ""
-
-    return dataclasses.replace(
-        config,
-        server=dataclasses.replace(
-            config.server,
-            keys_file=absolute(config.server.keys_file),
-            usage_file=absolute(config.server.usage_file),
-            tls_certificate=absolute(config.server.tls_certificate),
-            tls_key=absolute(config.server.tls_key),
-        ),
-        upstreams=tuple(
-            dataclasses.replace(
-                upstream,
-                key_file=absolute(upstream.key_file),
-                tls_roots=absolute(upstream.tls_roots),
-            )
-            for upstream in config.upstreams
-        ),
-    )
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:

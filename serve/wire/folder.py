@@ -40,6 +40,11 @@ def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
     return tuple(run / f"{run.name}-{number:03}" for number in range(count))
 
 
+def reference_folder(run: Path) -> Path:
+    """Return the folder of the sockets of the shadow monitor's reference; see `engine_folders`."""
+    return run / f"{run.name}-shadow"
+
+
 def gateway_door(run: Path, number: int = 0) -> Path:
     """Return the socket for health and metrics, by HTTP, of one of the gateway's processes."""
     return run / f"gateway-{number}.sock"

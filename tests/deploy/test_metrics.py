@@ -24,7 +24,7 @@ def page(server, client):
         for sample in family.samples:
             labels |= sample.labels.keys()
     # Of histograms and counters that a request of this kind leaves empty.
-    return names, labels | {"le", "reason"}
+    return names, labels | {"le", "reason", "language"}
 
 
 @pytest.mark.parametrize("where, expression", list(expressions()))

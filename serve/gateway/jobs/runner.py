@@ -233,12 +233,8 @@ class Runner(Workers):
             parts = request_parts(fields.request, None)
         sound = of_file(await keeper.do(_head, path), size)
         visit.sound = self._door.targets.look(lambda: sound)
-        exchange = self._door.upstreams.send(
-            *(Target(job.model, False), parts, ticket, False, copy),
-            spans=visit.line.spans,
-            sound=visit.sound,
-            priority="job",
-        )
+        target = Target(job.model, False)
+        exchange = self._door.pass_on(visit, target, parts, ticket, False, copy, priority="job")
         run.given = True
         return exchange
 

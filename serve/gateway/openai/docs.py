@@ -26,6 +26,7 @@ _OTHERS = {
     "/v1/models": "The names that `model` may have",
     "/v1/models/{model}": "One of them",
     "/v1/usage": "What the caller's key has had, by day and model, of ?start= and ?end=",
+    "/v1/shadow": "What the shadow monitor has found, for keys of `shadow.readers`",
     "/": "A page for people",
     "/state": "What that page shows of the server",
     "/health": "Whether a request that came now would be answered: 200, else 503",

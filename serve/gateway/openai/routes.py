@@ -1,7 +1,7 @@
 """OpenAI's audio API over HTTP, below /v1.
 
     POST /v1/audio/transcriptions, /v1/audio/translations
-    GET  /v1/models, /v1/models/{name}, /v1/usage
+    GET  /v1/models, /v1/models/{name}, /v1/usage, /v1/shadow
     /v1/audio/jobs: see `serve.gateway.jobs.routes`, where there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
@@ -28,7 +28,6 @@ from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts, stream_event
 from serve.gateway.headers import LINE, ignored, served_by, warning
-from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -39,9 +38,10 @@ from serve.gateway.openai.answers import (
     segment_event,
 )
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
-from serve.gateway.openai.form import Form, received_form
+from serve.gateway.openai.form import received_form
 from serve.gateway.openai.usage import UsageOfKey
 from serve.gateway.refusals import Refusal, as_openai, openai_error
+from serve.gateway.shadow.route import ShadowFindings
 from serve.gateway.uploads import while_client_waits
 from serve.gateway.upstream.exchange import Exchange
 
@@ -50,7 +50,7 @@ logger = logging.getLogger("earshot.gateway")
 _CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME and /v1/usage, and jobs at /v1/audio/jobs"
+    "/v1/models/NAME, /v1/usage and /v1/shadow, and jobs at /v1/audio/jobs"
 )
 
 
@@ -79,6 +79,7 @@ def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/models/{name:path}", one_model),
             Route("/usage", UsageOfKey(door).answer),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
+            Route("/shadow", ShadowFindings(door).answer),
         ],
         exception_handlers=handlers,
     )
@@ -126,7 +127,10 @@ class _Audio:
                 target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
                 visit.sound = self._door.targets.look(form.sound)
-                exchange = self._begin(form, fields, target, ticket, visit)
+                parts = request_parts(fields.request, form.audio())
+                exchange = self._door.pass_on(
+                    visit, target, parts, ticket, fields.stream, form.path
+                )
             stack.enter_context(exchange)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:
@@ -142,16 +146,6 @@ class _Audio:
         text, kind = await asyncio.to_thread(body, transcript, fields)
         headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
-
-    def _begin(
-        self, form: Form, fields: FormFields, target: Target, ticket: Ticket, visit: Visit
-    ) -> Exchange:
-        parts = request_parts(fields.request, form.audio())
-        return self._door.upstreams.send(
-            *(target, parts, ticket, fields.stream, form.path),
-            spans=visit.line.spans,
-            sound=visit.sound,
-        )
 
 
 async def _pass_on(

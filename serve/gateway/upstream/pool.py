@@ -7,7 +7,7 @@ anything, the next one gets it; see `serve.gateway.upstream.exchange`.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -29,6 +29,10 @@ from serve.gateway.upstream.own import OwnEngine, OwnTriton
 from serve.gateway.upstream.remote import Remote
 from serve.gateway.upstream.server import Outgoing, Server
 from serve.wire import uploads
+from serve.wire.folder import reference_folder
+
+REFERENCE = "the shadow's reference"
+"""The product of `shadow.engine`; clients know no such model."""
 
 _GRACE_S = 30.0  # beyond the transcriber's own limit
 
@@ -62,6 +66,11 @@ class Upstreams:
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
         self.servers: tuple[Server, ...] = (*self.own, *remotes)
+        if engines and config.shadow.opens_engine:
+            reference = OwnEngine("shadow", reference_folder(folder), engines[0].process)
+            self.servers += (OwnTriton(reference, REFERENCE),)
+        self.at_send: Callable[[], None] = lambda: None
+        """Is called when a request is given to a server."""
         self._models = models
         self._metrics = metrics
         self._limit_s = config.transcriber.request_timeout_s + _GRACE_S
@@ -120,7 +129,13 @@ class Upstreams:
         exchange.pump.add_done_callback(lambda _: admitted.end(exchange.answered))
         self._exchanges[exchange.pump] = exchange
         exchange.pump.add_done_callback(self._exchanges.pop)
+        self.at_send()
         return exchange
+
+    @property
+    def under_way(self) -> int:
+        """Count the requests that servers have."""
+        return len(self._exchanges)
 
     def end_all(self, refusal: Refusal) -> None:
         """Answer this to every request that still waits."""

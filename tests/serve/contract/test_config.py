@@ -182,6 +182,8 @@ MAY_BE_EMPTY = {
     ("traces", "endpoint"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),
+    ("shadow", "engine"),
+    ("shadow", "model"),
 }
 
 

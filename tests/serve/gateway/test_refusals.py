@@ -48,6 +48,7 @@ BY_REASON = {
     "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
     "method": ("NOT_FOUND", 404, 405, BAD, "method_not_allowed", 1008),
     "origin": ("PERMISSION_DENIED", 403, 403, BAD, "origin_not_allowed", 1008),
+    "reader": ("PERMISSION_DENIED", 403, 403, BAD, "reader_not_allowed", 1008),
     "host": ("PERMISSION_DENIED", 403, 421, BAD, "host_not_allowed", 1008),
     "job_open": (INVALID, 400, 409, BAD, "job_open", 1008),
     "job_failed": (INVALID, 400, 409, BAD, "job_failed", 1008),

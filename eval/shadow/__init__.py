@@ -1,0 +1,1 @@
+"""The shadow monitor, measured: after how many requests does it find a broken engine?"""

@@ -1,0 +1,175 @@
+"""How far the answers that were served are from those of the reference. Pure.
+
+Of each request two things. Its *edits*: characters in which the texts differ, of which all requests
+together have a rate, the CER against the reference. And its *gaps*: differences of what the network
+computes on the way to a text, which tell of an engine that computes wrongly before it says wrong
+words; docs/operating.md says why these, and what they find how soon.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from serve.contract.messages import Transcript
+from serve.contract.server_config import ShadowBaseline
+from serve.speech.bare import bare
+
+ALLOWANCE = 0.5
+"""Standard deviations by which requests' gaps may rise before they add up."""
+BOUND = 25.0
+"""Of their sum, beyond which the served engine has drifted."""
+_MOST = 3.0  # standard deviations that one request adds
+# Gaps below these, which are about what rounding alone makes, are as good as none.
+_FLOORS = {"log_probability": 0.01, "no_speech": 0.05, "language": 0.05}
+_SURE = 1e-6  # probabilities nearer to 0 or 1 count as this
+_Z95 = 1.96
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaps:
+    """What two answers' numbers differ by, at least 0; None: one of them does not tell it."""
+
+    log_probability: float | None = None  # average, of the whole text
+    no_speech: float | None = None  # log-odds that nobody speaks in the first window
+    language: float | None = None  # log-odds of the language, where both found the same
+
+
+KINDS = tuple(field.name for field in dataclasses.fields(Gaps))
+"""The names of gaps, which `serve.contract.server_config.ShadowBaseline` has, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A request's answer beside the reference's."""
+
+    language: str  # of the answer; empty where nobody was heard
+    edits: int
+    characters: int  # of the reference's text
+    gaps: Gaps = Gaps()
+
+    @property
+    def cer(self) -> float:
+        """The share of characters that differ, of at least one."""
+        return self.edits / max(1, self.characters)
+
+
+def compare(served: Transcript, reference: Transcript) -> Comparison:
+    """Compare two answers to the same request."""
+    import jiwer  # noqa: PLC0415 - of the gateways that watch alone
+
+    expected, text = bare(reference.text), bare(served.text)
+    if expected:
+        out = jiwer.process_characters([expected], [text])
+        edits = out.substitutions + out.deletions + out.insertions
+    else:
+        edits = len(text)
+    language = served.language or reference.language or ""
+    return Comparison(language, edits, len(expected), gaps_of(served, reference))
+
+
+def gaps_of(served: Transcript, reference: Transcript) -> Gaps:
+    """Return what the numbers of two answers differ by."""
+    language = None
+    if served.language == reference.language:
+        language = _apart(_log_odds(served.language_prob), _log_odds(reference.language_prob))
+    return Gaps(
+        _apart(_mean_logprob(served), _mean_logprob(reference)),
+        _apart(_no_speech(served), _no_speech(reference)),
+        language,
+    )
+
+
+def _apart(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else abs(one - other)
+
+
+def _mean_logprob(transcript: Transcript) -> float | None:
+    """Average over a text's tokens; None where chance is in it, or there is none."""
+    total, tokens = 0.0, 0
+    for segment in transcript.segments:
+        if segment.temperature > 0 or segment.avg_logprob is None:
+            return None
+        total += segment.avg_logprob * len(segment.tokens)
+        tokens += len(segment.tokens)
+    return total / tokens if tokens else None
+
+
+def _no_speech(transcript: Transcript) -> float | None:
+    return _log_odds(transcript.segments[0].no_speech_prob) if transcript.segments else None
+
+
+def _log_odds(probability: float | None) -> float | None:
+    if probability is None:
+        return None
+    probability = min(max(probability, _SURE), 1 - _SURE)
+    return math.log(probability / (1 - probability))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A pooled rate with its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+def pooled_cer(comparisons: Sequence[Comparison]) -> Rate | None:
+    """Pool the CER of requests; None where the reference has no text.
+
+    The interval is that of a ratio of two sums over requests, which are drawn together: Cochran,
+    Sampling Techniques (1977), section 6.4.
+    """
+    count, characters = len(comparisons), sum(one.characters for one in comparisons)
+    if not characters:
+        return None
+    value = sum(one.edits for one in comparisons) / characters
+    if count < 2:
+        return Rate(value, 0.0, max(1.0, value))  # one tells nothing of the others
+    squares = sum((one.edits - value * one.characters) ** 2 for one in comparisons)
+    margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
+    return Rate(value, max(0.0, value - margin), value + margin)
+
+
+def _scale(kind: str, gap: float) -> float:
+    """Return a gap as it is judged: by its logarithm, for some are far above the rest."""
+    return math.log(gap + _FLOORS[kind])
+
+
+def baseline_of(comparisons: Sequence[Comparison]) -> ShadowBaseline:
+    """Find the mean and the spread of each kind of gap; (0, 0) where there are too few."""
+    found = {}
+    for kind in KINDS:
+        gaps = (getattr(one.gaps, kind) for one in comparisons)
+        values = [_scale(kind, gap) for gap in gaps if gap is not None]
+        if len(values) > 1:
+            found[kind] = (round(fmean(values), 3), round(stdev(values), 3))
+    return ShadowBaseline(**found)
+
+
+class Drift:
+    """Adds up by how much gaps are larger than they should be: Page's CUSUM (1954).
+
+    Args:
+        baseline: what they are while all is well; kinds with a spread of 0 are passed over.
+    """
+
+    def __init__(self, baseline: ShadowBaseline) -> None:
+        self.value = 0.0
+        self._baseline = {
+            kind: (mean, spread)
+            for kind, (mean, spread) in dataclasses.asdict(baseline).items()
+            if spread
+        }
+
+    def add(self, gaps: Gaps) -> None:
+        """Take in one more request."""
+        rises = [
+            (_scale(kind, gap) - mean) / spread
+            for kind, (mean, spread) in self._baseline.items()
+            if (gap := getattr(gaps, kind)) is not None
+        ]
+        if rises:  # each kind counts the same, and their sum has a spread of about 1 again
+            rise = sum(rises) / math.sqrt(len(rises))
+            self.value = max(0.0, self.value + min(rise, _MOST) - ALLOWANCE)

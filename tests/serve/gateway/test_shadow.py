@@ -1,0 +1,374 @@
+"""The shadow monitor: what becomes a sample, when the reference is asked, and what is told."""
+
+import asyncio
+import dataclasses
+import json
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from serve.cli.main import main
+from serve.contract.config import load_config
+from serve.contract.errors import ConfigError
+from serve.contract.keys import add_key, hash_of
+from serve.contract.messages import Segment, Timings, Transcript
+from serve.contract.server_config import ShadowBaseline, ShadowConfig, UpstreamConfig
+from serve.gateway.shadow.figures import (
+    BOUND,
+    KINDS,
+    Comparison,
+    Drift,
+    Gaps,
+    baseline_of,
+    compare,
+    gaps_of,
+    pooled_cer,
+)
+from serve.gateway.shadow.monitor import LOOK_S
+from serve.supervisor.server import config_to_toml
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, json_request, message, until
+
+SHADOW = ShadowConfig(share=1.0, beam_size=8, idle_s=0.0)
+AUDIO = b"RIFF" + bytes(2**20)  # spooled
+BOUNDARY = "x"
+
+
+def infer(running, prompt="hello", **fields):
+    status, error = running.infer(json.dumps(json_request(prompt, **fields)))
+    assert (status, error) == (200, None)
+
+
+def post(running, audio, **fields):
+    """Send a form of OpenAI's."""
+    lines = [
+        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'
+        for name, text in {"model": "whisper-1", **fields}.items()
+    ]
+    head = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    body = "".join(lines).encode() + head.encode() + audio + f"\r\n--{BOUNDARY}--\r\n".encode()
+    kind = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    status, _, answer = running.ask("POST", "/v1/audio/transcriptions", body, kind)
+    assert status == 200, answer
+
+
+def asked(running):
+    """The options of all that the engine was asked, in order."""
+    return [inputs_of(request) for request in running.triton.requests.values()]
+
+
+def metric(running, name):
+    """The value of a metric without labels, or with these."""
+    (line,) = [line for line in running.page().splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[-1])
+
+
+def compared(running, count):
+    until(lambda: running.door.shadow.compared == count)
+
+
+# ---------------------------------------------------------------- what is sampled and asked
+
+
+def test_without_a_share_nothing_is_kept(start):
+    running = start()
+    infer(running)
+    assert metric(running, "earshot_shadow_sampled_total") == 0
+    assert len(running.door.shadow.pending) == 0
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, share):
+    running = start(shadow=dataclasses.replace(SHADOW, share=share, idle_s=600.0))
+    for _ in range(40):
+        infer(running)
+    chance = random.Random(20)
+    expected = sum(chance.random() < share for _ in range(40))
+    assert metric(running, "earshot_shadow_sampled_total") == expected
+    assert len(running.door.shadow.pending) == expected
+
+
+def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(start):
+    running = start(shadow=SHADOW)
+    words = {"name": "WORD_TIMESTAMPS", "datatype": "BOOL", "shape": [1], "data": [True]}
+    request = json_request("hello")
+    request["inputs"].append(words)
+    running.infer(json.dumps(request))
+    compared(running, 1)
+    first, second = asked(running)
+    assert first.pop("WORD_TIMESTAMPS") is True
+    assert second == {**first, "BEAM_SIZE": 8}
+
+
+def test_a_request_of_each_door_is_sampled(start):
+    running = start(shadow=SHADOW)
+    post(running, b"RIFF", prompt="good morning|good mourning")
+    compared(running, 1)
+    running.call()(message("hello"))
+    compared(running, 2)
+    assert [one.edits for one in running.door.shadow.window] == [1, 0]
+
+
+def test_large_audio_is_handed_on_as_its_file_and_then_gone(start):
+    running = start(shadow=SHADOW)
+    post(running, AUDIO)
+    compared(running, 1)
+    files = list(running.triton.files.values())
+    assert len(files) == 2
+    until(lambda: not list(running.door.upstreams.uploads.iterdir()))
+
+
+def test_streams_and_answers_in_part_are_no_samples(start):
+    running = start(shadow=SHADOW)
+    post(running, b"RIFF", stream="true")
+    infer(running, outputs=[{"name": "TEXT"}, {"name": "DURATION"}])
+    infer(running)
+    compared(running, 1)
+    assert metric(running, "earshot_shadow_sampled_total") == 1
+
+
+# ---------------------------------------------------------------- clients go first
+
+
+def test_the_reference_waits_until_nothing_is_under_way(start):
+    running = start(shadow=SHADOW)
+    with ThreadPoolExecutor() as pool:
+        client = pool.submit(infer, running, "wait hello|hello")
+        until(lambda: running.triton.waiting)
+        infer(running)
+        running.run(asyncio.sleep(4 * LOOK_S))
+        assert (len(running.door.shadow.pending), len(asked(running))) == (1, 2)
+        running.triton.release()
+        client.result(WAIT_S)
+    compared(running, 2)
+
+
+def test_a_client_that_comes_has_the_reference_cancelled_and_asked_again(start):
+    running = start(shadow=SHADOW)
+    infer(running, "hello|wait hello")
+    until(lambda: running.triton.waiting)
+    (reference,) = running.triton.waiting
+    infer(running, "good bye")
+    until(lambda: running.triton.cancelled == [reference])
+    assert metric(running, "earshot_shadow_yielded_total") == 1
+    until(lambda: running.triton.waiting not in ([], [reference]))
+    running.triton.release()
+    compared(running, 2)
+    assert metric(running, "earshot_shadow_pending_bytes") == 0
+
+
+def test_what_has_no_room_is_dropped_and_counted(start):
+    running = start(shadow=dataclasses.replace(SHADOW, idle_s=600.0, max_pending_mb=1))
+    samples = 100_000  # of four bytes
+    for _ in range(3):
+        running.call()(message("hello", samples=samples))
+    assert metric(running, "earshot_shadow_dropped_total") == 1
+    assert len(running.door.shadow.pending) == 2
+    assert 8 * samples < metric(running, "earshot_shadow_pending_bytes") < 2**20
+    post(running, AUDIO)  # larger than all the room
+    assert metric(running, "earshot_shadow_dropped_total") == 2
+    assert len(running.door.shadow.pending) == 2
+
+
+def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(start):
+    running = start(shadow=SHADOW)
+    infer(running, "hello|error:AudioError: no such file")
+    infer(running)
+    compared(running, 1)
+    assert metric(running, "earshot_shadow_failed_total") == 1
+
+
+def test_nothing_of_it_is_counted_as_a_clients(start):
+    running = start(shadow=SHADOW)
+    infer(running)
+    compared(running, 1)
+    page = running.page()
+    assert 'earshot_gateway_requests_total{key="",route="http",status="OK"} 1.0' in page
+    assert 'earshot_gateway_audio_seconds_total{key="",route="http"} 1.5' in page
+    _, _, usage = running.ask("GET", "/v1/usage")
+    assert [row["requests"] for row in json.loads(usage)["data"]] == [1]
+
+
+def test_a_model_of_an_upstream_is_the_reference(start):
+    other = start(name="other")
+    upstream = UpstreamConfig(other.grpc, ("other",))
+    running = start(
+        shadow=ShadowConfig(share=1.0, model="other", idle_s=0.0), upstreams=(upstream,)
+    )
+    infer(running)
+    compared(running, 1)
+    assert (len(asked(running)), len(asked(other))) == (1, 1)
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def test_the_rate_is_told_by_language_and_the_worst_texts_are_kept(start):
+    running = start(shadow=dataclasses.replace(SHADOW, worst=2))
+    for prompt in ("hello", "a b c d|a b c x", "one two|one ten", "yes|no"):
+        infer(running, prompt)
+    compared(running, 4)
+    shown = json.loads(running.ask("GET", "/v1/shadow")[2])
+    assert [(case["served"], case["reference"]) for case in shown["worst"]] == [
+        ("yes", "no"),
+        ("one two", "one ten"),
+    ]
+    assert shown["compared"] == 4
+    edits, characters = 0 + 1 + 2 + 3, 5 + 7 + 7 + 2
+    for language in ("all", "es"):
+        told = metric(running, f'earshot_shadow_cer{{language="{language}"}}')
+        assert told == pytest.approx(edits / characters)
+    assert shown["cer"]["value"] == pytest.approx(edits / characters, abs=1e-6)
+
+
+def test_the_command_tells_what_was_found(start, tmp_path, capsys):
+    running = start(shadow=SHADOW)
+    toml = tmp_path / "a.toml"
+    toml.write_text(config_to_toml(running.config), encoding="utf-8")
+    assert main(["shadow", "--config", str(toml)]) == 0
+    assert "compared  0; 0 wait\nCER       -\n" in capsys.readouterr().out
+    infer(running, "one two|one ten")
+    compared(running, 1)
+    assert main(["shadow", "--config", str(toml)]) == 0
+    told = capsys.readouterr().out
+    assert "CER       28.57 % [0.00, 100.00]\n  es      28.57 %" in told
+    assert "served     one two\n  reference  one ten" in told
+    assert "drift     not told" in told
+
+
+def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
+    running = start(shadow=SHADOW, host="0.0.0.0", open=True)
+    toml = tmp_path / "a.toml"
+    for port, reason in (
+        (running.config.server.http_port, "shown to the keys of shadow.readers alone"),
+        (1, "no server answers at http://127.0.0.1:1/v1/shadow"),
+    ):
+        server = dataclasses.replace(running.config.server, http_port=port)
+        config = dataclasses.replace(running.config, server=server)
+        toml.write_text(config_to_toml(config), encoding="utf-8")
+        assert main(["shadow", "--config", str(toml)]) == 1
+        assert reason in capsys.readouterr().err
+
+
+def test_texts_are_shown_to_readers_alone(start, tmp_path):
+    keys = tmp_path / "keys.toml"
+    for name in ("alice", "bob"):
+        add_key(keys, name, {"sha256": hash_of(f"secret-{name}")})
+    running = start(shadow=dataclasses.replace(SHADOW, readers=("alice",)), keys_file=str(keys))
+    for name, expected in (("alice", 200), ("bob", 403), ("carol", 401)):
+        headers = {"authorization": f"Bearer secret-{name}"}
+        assert running.ask("GET", "/v1/shadow", headers=headers)[0] == expected
+
+
+def test_without_keys_they_are_shown_on_this_machine_alone(start):
+    running = start(shadow=SHADOW, host="0.0.0.0", open=True)
+    status, _, answer = running.ask("GET", "/v1/shadow")
+    assert (status, json.loads(answer)["error"]["code"]) == (403, "reader_not_allowed")
+
+
+# ---------------------------------------------------------------- figures
+
+
+def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", sure=0.5):
+    segments = tuple(
+        Segment(0.0, 1.0, text, (1,) * tokens, logprob, no_speech, temperature, 1.0)
+        for logprob, tokens in logprobs
+    )
+    return Transcript(text, language, sure, 1.0, segments, Timings(0.0, 0.0, 0.0, 0.0))
+
+
+def test_texts_are_compared_without_case_and_punctuation():
+    assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
+    assert compare(transcript("well"), transcript("...")) == Comparison(
+        "en", 4, 0, Gaps(language=0.0)
+    )
+    assert compare(transcript(""), transcript("well")).cer == 1.0
+
+
+def test_gaps_are_of_what_both_answers_tell():
+    served = transcript("a b", (-0.1, 1), (-0.5, 3), no_speech=0.25, sure=0.9)
+    found = gaps_of(served, transcript("a", (-0.3, 2)))
+    assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
+    sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
+    assert gaps_of(served, sampled) == Gaps(None, pytest.approx(math.log(3)), None)
+    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == Gaps()
+
+
+def test_the_interval_holds_the_rate_as_often_as_it_says():
+    chance = np.random.default_rng(0)
+    true, held = 0.05, 0
+    for _ in range(400):
+        lengths = chance.integers(10, 100, 200)
+        edits = chance.binomial(lengths, true)
+        rate = pooled_cer(
+            [Comparison("en", int(e), int(n)) for e, n in zip(edits, lengths, strict=True)]
+        )
+        held += rate.low <= true <= rate.high
+    assert 0.92 <= held / 400 <= 0.98
+    assert pooled_cer([Comparison("en", 1, 0)]) is None
+
+
+def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_none():
+    chance = np.random.default_rng(0)
+
+    def gaps(count, rise=0.0):
+        values = np.exp(chance.normal((-1.0 + rise, 1.0 + rise), (1.0, 0.5), (count, 2)))
+        return [Gaps(log, None, language) for log, language in values]
+
+    def drifted_after(rise):
+        drift = Drift(baseline)
+        for count, found in enumerate(gaps(2000, rise), start=1):
+            drift.add(found)
+            if drift.value > BOUND:
+                return count
+        return None
+
+    baseline = baseline_of([Comparison("en", 0, 1, one) for one in gaps(500)])
+    assert (baseline.language, baseline.no_speech) == (pytest.approx((1.0, 0.5), abs=0.1), (0, 0))
+    assert [drifted_after(0.0) for _ in range(20)] == [None] * 20
+    assert max(drifted_after(0.7) for _ in range(20)) < 200
+
+
+def test_without_a_baseline_no_drift_is_told():
+    drift = Drift(ShadowBaseline())
+    drift.add(Gaps(100.0, 100.0, 100.0))
+    assert drift.value == 0.0
+
+
+def test_the_baseline_has_every_kind_of_gap():
+    assert [field.name for field in dataclasses.fields(ShadowBaseline)] == list(KINDS)
+
+
+def test_a_drift_is_told_and_logged_once(start, caplog):
+    baseline = ShadowBaseline(log_probability=(-30.0, 1.0))
+    running = start(shadow=dataclasses.replace(SHADOW, baseline=baseline))
+    for _ in range(12):
+        infer(running)
+    compared(running, 12)
+    told = metric(running, "earshot_shadow_drift"), metric(running, "earshot_shadow_drift_bound")
+    assert told == (12 * 2.5, BOUND)
+    assert len([one for one in caplog.messages if "has drifted" in one]) == 1
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    "keys, complaint",
+    [
+        ("share = 0.1", "there is no reference"),
+        ('share = 0.1\nmodel = "x"\nengine = "y"', "expected one reference"),
+        ('share = 0.1\nmodel = "x"', "is no model of an upstream"),
+        ('share = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
+        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected one process"),
+        ("share = 2", "share"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, keys, complaint):
+    path = tmp_path / "a.toml"
+    path.write_text(f"[shadow]\n{keys}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(path)
