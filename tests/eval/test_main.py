@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import eval.config
-from eval import flags, processes
+from eval import bench_flags, processes
 from eval.__main__ import _parser, main
 from eval.accuracy import kept as kept_module
 from eval.accuracy import run as run_module
@@ -358,5 +358,5 @@ def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
     for field in dataclasses.fields(Plan):
         if field.name != "peers":  # what is installed is not known before
             assert getattr(options, field.name) == field.default
-    shown = [flag.default for flag in flags.BENCH if flag.default is not None]
+    shown = [flag.default for flag in bench_flags.BENCH if flag.default is not None]
     assert set(shown) <= {field.default for field in dataclasses.fields(Plan)}
