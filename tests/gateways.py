@@ -24,7 +24,7 @@ from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
 from serve.supervisor.run import free_ports
 from serve.wire import tensors
-from serve.wire.folder import engine_folders
+from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton
 
 WAIT_S = 20.0
@@ -68,7 +68,7 @@ class Running:
         self.folder = folder
         self._alone = alone
         self._devices = devices
-        folders = engine_folders(folder, len(devices))
+        folders = engine_links(folder, len(devices))
         for own in folders:
             own.mkdir(exist_ok=True)
         self.tritons = [FakeTriton(own, triton_metrics) for own in folders]
