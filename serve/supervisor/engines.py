@@ -20,12 +20,11 @@ from typing import TypeVar
 
 from serve.contract.config import Config
 from serve.contract.devices import Place, places_of
-from serve.contract.errors import ConfigError, EarshotError, UnavailableError
+from serve.contract.errors import ConfigError, EarshotError
 from serve.supervisor.clips import Clip, hear, read_clips, require_right
 from serve.supervisor.control import News, Order, Tell
 from serve.supervisor.part import Part
-from serve.supervisor.processes import free_memory_bytes
-from serve.supervisor.replaceable import require_replaceable
+from serve.supervisor.replaceable import require_memory, require_replaceable
 from serve.supervisor.server import TritonLaunch, TritonServer, prepare
 from serve.wire.alive import age_s, beat
 from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder
@@ -34,7 +33,6 @@ logger = logging.getLogger("earshot")
 
 TRITON = "Triton Inference Server"
 _GRACE_S = 60.0  # that a request may take beyond the transcriber's own limit
-_MIB = 2**20
 
 T = TypeVar("T")
 Chore = Generator[None, None, T]
@@ -170,8 +168,10 @@ class Engines:
         idle_s, most_s = age_s(self._used), self._config.server.idle_unload_s
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
-        idle = 0 < most_s < idle_s and all(engine.part.up for engine in self.all)
-        return self._unload() if idle and not draining else None
+        if not all(engine.part.up for engine in self.all):
+            beat(self._used)  # their time begins when they are there
+            return None
+        return self._unload() if 0 < most_s < idle_s and not draining else None
 
     # ------------------------------------------------------------ chores
 
@@ -220,7 +220,7 @@ class Engines:
         """
         require_replaceable(self._asked, order, self.all[0].launch.engine)
         if not order.in_place and self._loaded:
-            self._require_memory()
+            require_memory([engine.part.running for engine in self.all])
         clips = read_clips(order.clips) if order.clips else []
         if any(clip.text is None for clip in clips):
             if not self._loaded:
@@ -375,16 +375,6 @@ class Engines:
             self._others.remove(part)
         for folder in folders:
             remove_triton(folder)
-
-    def _require_memory(self) -> None:
-        running = [engine.part.running for engine in self.all]
-        taken = sum(it.memory_bytes() for it in running if isinstance(it, TritonServer)) // _MIB
-        free = free_memory_bytes() // _MIB
-        if free < taken:
-            raise UnavailableError(
-                f"{free} MiB of memory are free, and the engine that runs has {taken}; free some, "
-                "or exchange it with --in-place, which ends the old one first while requests wait"
-            )
 
 
 def _failure(part: Part) -> str | None:

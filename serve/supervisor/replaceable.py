@@ -1,16 +1,19 @@
-"""Which engine may take another's place in a server that runs, as far as files tell."""
+"""Which engine may take another's place in a server that runs, before it is opened."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from serve.contract.config import Config
-from serve.contract.errors import ConfigError, EngineError, shown
+from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
 from serve.contract.manifest import Manifest, check_manifest, manifest_from_json
 from serve.supervisor.control import Order
+from serve.supervisor.processes import free_memory_bytes
+from serve.supervisor.server import TritonServer
 
 _MANIFEST = "engine.json"
+_MIB = 2**20
 # Keys of the exchange itself, and one that --open sets.
 _EXCHANGED = ("engine", "server.reload_clips", "server.reload_max_cer", "server.open")
 
@@ -39,6 +42,21 @@ def require_replaceable(asked: Config, order: Order, engine: Path) -> None:
                 f"its {key} is {shown(new_facts[key])}, and {shown(old)} in the engine that runs; "
                 "a server with other tokens is another product: restart it"
             )
+
+
+def require_memory(running: Iterable[object]) -> None:
+    """Refuse to open engines beside those that run where memory has no room for as much again.
+
+    Raises:
+        UnavailableError: it has none.
+    """
+    taken = sum(it.memory_bytes() for it in running if isinstance(it, TritonServer)) // _MIB
+    free = free_memory_bytes() // _MIB
+    if free < taken:
+        raise UnavailableError(
+            f"{free} MiB of memory are free, and the engine that runs has {taken}; free some, or "
+            "exchange it with --in-place, which ends the old one first while requests wait"
+        )
 
 
 def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
