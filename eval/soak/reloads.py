@@ -108,12 +108,13 @@ class _Load:
 
 def _completed(socket: Connection) -> int:
     """Count the endings of an utterance; what comes behind it is an error, of an empty one."""
-    socket.send(to_json({"type": "input_audio_buffer.commit"}))
     count, kind = 0, ""
     while kind != "error":
         event = json.loads(socket.recv(timeout=_LIMIT_S))
         kind = str(event["type"]).rpartition(".")[2]
-        count += kind == "completed"
+        if kind in ("completed", "failed"):
+            count += kind == "completed"
+            socket.send(to_json({"type": "input_audio_buffer.commit"}))
     return count
 
 
@@ -121,7 +122,7 @@ def reloads(stage: Stage) -> Found:
     """Exchange the engine under load; yield figures and checks."""
     own, cases = Path(stage.config.engine).absolute(), _cases(stage)
     file = files_of(stage.clips)[0]
-    spans = list[tuple[float, float]]()
+    spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # by being in place
     with (
         Watch(lambda: tree_memory_bytes(stage.process.pid)) as memory,
         _Load(stage.at, file) as load,
@@ -132,18 +133,19 @@ def reloads(stage: Stage) -> Found:
         for case in cases:
             begin_s = time.monotonic()
             status, said = _exchange(stage, case)
-            spans.append((begin_s, time.monotonic()))
+            spans[bool(case.flags)].append((begin_s, time.monotonic()))
             yield f"{case.name}: took, s", time.monotonic() - begin_s
             yield Check(
                 f"{case.name}: is {'taken' if case.good else 'refused'}",
                 (status == 0) == case.good,
-                said[-1] if said else "nothing was said",
+                next((line for line in said if line.startswith("error: ")), said[-1]),
             )
             time.sleep(_BETWEEN_S)
         after_s = time.monotonic()
         time.sleep(_CALM_S)
-    yield from _told("before", load.between(began_s, spans[0][0]))
-    yield from _told("during", [each for span in spans for each in load.between(*span)])
+    yield from _told("before", load.between(began_s, spans[False][0][0]))
+    for in_place, when in ((False, "during"), (True, "during, in place")):
+        yield from _told(when, [each for span in spans[in_place] for each in load.between(*span)])
     yield from _told("after", load.between(after_s, time.monotonic()))
     endings = [ending for _, ending in load.endings]
     yield Check(

@@ -23,6 +23,7 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.envelope import cancel_of, for_triton
 from serve.gateway.models import Target
@@ -55,14 +56,15 @@ class OwnTriton:
     Args:
         engine: where it is.
         model: the product that it serves.
-        unloads: whether the supervisor wants to know when it is used.
+        server: says whether it may be unloaded, and how long it then may take to be there.
     """
 
-    def __init__(self, engine: OwnEngine, model: str, unloads: bool = False) -> None:
+    def __init__(self, engine: OwnEngine, model: str, server: ServerConfig) -> None:
         self.name = engine.device
         self.models: tuple[str, ...] = (model,)
         self._engine = engine
-        self._used = engine.link.parent / USED if unloads else None
+        self._used = engine.link.parent / USED if server.idle_unload_s else None
+        self._start_timeout_s = server.start_timeout_s
         self._current: _Connection | None = None
         self.inflight = 0
         self._replaced: list[_Connection] = []  # which have something to do
@@ -96,7 +98,12 @@ class OwnTriton:
 
     async def small(self, method: str, message: bytes) -> bytes:
         """See `Server`."""
-        return await (await self._opened()).channel.small(method, message)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                now = await self._opened()
+        except TimeoutError:
+            raise refusals.server_away() from None
+        return await now.channel.small(method, message)
 
     async def watch(self) -> None:
         """Look which Triton it is, let go of one that has been replaced, and tell of use."""

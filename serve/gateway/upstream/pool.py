@@ -54,8 +54,7 @@ class Upstreams:
         # A gateway that has no engine is one process.
         self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        unloads = config.server.idle_unload_s > 0
-        self.own = tuple(OwnTriton(engine, models.default, unloads) for engine in engines)
+        self.own = tuple(OwnTriton(engine, models.default, config.server) for engine in engines)
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
         self.servers: tuple[Server, ...] = (*self.own, *remotes)
