@@ -19,6 +19,7 @@ from serve.wire.folder import CONFIG, CONTROL, runs
 
 _ORDER_BYTES = 2**20
 _CONNECT_S = 5.0
+_POLL_S = 0.1  # most that closing waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,9 @@ class Control:
 
         self._server = _Listener(str(folder / CONTROL), Handler)
         (folder / CONTROL).chmod(0o600)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="earshot-control")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control"
+        )
         self._thread.start()
 
     def close(self) -> None:
