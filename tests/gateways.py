@@ -32,7 +32,7 @@ from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
 from serve.supervisor.run import free_ports
 from serve.wire import tensors
-from serve.wire.folder import engine_folders
+from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton
 
 WAIT_S = 20.0
@@ -85,10 +85,11 @@ class Running:
         self.folder = folder
         self._alone = alone
         self._devices = devices
-        folders = engine_folders(folder, len(devices))
-        for own in folders:
-            own.mkdir(exist_ok=True)
-        self.tritons = [FakeTriton(own, triton_metrics) for own in folders]
+        self.links = engine_links(folder, len(devices))
+        self.tritons = []
+        for number, link in enumerate(self.links):
+            self.tritons.append(self.make_triton(f"triton-{number}", triton_metrics))
+            link.symlink_to(self.tritons[-1].folder)
         self.triton = self.tritons[0]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -98,10 +99,15 @@ class Running:
         self._exits = contextlib.ExitStack()
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
+    def make_triton(self, name, metrics=b""):
+        """A stand-in with a folder of its own, for no device yet."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return FakeTriton(folder, metrics)
+
     async def _start(self):
         engines = [
-            OwnEngine(device, triton.folder)
-            for device, triton in zip(self._devices, self.tritons, strict=True)
+            OwnEngine(device, link) for device, link in zip(self._devices, self.links, strict=True)
         ]
         gateway = Gateway(self.config, self.folder, [] if self._alone else engines)
         await gateway.start()

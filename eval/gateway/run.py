@@ -23,7 +23,7 @@ from eval.processes import descendants
 from eval.server import by_role, cpu_s
 from serve.contract.errors import EarshotError
 from serve.supervisor.run import for_this_machine, running_server
-from serve.wire.folder import grpc_target
+from serve.wire.folder import engine_links, grpc_target
 
 LEAST = 0.95  # of the throughput straight to Triton
 MOST = 2.0  # times as long as in quiet that a short clip waits for its text beside a flood
@@ -102,7 +102,9 @@ def gateway(run: Run, *, at_once: int, passes: int, connections: int, seconds: f
     limit_s = config.transcriber.request_timeout_s
     with running_server(measured) as server, contextlib.ExitStack() as stack:
         ways = {
-            TRITON: stack.enter_context(straight(grpc_target(server.folder), limit_s)),
+            TRITON: stack.enter_context(
+                straight(grpc_target(engine_links(server.folder, 1)[0]), limit_s)
+            ),
             KSERVE: stack.enter_context(by_grpc(server.grpc, limit_s)),
             OPENAI: stack.enter_context(by_form(server.http, limit_s)),
         }

@@ -60,7 +60,7 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
             max_size=None,
             compression=None,
         ) as socket:
-            for message in _utterance(file):
+            for message in utterance(file):
                 socket.send(message)
             finals, errors = list[str](), list[str]()
             while not finals and not errors:
@@ -78,7 +78,8 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
     return _only(finals, [] if finals else errors, time.monotonic() - began)
 
 
-def _utterance(file: File) -> Iterable[str]:
+def utterance(file: File) -> Iterable[str]:
+    """Yield the messages by which a live session says a file and ends it."""
     samples = soxr.resample(file.samples, SAMPLE_RATE, _LIVE_RATE)
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
     session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}

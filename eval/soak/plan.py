@@ -7,5 +7,6 @@ SCENARIOS = {
     "slow-clients": "40 uploads that drip",
     "descriptors": "no file descriptors left",
     "killers": "requests that ended or froze servers before",
+    "reload": "engines exchanged under load, some of them bad",
 }
 """Titles by name, in the order in which they run."""

@@ -12,6 +12,7 @@ from eval.soak.crowds import forty_hours, short_beside_long, with_limit
 from eval.soak.killers import killers
 from eval.soak.mixed import Load, mixed
 from eval.soak.plan import SCENARIOS
+from eval.soak.reloads import reloads
 from eval.soak.report import Finding, Found, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
@@ -27,6 +28,7 @@ _ATTACKS: dict[str, Attack] = {
     "slow-clients": slow_clients,
     "descriptors": descriptors,
     "killers": killers,
+    "reload": reloads,
 }
 _CONFIGS: dict[str, Callable[[Config], Config]] = {
     "short-beside-long": with_limit,

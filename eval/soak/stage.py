@@ -28,6 +28,7 @@ SHORT_S = 3.0  # a clip of at most so long is a short one
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
 _POLL_S = 0.1
+_CONFIG = "soak.toml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Stage:
         """Return where it listens."""
         server = self.config.server
         return Addresses(f"{server.host}:{server.http_port}", f"{server.host}:{server.grpc_port}")
+
+    @property
+    def toml(self) -> Path:
+        """Return its config."""
+        return self.folder / _CONFIG
 
     @property
     def short(self) -> bytes:
@@ -114,7 +120,7 @@ def stage(config: Config, clips: tuple[Clip, ...], say: Say) -> Iterator[Stage]:
     config = dataclasses.replace(config, server=on_free_ports(config.server))
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
         folder = Path(name)
-        toml, log = folder / "soak.toml", folder / "log"
+        toml, log = folder / _CONFIG, folder / "log"
         toml.write_text(config_to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "serve", "triton", "--config", str(toml)]
         with log.open("wb") as file:

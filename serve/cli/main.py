@@ -1,6 +1,7 @@
 """Serve engines: `python -m serve COMMAND`, each with --help.
 
 python -m serve triton --config configs/demo.toml
+python -m serve reload --config configs/demo.toml --engine engines/new
 python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
@@ -15,7 +16,7 @@ python -m serve phrases --config configs/demo.toml names.txt
 import argparse
 from collections.abc import Sequence
 
-from serve.cli import bulk, keys, live, phrases, shadow, transcribe, triton, wyoming
+from serve.cli import bulk, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
 from serve.contract.exits import exit_status
 from serve.wire import tensors
 
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
     triton.add_parsers(commands)
+    reload.add_parser(commands)
     transcribe.add_parser(commands)
     for command in (bulk, live, shadow, wyoming):
         command.add_parser(commands)

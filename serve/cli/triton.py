@@ -14,7 +14,10 @@ from typing import Any
 from serve.cli.options import add_config
 from serve.contract.config import Config, load_config
 from serve.contract.errors import EarshotError
-from serve.supervisor.run import running_server
+from serve.supervisor.control import order_for
+from serve.supervisor.run import Server, running_server
+
+logger = logging.getLogger("earshot")
 
 _WATCH_INTERVAL_S = 0.5
 
@@ -26,7 +29,8 @@ def add_parsers(commands: Any) -> None:
         help="run Triton Inference Server in the foreground",
         description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
         "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
-        "once. What fails is started again. The exit status is 1 where a request was accepted and "
+        "once. What fails is started again. SIGHUP opens the engine that the config names now, as "
+        "`python -m serve reload` does. The exit status is 1 where a request was accepted and "
         "not answered.",
     )
     triton.set_defaults(run=_triton)
@@ -56,14 +60,19 @@ def _add_open(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class _StopSignals:
-    """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts."""
+class _Signals:
+    """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts.
+
+    And SIGHUP, which asks for another engine.
+    """
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self.reload = threading.Event()
         self.armed = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, lambda number, frame: self.reload.set())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.armed or self.asked.is_set():
@@ -74,25 +83,36 @@ class _StopSignals:
 def _triton(args: argparse.Namespace) -> int:
     config = _served(args)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
-    stop = _StopSignals()
+    signals = _Signals()
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
     # Those of requests are for whoever looks at this process, where no file is named.
     requests_to = os.dup(2) if args.log is None else None
     with running_server(config, args.engine, args.log, requests_to) as server:
-        stop.armed = True
+        signals.armed = True
         print(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, "
             f"metrics http://{server.metrics}/metrics",
             flush=True,
         )
-        while not stop.asked.wait(_WATCH_INTERVAL_S):
+        while not signals.asked.wait(_WATCH_INTERVAL_S):
             reason = server.failure()
             if reason is not None:
                 raise EarshotError(reason)
+            if signals.reload.is_set():
+                signals.reload.clear()
+                _reload(server, args)
         print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
     print("stopped", file=sys.stderr)
     return 0
+
+
+def _reload(server: Server, args: argparse.Namespace) -> None:
+    """Open the engine that is named now; the log says what becomes of it."""
+    try:
+        server.reload(order_for(_served(args), args.engine))
+    except EarshotError as error:
+        logger.warning("the engine stays as it is: %s", error)
 
 
 def _gateway(args: argparse.Namespace) -> int:

@@ -82,6 +82,14 @@ class ServerConfig:
     )
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
     stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
+    # Engines that had no request for so long are unloaded; the next request loads them, and waits.
+    # 0 = never.
+    idle_unload_s: SecondsOrNone = 0.0
+    # A manifest of clips, of which a new engine has to hear the first three before it takes another
+    # one's place (`python -m serve reload`), and the most errors that it may make of 100 of their
+    # characters, by their texts or, of a clip without one, by what the engine before it says.
+    reload_clips: NameOrNone = ""
+    reload_max_cer: Share = 0.25
 
     @property
     def on_loopback(self) -> bool:

@@ -235,7 +235,7 @@ async def whole_page(
 
     Args:
         folder: of the run.
-        tritons: their folders, by their devices.
+        tritons: links to their folders, by their devices.
         own: the gateway's part.
         number: of this process among the gateway's.
         processes: how many these are; where there are several, each has its number as a label.
@@ -245,7 +245,8 @@ async def whole_page(
         try:
             pages[device] = await tritons_page(triton)
         except OSError as error:
-            logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
+            if triton.exists():  # else it is unloaded
+                logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
     parts = [joined(pages, "device")]
     with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
         parts.append((folder / SUPERVISOR_PAGE).read_bytes())

@@ -29,7 +29,7 @@ from serve.gateway.rpc import Methods, server_options
 from serve.gateway.upstream.own import OwnEngine
 from serve.wire.folder import (
     CONFIG,
-    engine_folders,
+    engine_links,
     gateway_alive,
     gateway_door,
     run_folder,
@@ -53,7 +53,7 @@ class Gateway:
 
     Args:
         config: the whole configuration.
-        folder: of the run, with Triton's sockets.
+        folder: of the run, with links to Triton's sockets.
         engines: of the run.
         number: of this process among the `gateway.processes`.
 
@@ -70,7 +70,7 @@ class Gateway:
         server, shared = config.server, processes > 1
         self._door = Door(config, folder, engines, gateway_alive(folder, number))
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
-        tritons = {engine.device: engine.folder for engine in engines}
+        tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self._state = State(self._door, config, pages)
         whole = functools.partial(
@@ -195,8 +195,8 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     config = load_config(folder / CONFIG)
     _prepare(config, requests_to)
     names = names_of(config.runtime.device)
-    folders = engine_folders(folder, len(names))
-    engines = [OwnEngine(name, path, number) for name, path in zip(names, folders, strict=True)]
+    links = engine_links(folder, len(names))
+    engines = [OwnEngine(name, link, number) for name, link in zip(names, links, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
 
 

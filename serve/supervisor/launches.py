@@ -4,28 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from serve.contract.config import Config
-from serve.contract.devices import places_of
 from serve.contract.fields import MAX_BEAMS
-from serve.supervisor.server import TritonLaunch, config_to_toml, prepare
-from serve.wire.folder import CONFIG, engine_folders, reference_folder
+from serve.supervisor.server import TritonLaunch, prepare
+from serve.wire.folder import reference_folder
 
 _REFERENCE_SLOTS = 4  # it has one request at a time, of a few windows perhaps
-
-
-def prepare_engines(folder: Path, config: Config, engine: str) -> dict[str, TritonLaunch]:
-    """Write what the gateway and each engine read; return the engines' launches by device.
-
-    Raises:
-        EarshotError: see `prepare`.
-    """
-    places = places_of(config.runtime)
-    (folder / CONFIG).write_text(config_to_toml(config), encoding="utf-8")
-    launches = {}
-    for place, own in zip(places, engine_folders(folder, len(places)), strict=True):
-        own.mkdir(mode=0o700, exist_ok=True)
-        of_place = dataclasses.replace(config, runtime=place.runtime)
-        launches[place.name] = prepare(own, of_place, engine, place.environment, len(places))
-    return launches
 
 
 def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:

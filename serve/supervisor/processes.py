@@ -19,6 +19,7 @@ _UMASK = 0o077  # what a server makes, shared memory above all, is for its own u
 _KILL_S = 10.0
 _POLL_S = 0.02
 _LOG_BYTES = 2**20
+_CGROUP = Path("/sys/fs/cgroup")  # of a container, its own
 
 # Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
 # ended; the check after it is for a parent that went before the call.
@@ -137,3 +138,21 @@ def peak_memory_bytes(pid: int) -> int:
         match = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(match.group(1)) * 1024 if match else 0
     return 0
+
+
+def memory_bytes(pid: int) -> int:
+    """Return the resident memory that a process has now; 0 once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that processes may still take here: of the machine, or of its container."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        most = int((_CGROUP / "memory.max").read_text())
+        taken = int((_CGROUP / "memory.current").read_text())
+        stat = dict(map(str.split, (_CGROUP / "memory.stat").read_text().splitlines()))
+        free = min(free, most - taken + int(stat.get("inactive_file", 0)))
+    return free

@@ -22,7 +22,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -31,15 +31,17 @@ from serve.contract.config import Config
 from serve.contract.devices import counted
 from serve.contract.errors import DeadlineError, EarshotError
 from serve.contract.server_config import ServerConfig
+from serve.supervisor.control import Control, Order
+from serve.supervisor.engines import TRITON, Engines
 from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
-from serve.supervisor.launches import from_here, prepare_engines, prepare_reference
+from serve.supervisor.launches import from_here, prepare_reference
+from serve.supervisor.page import Page, page_of
 from serve.supervisor.part import Part
-from serve.supervisor.server import TritonLaunch, TritonServer
-from serve.wire.folder import SUPERVISOR_PAGE, run_folder
+from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml
+from serve.wire.folder import CONFIG, run_folder
 
 logger = logging.getLogger("earshot")
 
-_TRITON = "Triton Inference Server"
 _LOOK_S = 0.1
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ class Server:
         self,
         folder: Path,
         config: Config,
-        launches: Mapping[str, TritonLaunch],
+        engines: Engines,
         log_path: Path,
         requests_to: int | None = None,
         reference: TritonLaunch | None = None,
@@ -65,18 +67,14 @@ class Server:
         self.folder = folder
         self._tls = bool(server.tls_certificate)
         self._start_timeout_s = server.start_timeout_s
-        self._several = len(launches) > 1
-        self._engines = {
-            name: self._engine(name, launch, number)
-            for number, (name, launch) in enumerate(launches.items())
-        }
+        self._engines = engines
         self._gateways = tuple(
             self._gateway(number, config.gateway.processes, server, requests_to)
             for number in range(config.gateway.processes)
         )
-        self._reference = {"shadow": self._shadow(reference)} if reference else {}
-        self._parts = (*self._engines.values(), *self._gateways, *self._reference.values())
-        self._page = self._unwritten = ""
+        self._reference = None if reference is None else self._shadow(reference)
+        self._others = (*self._gateways, *([self._reference] if self._reference else []))
+        self._page = Page(folder)
         self._error: EarshotError | None = None
         self._complete = True  # every request that was accepted has been answered
         self._ready = threading.Event()
@@ -85,24 +83,11 @@ class Server:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
-    def _engine(self, name: str, launch: TritonLaunch, number: int) -> Part:
-        """Make the part of a Triton with an engine, which has a log of its own beside others."""
-        log = Path(f"{self.log_path}.{number}") if self._several else self.log_path
-        log.write_bytes(b"")
-        return Part(
-            "server",
-            f"{_TRITON} of {name}" if self._several else _TRITON,
-            lambda: launch.start(log),
-            self._start_timeout_s,
-            lambda: not any(part.up for part in self._engines.values()),
-        )
-
     def _shadow(self, launch: TritonLaunch) -> Part:
         """Make the part of the shadow monitor's reference, which is not needed."""
         log = Path(f"{self.log_path}.shadow")
         log.write_bytes(b"")
-        title = f"{_TRITON} of shadow.engine"
-        start = functools.partial(launch.start, log)
+        title, start = f"{TRITON} of shadow.engine", functools.partial(launch.start, log)
         return Part("server", title, start, self._start_timeout_s, lambda: False)
 
     def _gateway(
@@ -129,7 +114,8 @@ class Server:
     @property
     def restarts(self) -> int:
         """The number of times that a process had to be started again."""
-        return sum(part.restarts for part in self._parts)
+        others = sum(part.restarts for part in self._others)
+        return others + sum(engine.restarts for engine in self._engines.all)
 
     def require_unbroken(self) -> None:
         """Make sure that what is measured is what was started.
@@ -155,7 +141,7 @@ class Server:
             EarshotError: it did not start; the message says why.
         """
         # The first of several engines is waited for before the others begin.
-        timeout_s = self._start_timeout_s * (1 + self._several)
+        timeout_s = self._start_timeout_s * min(2, len(self._engines.all))
         end = time.monotonic() + timeout_s
         self._thread.start()
         while not (self._ready.is_set() and is_ready(self.http, self._tls)):
@@ -166,6 +152,10 @@ class Server:
                     f"the server was not ready within {timeout_s:g} s (server.start_timeout_s)"
                 )
             self._ready.wait(_LOOK_S)
+
+    def reload(self, order: Order) -> None:
+        """Have another engine take over, as soon as there is time for it; the log says whether."""
+        self._engines.ask(order, lambda news: None)
 
     def stop(self) -> None:
         """Let it finish what it has accepted, and end it.
@@ -186,15 +176,15 @@ class Server:
         """End it now."""
         self._killed.set()
         self._stopping.set()
-        for part in self._parts:
+        for part in (*self._engines.parts, *self._others):
             part.kill()  # so that nothing is waited for any more
         if self._thread.ident is not None:
             self._ended.wait()
 
     def _tritons(self) -> list[TritonServer]:
-        running = _running(self._engines.values(), TritonServer)
+        running = _running((engine.part for engine in self._engines.all), TritonServer)
         if not running:
-            raise EarshotError(f"{_TRITON} does not run; {self.failure() or 'it starts again'}")
+            raise EarshotError(f"{TRITON} does not run; {self.failure() or 'it starts again'}")
         return running
 
     # ------------------------------------------------------------ the supervisor's thread
@@ -203,10 +193,12 @@ class Server:
         try:
             self._publish()
             while not self._stopping.wait(_LOOK_S):
-                for part in self._due_parts():
+                self._engines.look()
+                for part in self._others if self._engines.ever_ready else self._gateways:
                     part.look()
                 self._publish()
-                if all(part.up for part in self._parts):
+                parts = (*(engine.part for engine in self._engines.all), *self._others)
+                if all(part.up for part in parts):
                     self._ready.set()
             if not self._killed.is_set():
                 self._drain()
@@ -217,64 +209,27 @@ class Server:
             self._error = EarshotError(f"the supervisor failed: {error!r}")
         finally:
             try:
-                for part in self._parts:
+                for part in self._others:
                     part.kill()
+                self._engines.close()
             finally:
                 self._ended.set()
-
-    def _due_parts(self) -> Sequence[Part]:
-        """Return all parts once the first engine has been ready, which others start after."""
-        first = next(iter(self._engines.values()))
-        return self._parts if first.ever_ready else (first, *self._gateways)
 
     def _drain(self) -> None:
         """End the gateway first: it answers what it has accepted, for which it needs Triton."""
         gateways = _running(self._gateways, GatewayProcess)
-        tritons = _running(self._parts, TritonServer)
-        with ThreadPoolExecutor(max(1, len(gateways), len(tritons))) as pool:
-            self._complete = all(list(pool.map(GatewayProcess.drain, gateways)))
-            list(pool.map(TritonServer.stop, tritons))
-
-    @property
-    def _works(self) -> bool:
-        return all(
-            any(part.up for part in parts) for parts in (self._gateways, self._engines.values())
-        )
+        running = (*self._engines.parts, *self._others)
+        with ThreadPoolExecutor(max(1, len(running))) as pool:
+            drained = [pool.submit(gateway.drain) for gateway in gateways]
+            while not all(each.done() for each in drained):
+                self._engines.go_on(draining=True)  # requests may wait for what is to be loaded
+                time.sleep(_LOOK_S)
+            self._complete = all(each.result() for each in drained)
+            tritons = (*self._engines.parts, *self._others)
+            list(pool.map(TritonServer.stop, _running(tritons, TritonServer)))
 
     def _publish(self) -> None:
-        """Write what the metrics page says of the supervisor, where it has changed."""
-        engines = (self._engines | self._reference).items()
-        page = (
-            "# HELP earshot_restarts_total Times that a process had to be started again\n"
-            "# TYPE earshot_restarts_total counter\n"
-            + "".join(
-                f'earshot_restarts_total{{part="{part.name}",device="{name}"}} {part.restarts}\n'
-                for name, part in engines
-            )
-            + f'earshot_restarts_total{{part="gateway"}} '
-            f"{sum(part.restarts for part in self._gateways)}\n"
-            "# HELP earshot_up Whether the gateway and at least one engine work\n"
-            f"# TYPE earshot_up gauge\nearshot_up {int(self._works)}\n"
-            "# HELP earshot_engine_up Whether the engine of a device works\n"
-            "# TYPE earshot_engine_up gauge\n"
-            + "".join(
-                f'earshot_engine_up{{device="{name}"}} {int(part.up)}\n' for name, part in engines
-            )
-        )
-        if page != self._page:
-            self._write(page)
-
-    def _write(self, page: str) -> None:
-        new = self.folder / f"{SUPERVISOR_PAGE}.new"
-        try:
-            new.write_text(page, encoding="utf-8")
-            new.replace(self.folder / SUPERVISOR_PAGE)
-        except OSError as error:  # the disk is full, say: the next look tries again
-            if page != self._unwritten:
-                logger.warning("the supervisor's metrics stay as they were: %s", error)
-            self._unwritten = page
-        else:
-            self._page = page
+        self._page.write(page_of(self._engines, self._gateways, self._reference))
 
 
 def _running(parts: Iterable[Part], kind: type[T]) -> list[T]:
@@ -304,16 +259,18 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    config = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
+    whole = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
-        launches = prepare_engines(folder, config, engine or config.engine)
-        reference = prepare_reference(folder, config)
-        server = Server(folder, config, launches, log, requests_to, reference)
+        (folder / CONFIG).write_text(config_to_toml(whole), encoding="utf-8")
+        engines = Engines(folder, config, whole, engine or config.engine, log)
+        reference = prepare_reference(folder, whole)
+        server = Server(folder, whole, engines, log, requests_to, reference)
         try:
             server.start()
-            yield server
+            with contextlib.closing(Control(folder, engines.ask)):
+                yield server
             server.stop()
         finally:
             server.kill()

@@ -19,7 +19,13 @@ from serve.contract.config import Config
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.installation import find_installation
-from serve.supervisor.processes import Child, live_children, log_tail, peak_memory_bytes
+from serve.supervisor.processes import (
+    Child,
+    live_children,
+    log_tail,
+    memory_bytes,
+    peak_memory_bytes,
+)
 from serve.supervisor.repository import write_repository
 from serve.wire import folder as names
 from serve.wire.alive import INTERVAL_S, STALE_S, age_s
@@ -50,6 +56,7 @@ class TritonLaunch:
 
     folder: Path
     config: Config
+    engine: Path  # its folder, whatever links lead there
     command: tuple[str, ...]
     environment: dict[str, str]
 
@@ -73,15 +80,17 @@ def prepare(
     engine: str,
     environment: Mapping[str, str] | None = None,
     count: int = 1,
+    beside: bool = False,
 ) -> TritonLaunch:
     """Write what Triton and the model read into their folder.
 
     Args:
-        folder: the run's own, or that of one of its engines.
+        folder: Triton's own.
         config: the whole configuration, with one device.
         engine: the engine's folder.
         environment: what its processes have beside this one's.
         count: how many engines the run has.
+        beside: whether others run, whose requests these will get in their place.
 
     Raises:
         UnavailableError: the machine lacks what the server needs.
@@ -92,10 +101,12 @@ def prepare(
         raise UnavailableError(
             f"{folder} is too long a path for the sockets in it; set TMPDIR to a shorter folder"
         )
-    _require_shared_memory(config.server, count)
+    inflight_mib = 0 if beside else config.server.max_inflight_mb
+    _require_shared_memory(inflight_mib, count * _REGIONS_MIB)
     toml = folder / names.CONFIG
     toml.write_text(config_to_toml(config), encoding="utf-8")
-    repository = write_repository(folder, toml, Path(engine), config.runtime)
+    resolved = Path(engine).resolve()
+    repository = write_repository(folder, toml, resolved, config.runtime)
     installation = find_installation(folder)
     key = f"{secrets.token_hex(16)}={secrets.token_hex(16)}"
     command = (
@@ -112,7 +123,7 @@ def prepare(
         f"--exit-timeout-secs={_EXIT_S}",
     )
     whole = {**installation.environment(), **(environment or {})}
-    return TritonLaunch(folder, config, command, whole)
+    return TritonLaunch(folder, config, resolved, command, whole)
 
 
 def config_to_toml(config: Config) -> str:
@@ -156,6 +167,10 @@ class TritonServer:
     def peak_memory_bytes(self) -> int:
         """Sum the largest resident memory of the server and its model, each at its own peak."""
         return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
+
+    def memory_bytes(self) -> int:
+        """Sum the memory that the server and its model have now."""
+        return sum(memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
         """End it; whatever it still works for is given up."""
@@ -236,25 +251,27 @@ def cause(log: Sequence[str]) -> str:
     return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{log_tail(log)}"
 
 
-def _require_shared_memory(server: ServerConfig, count: int) -> None:
+def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
     """Refuse a machine whose shared memory cannot hold the requests that may be in flight.
 
     Args:
-        server: says how many these are, of all engines together.
-        count: how many engines there are.
+        inflight_mib: most that these take, of all engines together.
+        regions_mib: what the engines take besides.
 
     Raises:
         UnavailableError: too little of it is free.
     """
     status = os.statvfs(names.SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize // _MIB
-    regions = count * _REGIONS_MIB
-    needed = server.max_inflight_mb + regions
+    needed = inflight_mib + regions_mib
     if free < needed:
         raise UnavailableError(
             f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
-            f"{needed} MiB, which is server.max_inflight_mb and {regions} more; enlarge it "
+            f"{needed} MiB, which is server.max_inflight_mb and {regions_mib} more; enlarge it "
             f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
+            if inflight_mib
+            else f"{names.SHARED_MEMORY} has {free} MiB free, and another engine takes "
+            f"{needed} of them; enlarge it, or exchange the engine with --in-place"
         )
 
 

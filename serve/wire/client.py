@@ -101,10 +101,13 @@ class Client:
         )
         return PendingTranscript(answer, context, self._timeout_s)
 
-    def stream(self, request: Request) -> Iterator[SegmentReady | Finished]:
+    def stream(
+        self, request: Request, model: str = tensors.STREAM_MODEL
+    ) -> Iterator[SegmentReady | Finished]:
         """Yield each segment as soon as it is known, then the whole answer.
 
-        Closing the iterator early cancels the request.
+        Closing the iterator early cancels the request. Triton itself, behind a gateway, has the
+        model `tensors.MODEL` alone, by such calls, which answers once.
 
         Raises:
             EarshotError: as `PendingTranscript.result`.
@@ -121,7 +124,7 @@ class Client:
             waiting = True
             try:
                 with contextlib.suppress(InferenceServerException):  # the callback gets it too
-                    client.async_stream_infer(tensors.STREAM_MODEL, _inputs(request))
+                    client.async_stream_infer(model, _inputs(request))
                 while waiting:
                     event = self._next(messages, end)
                     waiting = not isinstance(event, Finished)

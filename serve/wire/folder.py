@@ -1,6 +1,9 @@
 """A run's own folder, and the names in it.
 
-Of several engines each has a folder in it, with the sockets and signs of life of its Triton.
+Each Triton of a run has a folder in it, with its sockets and signs of life, and each device a link
+to the folder of the one that is given its requests. While there is no link they wait. A gateway
+holds the folder of each Triton that it may give requests to or waits for answers of; one that has
+been replaced ends once nobody does.
 
 One is made for each start, mode 0700: the sockets in it are reached by its user alone. Whoever
 made it holds a lock there for as long as it lives, so that the next start knows which folders
@@ -23,6 +26,8 @@ METRICS_PORT = 2
 ALIVE = "alive"  # touched every second by the process that has the engine
 FAILURE = "failure"  # why that process cannot go on, once it cannot
 SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
+USED = "used"  # touched when requests come, wait or are under way, where engines may be unloaded
+CONTROL = "control.sock"  # where the supervisor takes orders; see `serve.supervisor.control`
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -30,14 +35,53 @@ _PREFIX = "earshot-"
 _LOCK = "lock"
 
 
-def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
-    """Return the folder of each engine's sockets; a single engine has them in the run's own.
+def engine_links(run: Path, count: int) -> tuple[Path, ...]:
+    """Return the link of each device to the folder of its engine's Triton."""
+    return tuple(run / f"engine-{number}" for number in range(count))
 
-    Their names are different for all runs and engines: shared memory is named after them.
+
+def triton_folder(run: Path, number: int) -> Path:
+    """Return the folder of the Triton that is the run's first, second and so on.
+
+    Their names are different for all runs and Tritons, and none begins with another: shared memory
+    is named after them.
     """
-    if count == 1:
-        return (run,)
-    return tuple(run / f"{run.name}-{number:03}" for number in range(count))
+    return run / f"{run.name}-{number:05}"
+
+
+def hold(folder: Path) -> int:
+    """Hold a Triton's folder as one who gives it requests; return a descriptor that lets go.
+
+    Raises:
+        OSError: it has gone, or is about to.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether anybody holds a Triton's folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def runs() -> Iterator[Path]:
+    """Yield the folders of this user's runs; some may have ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or never ours
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                yield folder
 
 
 def reference_folder(run: Path) -> Path:
@@ -66,9 +110,8 @@ def run_folder() -> Iterator[Path]:
 
     Removes first what runs left behind that could not do so themselves.
     """
-    parent = Path(tempfile.gettempdir())
-    _remove_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     # Locked before it has its name: nobody can find it there and take it.
     lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -76,12 +119,12 @@ def run_folder() -> Iterator[Path]:
         (folder / "new").rename(folder / _LOCK)
         yield folder
     finally:
-        _remove(folder)
+        remove_triton(folder)
         os.close(lock)
 
 
 def shared_memory(folder: Path) -> list[Path]:
-    """List the shared-memory regions of a run, or of one of its engines."""
+    """List the shared-memory regions of a run, or of one of its Tritons."""
     return list(SHARED_MEMORY.glob(f"{folder.name}*"))
 
 
@@ -91,23 +134,23 @@ def remove_shared_memory(folder: Path) -> None:
         region.unlink(missing_ok=True)
 
 
-def _remove_abandoned(parent: Path) -> None:
+def _remove_abandoned() -> None:
     """Remove the folders of this user's runs that ended without doing it, as by SIGKILL."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or never ours
-            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
-                _remove_if_abandoned(folder)
+    for folder in runs():
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody has it
+            _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where somebody has it
-        _remove(folder)
+        remove_triton(folder)
     finally:
         os.close(lock)
 
 
-def _remove(folder: Path) -> None:
+def remove_triton(folder: Path) -> None:
+    """Remove a Triton's folder and its shared memory; none of its processes lives."""
     remove_shared_memory(folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -35,7 +36,7 @@ class Call:
     """A request in a server's hands.
 
     Args:
-        call: gRPC's.
+        call: gRPC's, or a task that will make it.
         source: its answers, ModelStreamInferResponses.
         cancel: tells the server that nobody waits for it; None: the call's own cancel does.
         at_end: is called once the call is over.
@@ -43,7 +44,7 @@ class Call:
 
     def __init__(
         self,
-        call: grpc.aio.Call,
+        call: grpc.aio.Call | asyncio.Task[Any],
         source: AsyncIterator[bytes],
         cancel: Callable[[], None] | None = None,
         at_end: Callable[["Call"], None] = lambda _: None,

@@ -1,5 +1,9 @@
 """A Triton of this run, behind its Unix socket; there is one for each device.
 
+The supervisor may put another in its place: new requests go to the one whose folder the device's
+link names, and the one before it answers what it has, as long as its folder is held. Where there is
+no link, as when an engine was unloaded, requests wait for one.
+
 A call of Triton's is never cancelled, for Triton 24.10 keeps a call whose cancel meets its end.
 A request whose client goes is cancelled by its key instead, with a small request of its own, and
 its call is read to its end.
@@ -11,12 +15,15 @@ import dataclasses
 import functools
 import itertools
 import logging
+import os
 import secrets
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.envelope import cancel_of, for_triton
 from serve.gateway.models import Target
@@ -24,13 +31,14 @@ from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.server import Outgoing
 from serve.wire import uploads
-from serve.wire.alive import INTERVAL_S, STALE_S, age_s
-from serve.wire.folder import ALIVE, grpc_target
+from serve.wire.alive import INTERVAL_S, STALE_S, age_s, beat
+from serve.wire.folder import ALIVE, USED, grpc_target, hold
 from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
 _LAST_S = 1.0  # that cancels on their way may take when the gateway ends
+_LOOK_S = 0.25  # between two looks at the link
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,48 +46,41 @@ class OwnEngine:
     """One of this run's engines, as its gateway finds it."""
 
     device: str  # its name
-    folder: Path  # with the sockets of its Triton
+    link: Path  # to the folder with the sockets of its Triton
     process: int = 0  # of the gateway's, which one asks
 
 
 class OwnTriton:
-    """A Triton of this run; see `Server`.
+    """The Triton of a device of this run, whichever that is now; see `Server`.
 
     Args:
         engine: where it is.
         model: the product that it serves.
+        server: says whether it may be unloaded, and how long it then may take to be there.
     """
 
-    def __init__(self, engine: OwnEngine, model: str) -> None:
-        folder = engine.folder
+    def __init__(self, engine: OwnEngine, model: str, server: ServerConfig) -> None:
         self.name = engine.device
         self.models: tuple[str, ...] = (model,)
+        self._engine = engine
+        self._used = engine.link.parent / USED if server.idle_unload_s else None
+        self._start_timeout_s = server.start_timeout_s
+        self._current: _Connection | None = None
         self.inflight = 0
-        self._alive = folder / ALIVE
-        self._uploads = uploads.make_folder(folder, engine.process)
-        self._sender = f"{engine.process}-{secrets.token_hex(8)}"
-        self._numbers = itertools.count(1)
-        self._cancels: set[asyncio.Task[None]] = set()
-        # Its model is decoupled, and so answers by streams alone.
-        self._channel = Channel(
-            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS),
-            infer="ModelStreamInfer",
-        )
+        self._replaced: list[_Connection] = []  # which have something to do
 
     def takes(self, model: str) -> bool:
-        """Tell whether its process moves: a request for one that stands still ends Triton."""
-        return self._moves()
+        """Tell whether it may be given a request: its process moves, or what it is given waits.
+
+        A request for one that stands still ends Triton.
+        """
+        now = self._now()
+        return now is None or now.moves()
 
     async def ready(self, model: str) -> bool:
-        """Tell whether Triton and its model are ready, and move."""
-        if not self.takes(model):
-            return False
-        request = service_pb2.ServerReadyRequest().SerializeToString()
-        try:
-            answer = await self._channel.small("ServerReady", request)
-        except Refusal:
-            return False
-        return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+        """Tell whether Triton and its model are ready, and move, or will be once they are asked."""
+        now = self._now()
+        return now is None or await now.ready()
 
     def answer_name(self, target: Target) -> str:
         """Return Triton's name."""
@@ -87,39 +88,157 @@ class OwnTriton:
 
     def send(self, request: Outgoing) -> Call:
         """Give it a request; its audio is handed over by a link, under the request's key."""
-        key = self._new_key()
-        if request.upload is not None:
-            self._give(key, request.upload)
-        segments, phases = request.target.segments, request.spans.recorded
-        message = for_triton(request.parts, key, segments, phases, request.priority)
-        call, source = self._channel.send(message, request.streamed)
-        request.spans.given(self.name, inside=True)
-        return Call(
-            call,
-            source,
-            functools.partial(self._cancel, key),
-            lambda _: uploads.remove(self._uploads, key) if request.upload is not None else None,
-        )
+        self._note_use()
+        if (now := self._now()) is not None:
+            return now.send(request)
+        return _WaitingCall(asyncio.create_task(self._send_later(request)))
 
     def failed(self, refusal: Refusal) -> None:
         """Do nothing: its heartbeats say all."""
 
     async def small(self, method: str, message: bytes) -> bytes:
         """See `Server`."""
-        return await self._channel.small(method, message)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                now = await self._opened()
+        except TimeoutError:
+            raise refusals.server_away() from None
+        return await now.channel.small(method, message)
 
     async def watch(self) -> None:
-        """End what a gateway before this one has left behind; it need not be looked at."""
-        await self._send_cancel(self._new_key())
+        """Look which Triton it is, let go of one that has been replaced, and tell of use."""
+        while True:
+            self._now()
+            for connection in [each for each in self._replaced if not each.busy]:
+                self._replaced.remove(connection)
+                await connection.close()
+            if self.inflight:
+                self._note_use()
+            await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
         """See `Server`."""
+        for connection in (*self._replaced, *filter(None, [self._current])):
+            await connection.close()
+
+    async def _send_later(self, request: Outgoing) -> Call:
+        return (await self._opened()).send(request)
+
+    async def _opened(self) -> "_Connection":
+        """Wait for a Triton; whoever asks has a limit."""
+        while (now := self._now()) is None:
+            self._note_use()
+            await asyncio.sleep(_LOOK_S)
+        return now
+
+    def _now(self) -> "_Connection | None":
+        """Return the connection to the Triton that the link names; None while it names none."""
+        try:
+            while self._current is None or self._current.folder != self._folder():
+                # Held before it is looked up again: if it is still named then, it stays.
+                self._replace(_Connection(self._engine, self._folder()))
+        except OSError:
+            self._replace(None)
+        return self._current
+
+    def _folder(self) -> Path:
+        return Path(os.path.realpath(self._engine.link, strict=True))
+
+    def _replace(self, connection: "_Connection | None") -> None:
+        if self._current is not None:
+            self._replaced.append(self._current)
+        self._current = connection
+
+    def _note_use(self) -> None:
+        if self._used is not None:
+            beat(self._used)
+
+
+class _Connection:
+    """A connection to one Triton, which may live for as long as this is open.
+
+    Args:
+        engine: whose it is.
+        folder: with its sockets.
+
+    Raises:
+        OSError: it has gone, or is about to.
+    """
+
+    def __init__(self, engine: OwnEngine, folder: Path) -> None:
+        self.name, process = engine.device, engine.process
+        self.folder = folder
+        self._calls = 0  # under way
+        self._hold = hold(folder)
+        self._uploads = uploads.make_folder(folder, process)
+        self._sender = f"{process}-{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+        self._cancels: set[asyncio.Task[None]] = set()
+        # Its model is decoupled, and so answers by streams alone.
+        self.channel = Channel(
+            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS),
+            infer="ModelStreamInfer",
+        )
+        self._cancel(self._new_key())  # ends what a gateway before this one has left behind
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to do there."""
+        return self._calls > 0 or (bool(self._cancels) and self.moves())
+
+    def moves(self) -> bool:
+        """Tell whether the model's process has said lately that it lives."""
+        return age_s(self.folder / ALIVE) < STALE_S
+
+    async def ready(self) -> bool:
+        """Tell whether Triton and its model are ready, and move."""
+        if not self.moves():
+            return False
+        request = service_pb2.ServerReadyRequest().SerializeToString()
+        try:
+            answer = await self.channel.small("ServerReady", request)
+        except Refusal:
+            return False
+        return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+
+    def send(self, request: Outgoing) -> Call:
+        """Give it a request.
+
+        Raises:
+            Refusal: its audio cannot be handed over.
+        """
+        key = self._new_key()
+        if request.upload is not None:
+            self._give(key, request.upload)
+        segments, phases = request.target.segments, request.spans.recorded
+        message = for_triton(request.parts, key, segments, phases, request.priority)
+        call, source = self.channel.send(message, request.streamed)
+        request.spans.given(self.name, inside=True)
+        self._calls += 1
+        upload = key if request.upload is not None else None
+        return Call(
+            call,
+            source,
+            functools.partial(self._cancel, key),
+            functools.partial(self._ended, upload),
+        )
+
+    async def close(self) -> None:
+        """Hang up."""
         if self._cancels:
-            await asyncio.wait(self._cancels, timeout=_LAST_S)
-        await self._channel.close()
+            await asyncio.wait(self._cancels, timeout=_LAST_S if self.moves() else 0)
+        for cancel in list(self._cancels):
+            cancel.cancel()
+        await self.channel.close()
+        os.close(self._hold)
 
     def _new_key(self) -> str:
         return f"{self._sender}-{next(self._numbers)}"
+
+    def _ended(self, upload: str | None, call: Call) -> None:
+        self._calls -= 1
+        if upload is not None:
+            uploads.remove(self._uploads, upload)
 
     def _cancel(self, key: str) -> None:
         task = asyncio.create_task(self._send_cancel(key))
@@ -127,16 +246,12 @@ class OwnTriton:
         task.add_done_callback(self._cancels.discard)
 
     async def _send_cancel(self, key: str) -> None:
-        while not self._moves():  # see `takes`
+        while not self.moves():  # see `OwnTriton.takes`
             await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(grpc.aio.AioRpcError):  # its requests have gone with it
-            _, source = self._channel.send(cancel_of(key), streamed=False)
+            _, source = self.channel.send(cancel_of(key), streamed=False)
             async for _ in source:
                 pass
-
-    def _moves(self) -> bool:
-        """Tell whether the model's process has said lately that it lives."""
-        return age_s(self._alive) < STALE_S
 
     def _give(self, key: str, path: str) -> None:
         try:
@@ -144,3 +259,39 @@ class OwnTriton:
         except OSError as error:
             logger.error("an upload cannot be handed on in %s: %s", self._uploads, error)
             raise refusals.no_room_for_upload() from error
+
+
+class _WaitingCall(Call):
+    """A request that waits until somebody is there to take it.
+
+    Args:
+        sending: waits for that, and gives it the request.
+    """
+
+    def __init__(self, sending: asyncio.Task[Call]) -> None:
+        super().__init__(sending, _answers(sending))
+        self._sending = sending
+
+    def cancel(self) -> None:
+        """Tell whoever has it that nobody waits any more, or wait no longer."""
+        if self._sent is not None:
+            self._sent.cancel()
+        else:
+            super().cancel()
+
+    def close(self) -> None:
+        """Note that it is over."""
+        if self._sent is not None:
+            self._sent.close()
+
+    @property
+    def _sent(self) -> Call | None:
+        sending = self._sending
+        if not sending.done() or sending.cancelled() or sending.exception() is not None:
+            return None
+        return sending.result()
+
+
+async def _answers(sending: asyncio.Task[Call]) -> AsyncIterator[bytes]:
+    async for answer in (await sending).answers():
+        yield answer

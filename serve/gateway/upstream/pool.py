@@ -7,6 +7,7 @@ anything, the next one gets it; see `serve.gateway.upstream.exchange`.
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,13 +63,14 @@ class Upstreams:
         # A gateway that has no engine is one process.
         self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
+        self.own = tuple(OwnTriton(engine, models.default, config.server) for engine in engines)
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
         self.servers: tuple[Server, ...] = (*self.own, *remotes)
         if engines and config.shadow.opens_engine:
             reference = OwnEngine("shadow", reference_folder(folder), engines[0].process)
-            self.servers += (OwnTriton(reference, REFERENCE),)
+            stays = dataclasses.replace(config.server, idle_unload_s=0.0)
+            self.servers += (OwnTriton(reference, REFERENCE, stays),)
         self.at_send: Callable[[], None] = lambda: None
         """Is called when a request is given to a server."""
         self._models = models

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.gateway.metrics import joined
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
+from serve.wire.folder import engine_links
 from serve.wire.uploads import folder_of
 from tests.gateways import WAIT_S, message, until
 
@@ -95,6 +96,8 @@ class Process:
         self.address, self.http = f"127.0.0.1:{rpc}", ("127.0.0.1", http)
         config = tomli_w.dumps({"server": {**ports, **server}})
         (folder / "config.toml").write_text(config, encoding="utf-8")
+        for link in engine_links(folder, 1):  # of a Triton that has not begun
+            link.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "serve.gateway", "--folder", str(folder)],
             cwd=ROOT,

@@ -16,7 +16,7 @@ from serve.contract.server_config import GatewayConfig, ServerConfig
 from serve.supervisor.gateway import GatewayProcess
 from serve.supervisor.run import free_ports
 from serve.supervisor.server import config_to_toml
-from serve.wire.folder import CONFIG, engine_folders
+from serve.wire.folder import CONFIG, engine_links
 from tests.serving import wait_until
 
 STALL_S = 2.0
@@ -39,7 +39,7 @@ def config():
 @pytest.fixture
 def gateway(config, tmp_path):
     (tmp_path / CONFIG).write_text(config_to_toml(config))
-    for own in engine_folders(tmp_path, 1):
+    for own in engine_links(tmp_path, 1):
         own.mkdir(exist_ok=True)
     gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log")
     wait_until(gateway.ready, "it never began")
@@ -77,7 +77,7 @@ def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gat
 def test_lines_of_requests_go_where_they_are_wanted(config, tmp_path):
     config = dataclasses.replace(config, gateway=GatewayConfig(log="json"))
     (tmp_path / CONFIG).write_text(config_to_toml(config))
-    for own in engine_folders(tmp_path, 1):
+    for own in engine_links(tmp_path, 1):
         own.mkdir(exist_ok=True)
     read, write = os.pipe()
     gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log", write)

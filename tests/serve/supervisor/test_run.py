@@ -147,7 +147,7 @@ def test_a_stall_ends_every_request_and_the_server_comes_back(survivor, seconds)
 
 def test_a_stall_that_no_request_meets_ends_nothing(survivor):
     triton, whisper = survivor.pids, whisper_of(survivor)
-    alive = survivor.folder / ALIVE
+    alive = survivor.folder / "engine-0" / ALIVE
     os.kill(whisper, signal.SIGSTOP)
     wait_until(lambda: age_s(alive) > STALE_S, "it lives")
     assert not is_ready(survivor.http)
@@ -160,7 +160,7 @@ def test_a_stall_that_no_request_meets_ends_nothing(survivor):
 
 def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
     (triton,) = survivor.pids
-    (survivor.folder / "failure").write_text("the device failed, see the log")
+    (survivor.folder / "engine-0" / "failure").write_text("the device failed, see the log")
     wait_until(lambda: not is_alive(triton), "it goes on")
     comes_back(survivor)
 

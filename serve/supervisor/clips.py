@@ -1,0 +1,106 @@
+"""Whether a new engine understands speech: three clips that it has to hear before it serves."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from serve.contract.codec import from_json
+from serve.contract.errors import ConfigError, EngineError
+from serve.contract.files import read_bytes, read_text
+from serve.contract.messages import Finished, Request
+from serve.wire.client import Client
+from serve.wire.folder import grpc_target
+from serve.wire.tensors import MODEL
+
+CLIPS = 3
+_SHOWN = 60  # characters of a text
+_COMPARED = 2000  # of each clip: the work grows with their square
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    file: str  # relative to the manifest
+    text: str | None = None  # None: what the engine before says is right
+    language: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A recording and what is said in it."""
+
+    name: str
+    audio: bytes
+    language: str | None
+    text: str | None  # None: not known
+
+
+def read_clips(manifest: str) -> list[Clip]:
+    """Read the first clips of a manifest, JSONL with `file`, and maybe `text` and `language`.
+
+    Raises:
+        FileError: it, or one of its files, cannot be read.
+        ConfigError: a line is malformed, or there are too few.
+    """
+    lines = [line for line in read_text(manifest).splitlines() if line.strip()]
+    if len(lines) < CLIPS:
+        raise ConfigError(f"{manifest} lists {len(lines)} clips; expected {CLIPS} or more")
+    clips = []
+    for number, text in enumerate(lines[:CLIPS], 1):
+        line = from_json(_Line, text, f"{manifest}:{number}", extra="ignore")
+        audio = read_bytes(Path(manifest).parent / line.file)
+        clips.append(Clip(line.file, audio, line.language, line.text))
+    return clips
+
+
+def hear(triton: Path, clips: Sequence[Clip], timeout_s: float) -> list[str]:
+    """Have the engine of the Triton in this folder transcribe clips.
+
+    Raises:
+        EarshotError: it answered one with an error, or not in time.
+    """
+    with Client(grpc_target(triton), timeout_s) as client:
+        return [_text(client, clip) for clip in clips]
+
+
+def _text(client: Client, clip: Clip) -> str:
+    request = Request(audio=clip.audio, language=clip.language)
+    (answer,) = client.stream(request, MODEL)
+    assert isinstance(answer, Finished), "this model answers once"
+    return answer.transcript.text
+
+
+def require_right(clips: Sequence[Clip], heard: Sequence[str], max_cer: float) -> float:
+    """Return the share of characters of the clips' texts that an engine has wrong.
+
+    Letters and digits count, whatever their case.
+
+    Raises:
+        EngineError: it is more than `max_cer`.
+    """
+    pairs = [
+        (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, heard, strict=True)
+    ]
+    wrong = [_distance(*pair) for pair in pairs]
+    cer = sum(wrong) / max(1, sum(len(right) for right, _ in pairs))
+    if cer > max_cer:
+        worst = max(range(len(clips)), key=wrong.__getitem__)
+        raise EngineError(
+            f"it has {100 * cer:.1f} % of the characters of {len(clips)} clips wrong, expected at "
+            f"most {100 * max_cer:g} (server.reload_max_cer): of {clips[worst].name} it makes "
+            f"{heard[worst][:_SHOWN]!r}, not {(clips[worst].text or '')[:_SHOWN]!r}"
+        )
+    return cer
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))[:_COMPARED]
+
+
+def _distance(right: str, other: str) -> int:
+    """Count the characters that differ: Levenshtein's distance."""
+    row = list(range(len(other) + 1))
+    for i, wanted in enumerate(right, 1):
+        before, row = row, [i]
+        for j, char in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (wanted != char)))
+    return row[-1]

@@ -1,0 +1,144 @@
+"""Orders to a server that runs, by a socket in its folder, which its own user alone reaches.
+
+An order is a line of JSON, and so is each piece of news of it; the last one says how it ended.
+"""
+
+import contextlib
+import dataclasses
+import queue
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from serve.contract.codec import from_json, to_json
+from serve.contract.config import Config, load_config
+from serve.contract.errors import EarshotError, UnavailableError
+from serve.wire.folder import CONFIG, CONTROL, runs
+
+_ORDER_BYTES = 2**20
+_CONNECT_S = 5.0
+_POLL_S = 0.1  # most that closing waits
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An exchange of the engine that is asked for."""
+
+    config: Config  # as it is now; what else than `engine` has changed is refused
+    engine: str  # the folder, absolute
+    clips: str  # manifest of the clips that it has to hear, absolute; "" = none
+    max_cer: float  # on them
+    in_place: bool  # whether the old engine ends before the new one begins
+
+
+@dataclasses.dataclass(frozen=True)
+class News:
+    """What has become of an order; the last one has `done`."""
+
+    text: str
+    done: bool = False
+    failed: bool = False
+
+
+Tell = Callable[[News], object]
+"""Gets news, in any thread."""
+
+
+def order_for(config: Config, engine: str = "", in_place: bool = False) -> Order:
+    """Make the order by which a server takes the engine that its config, or `engine`, names."""
+    clips = config.server.reload_clips
+    return Order(
+        config,
+        str(Path(engine or config.engine).absolute()),
+        str(Path(clips).absolute()) if clips else "",
+        config.server.reload_max_cer,
+        in_place,
+    )
+
+
+class Control:
+    """Takes orders, on threads of its own, until closed.
+
+    Args:
+        folder: of the run.
+        take: gets each order, and what tells its news.
+    """
+
+    def __init__(self, folder: Path, take: Callable[[Order, Tell], object]) -> None:
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = _CONNECT_S
+
+            def handle(self) -> None:
+                with contextlib.suppress(OSError):  # who has asked has gone
+                    _answer(self, take)
+
+        self._server = _Listener(str(folder / CONTROL), Handler)
+        (folder / CONTROL).chmod(0o600)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control"
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Listener(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+def _answer(
+    asked: socketserver.StreamRequestHandler, take: Callable[[Order, Tell], object]
+) -> None:
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
+    try:
+        take(from_json(Order, asked.rfile.readline(_ORDER_BYTES), "the order"), news.put)
+    except EarshotError as error:
+        news.put(News(str(error), done=True, failed=True))
+    last = False
+    while not last:
+        told = news.get()
+        asked.wfile.write(f"{to_json(told)}\n".encode())
+        last = told.done
+
+
+def give(order: Order, say: Callable[[str], object]) -> None:
+    """Give an order to the server that runs with its config, and wait for its end.
+
+    Raises:
+        UnavailableError: there is none, or it ended meanwhile.
+        EarshotError: it refused, or the order failed; nothing has changed there.
+    """
+    with _connected(order.config) as connection, connection.makefile("rwb") as file:
+        file.write(f"{to_json(order)}\n".encode())
+        file.flush()
+        for line in file:
+            news = from_json(News, line, "the server's answer")
+            if news.failed:
+                raise EarshotError(news.text)
+            say(news.text)
+            if news.done:
+                return
+    raise UnavailableError("the server ended before it had exchanged its engine; see its log")
+
+
+def _connected(config: Config) -> socket.socket:
+    for folder in runs():
+        with contextlib.suppress(EarshotError, OSError):
+            server = load_config(folder / CONFIG).server
+            if (server.host, server.http_port) == (config.server.host, config.server.http_port):
+                connection = socket.socket(socket.AF_UNIX)
+                connection.settimeout(_CONNECT_S)
+                connection.connect(str(folder / CONTROL))
+                connection.settimeout(None)  # the server has limits for all that it does
+                return connection
+    raise UnavailableError(
+        f"no server of this user runs at {config.server.host}:{config.server.http_port}; name the "
+        "config that it was started with, as the same user and with the same TMPDIR"
+    )

@@ -1,0 +1,397 @@
+"""The engines of a server, one a device: which process has each, and how another takes its place.
+
+All that takes long is a chore: a generator that the supervisor's thread steps at each of its looks,
+and of which one is under way at a time. In a chore every device's engine is exchanged, unloaded or
+loaded, so that they never differ.
+
+A Triton that takes another's place gets a folder of its own, and its engine has to hear some
+clips. Then the link of its device names its folder, which is when requests go to it; the one before
+it ends once no gateway holds its folder any more. Whatever goes wrong before changes nothing.
+"""
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from serve.contract.config import Config
+from serve.contract.devices import Place, places_of
+from serve.contract.errors import ConfigError, EarshotError
+from serve.supervisor.clips import Clip, hear, read_clips, require_right
+from serve.supervisor.control import News, Order, Tell
+from serve.supervisor.part import Part
+from serve.supervisor.replaceable import require_memory, require_replaceable
+from serve.supervisor.server import TritonLaunch, TritonServer, prepare
+from serve.wire.alive import age_s, beat
+from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder
+
+logger = logging.getLogger("earshot")
+
+TRITON = "Triton Inference Server"
+_GRACE_S = 60.0  # that a request may take beyond the transcriber's own limit
+
+T = TypeVar("T")
+Chore = Generator[None, None, T]
+
+
+@dataclasses.dataclass
+class Engine:
+    """The engine of a device."""
+
+    place: Place
+    link: Path  # to the folder of the Triton that gets its requests
+    log: Path
+    launch: TritonLaunch  # by which it is started, again and again
+    part: Part
+    former_restarts: int = 0  # of those which it has replaced
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+        return self.place.name
+
+    @property
+    def restarts(self) -> int:
+        """How often it had to be started again."""
+        return self.former_restarts + self.part.restarts
+
+
+class Engines:
+    """The engines of a server. For one thread, `kill`, `ask` and what is read excepted.
+
+    Args:
+        folder: of the run.
+        config: as the server was asked to have it.
+        counted: the same, with absolute paths and devices that are counted.
+        engine: the engine's folder.
+        log_path: of the server; several engines have logs of their own beside it.
+
+    Raises:
+        EarshotError: see `prepare`.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, counted: Config, engine: str, log_path: Path
+    ) -> None:
+        self._folder = folder
+        self._asked = config
+        self._config = counted
+        self._numbers = itertools.count()
+        self._used = folder / USED
+        self._timeout_s = counted.server.start_timeout_s
+        places = places_of(counted.runtime)
+        self._several = len(places) > 1
+        self.all: list[Engine] = []
+        launches = self._prepare(places, engine, beside=False)
+        links = engine_links(folder, len(places))
+        for number, (place, link, launch) in enumerate(zip(places, links, launches, strict=True)):
+            log = Path(f"{log_path}.{number}") if self._several else log_path
+            log.write_bytes(b"")
+            link.symlink_to(launch.folder)
+            part = self._part(place.name, launch, log)
+            self.all.append(Engine(place, link, log, launch, part))
+        self._loaded = True
+        self.reloads = {"ok": 0, "failed": 0}
+        self._unloaded_s = 0.0  # when
+        self._others: list[Part] = []  # that begin, or end when they have answered what they have
+        self._orders: list[tuple[Order, Tell]] = []
+        self._chore: Chore[None] | None = None
+        self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
+        beat(self._used)
+
+    # ------------------------------------------------------------ for any thread
+
+    def ask(self, order: Order, tell: Tell) -> None:
+        """Exchange the engines as soon as there is time for it."""
+        self._orders.append((order, tell))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every process of theirs."""
+        return (*(engine.part for engine in self.all), *self._others)
+
+    @property
+    def ever_ready(self) -> bool:
+        """Whether the first has been ready, which others start after."""
+        return self.all[0].part.ever_ready
+
+    def loaded(self, engine: Engine) -> bool:
+        """Tell whether an engine is in memory."""
+        return self._loaded and engine.part.ever_ready
+
+    def works(self, engine: Engine) -> bool:
+        """Tell whether an engine works, or will at the next request."""
+        return engine.part.up or not self._loaded
+
+    # ------------------------------------------------------------ for the supervisor's thread
+
+    def look(self) -> None:
+        """Look at each that is to run, and go on with the chore that there is.
+
+        Raises:
+            EarshotError: see `Part.look`.
+        """
+        if self._loaded:
+            for engine in self.all if self.ever_ready else self.all[:1]:
+                engine.part.look()
+        self.go_on()
+
+    def go_on(self, draining: bool = False) -> None:
+        """Go on with the chore that there is; choose one if there is none.
+
+        Args:
+            draining: whether requests that wait are the only reason to begin one.
+
+        Raises:
+            EarshotError: an engine that was unloaded cannot be loaded again.
+        """
+        self._chore = self._chore or self._next_chore(draining)
+        if self._chore is not None:
+            try:
+                next(self._chore)
+            except StopIteration:
+                self._chore = None
+
+    def close(self) -> None:
+        """End all of them now, and every order."""
+        for part in self.parts:
+            part.kill()
+        if self._chore is not None:
+            self._chore.close()
+        while self._orders:
+            self._orders.pop(0)[1](News("the server stops", done=True, failed=True))
+        self._threads.shutdown(wait=False)
+
+    def _next_chore(self, draining: bool) -> Chore[None] | None:
+        if self._orders and not draining and all(engine.part.ever_ready for engine in self.all):
+            return self._obey(*self._orders.pop(0))
+        idle_s, most_s = age_s(self._used), self._config.server.idle_unload_s
+        if not self._loaded:
+            return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
+        if not all(engine.part.up for engine in self.all):
+            beat(self._used)  # their time begins when they are there
+            return None
+        return self._unload() if 0 < most_s < idle_s and not draining else None
+
+    # ------------------------------------------------------------ chores
+
+    def _obey(self, order: Order, tell: Tell) -> Chore[None]:
+        """Exchange the engines, and tell how that ended."""
+        refusal = "the server stops"
+        try:
+            refusal = yield from self._exchange(order, lambda text: tell(News(text)))
+        finally:
+            self.reloads["failed" if refusal else "ok"] += 1
+            if refusal:
+                logger.warning("the engine %s is not taken: %s", order.engine, refusal)
+                tell(News(f"{order.engine} is not taken: {refusal}", done=True, failed=True))
+            else:
+                logger.warning("the engine is now %s", order.engine)
+                tell(News(f"{order.engine} has taken over", done=True))
+
+    def _exchange(self, order: Order, say: Callable[[str], object]) -> Chore[str]:
+        """Exchange the engines; return why they cannot be, or an empty text."""
+        was_loaded, launches = self._loaded, list[TritonLaunch]()
+        before = [engine.launch for engine in self.all]
+        try:
+            clips = yield from self._checked(order)
+            if order.in_place and was_loaded:
+                say("unloading the old engine; requests wait")
+                yield from self._unload()
+            launches = self._prepare(self._places, order.engine, beside=self._loaded)
+            say(f"opening {order.engine}")
+            parts = yield from self._open(launches, order, clips, say)
+        except (EarshotError, OSError) as error:
+            self._discard(launches)
+            if was_loaded and not self._loaded:
+                say("loading the old engine again")
+                yield from self._load()
+            return str(error)
+        say("new requests go to the new engine; the old one answers what it has")
+        yield from self._end(self._replace(launches, parts))
+        self._discard(before)
+        return ""
+
+    def _checked(self, order: Order) -> Chore[list[Clip]]:
+        """Check what can be without opening the engine; return the clips that it has to hear.
+
+        Raises:
+            EarshotError: it cannot be taken.
+        """
+        require_replaceable(self._asked, order, self.all[0].launch.engine)
+        if not order.in_place and self._loaded:
+            require_memory([engine.part.running for engine in self.all])
+        clips = read_clips(order.clips) if order.clips else []
+        if any(clip.text is None for clip in clips):
+            if not self._loaded:
+                raise ConfigError(
+                    f"{order.clips} has clips without a text, and the engine that would say it is "
+                    "unloaded; give each a text"
+                )
+            heard = yield from self._hear(self.all[0].launch, clips)
+            clips = [
+                dataclasses.replace(clip, text=text if clip.text is None else clip.text)
+                for clip, text in zip(clips, heard, strict=True)
+            ]
+        return clips
+
+    def _open(
+        self,
+        launches: Sequence[TritonLaunch],
+        order: Order,
+        clips: Sequence[Clip],
+        say: Callable[[str], object],
+    ) -> Chore[list[Part]]:
+        """Start a Triton for each device, one after the other, and have each hear the clips.
+
+        Raises:
+            EarshotError: one of them does not work as it should.
+        """
+        parts = []
+        for engine, launch in zip(self.all, launches, strict=True):
+            part = self._part(engine.name, launch, engine.log)
+            parts.append(part)
+            self._others.append(part)
+            while not part.up:
+                part.look()
+                yield
+            try:
+                heard = yield from self._hear(launch, clips)
+            except EarshotError as error:
+                raise EarshotError(_failure(part) or str(error)) from error
+            if clips:
+                cer = require_right(clips, heard, order.max_cer)
+                say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
+            else:
+                say(f"{engine.name}: open; no clips (server.reload_clips) say what it understands")
+        for reason in filter(None, map(_failure, parts)):
+            raise EarshotError(reason)
+        return parts
+
+    def _unload(self) -> Chore[None]:
+        """Let requests wait, and end the engines when they have answered what they have."""
+        for engine in self.all:
+            engine.link.unlink()
+        self._loaded, self._unloaded_s = False, time.monotonic()
+        old = [(engine.launch, engine.part) for engine in self.all]
+        self._others += [engine.part for engine in self.all]
+        yield from self._end(old)
+
+    def _load(self) -> Chore[None]:
+        """Start the engines that were unloaded, and give them the requests that wait.
+
+        Raises:
+            EarshotError: they cannot be started, however often.
+        """
+        for engine in self.all:
+            restarts = engine.restarts
+            engine.part = self._part(engine.name, engine.launch, engine.log)
+            engine.former_restarts = restarts
+            engine.part.ever_ready = True  # it was, so that it is started again if this fails
+        while not all(engine.part.up for engine in self.all):
+            for engine in self.all:
+                engine.part.look()
+            yield
+        self._link()
+
+    def _end(self, old: Sequence[tuple[TritonLaunch, Part]]) -> Chore[None]:
+        """End Tritons that get no more requests, when they have answered those that they have."""
+        end_s = time.monotonic() + self._config.transcriber.request_timeout_s + _GRACE_S
+        while time.monotonic() < end_s and any(_answers(*each) for each in old):
+            yield
+        yield from self._wait([self._threads.submit(_stop, part) for _, part in old])
+        for _, part in old:
+            self._others.remove(part)
+
+    def _hear(self, launch: TritonLaunch, clips: Sequence[Clip]) -> Chore[list[str]]:
+        (heard,) = yield from self._wait(
+            [self._threads.submit(hear, launch.folder, clips, self._timeout_s)]
+        )
+        return heard
+
+    @staticmethod
+    def _wait(futures: Sequence[Future[T]]) -> Chore[list[T]]:
+        while not all(future.done() for future in futures):
+            yield
+        return [future.result() for future in futures]
+
+    # ------------------------------------------------------------ steps
+
+    @property
+    def _places(self) -> list[Place]:
+        return [engine.place for engine in self.all]
+
+    def _prepare(self, places: Sequence[Place], engine: str, beside: bool) -> list[TritonLaunch]:
+        launches, count = [], len(places)
+        folders = [triton_folder(self._folder, next(self._numbers)) for _ in places]
+        try:
+            for place, folder in zip(places, folders, strict=True):
+                folder.mkdir(mode=0o700)
+                config = dataclasses.replace(self._config, runtime=place.runtime)
+                launches.append(prepare(folder, config, engine, place.environment, count, beside))
+        except BaseException:
+            for folder in folders:
+                remove_triton(folder)
+            raise
+        return launches
+
+    def _part(self, name: str, launch: TritonLaunch, log: Path) -> Part:
+        return Part(
+            "server",
+            f"{TRITON} of {name}" if self._several else TRITON,
+            lambda: launch.start(log),
+            self._timeout_s,
+            lambda: not any(engine.part.up for engine in self.all),
+        )
+
+    def _replace(
+        self, launches: Sequence[TritonLaunch], parts: Sequence[Part]
+    ) -> list[tuple[TritonLaunch, Part]]:
+        """Give requests to these from now on; return those that they replace."""
+        old = [(engine.launch, engine.part) for engine in self.all if self._loaded]
+        for engine, launch, part in zip(self.all, launches, parts, strict=True):
+            if self._loaded:
+                self._others.append(engine.part)
+            self._others.remove(part)
+            engine.former_restarts = engine.restarts
+            engine.launch, engine.part = launch, part
+        self._link()
+        return old
+
+    def _link(self) -> None:
+        for engine in self.all:
+            new = engine.link.with_name(f"{engine.link.name}.new")
+            new.symlink_to(engine.launch.folder)
+            new.replace(engine.link)
+        beat(self._used)
+        self._loaded = True
+
+    def _discard(self, launches: Iterable[TritonLaunch]) -> None:
+        """Remove what is left of Tritons that have ended, or end now."""
+        folders = {launch.folder for launch in launches}
+        current = {engine.part for engine in self.all}
+        for part in [part for part in self._others if part not in current]:
+            part.kill()
+            self._others.remove(part)
+        for folder in folders:
+            remove_triton(folder)
+
+
+def _failure(part: Part) -> str | None:
+    return None if part.running is None else part.running.failure()
+
+
+def _answers(launch: TritonLaunch, part: Part) -> bool:
+    """Tell whether a Triton has something to answer, and can."""
+    return part.running is not None and _failure(part) is None and is_held(launch.folder)
+
+
+def _stop(part: Part) -> None:
+    running = part.running
+    if isinstance(running, TritonServer):
+        running.stop()
+    part.kill()

@@ -1,0 +1,81 @@
+"""What the supervisor adds to the page of metrics."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from serve.supervisor.engines import Engine, Engines
+from serve.supervisor.part import Part
+from serve.wire.folder import SUPERVISOR_PAGE
+
+logger = logging.getLogger("earshot")
+
+
+class Page:
+    """The supervisor's page, written where it has changed.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SUPERVISOR_PAGE
+        self._page = self._unwritten = ""
+
+    def write(self, page: str) -> None:
+        """Write it; the log says once where that fails."""
+        if page == self._page:
+            return
+        new = self._path.with_name(f"{self._path.name}.new")
+        try:
+            new.write_text(page, encoding="utf-8")
+            new.replace(self._path)
+        except OSError as error:  # the disk is full, say: the next look tries again
+            if page != self._unwritten:
+                logger.warning("the supervisor's metrics stay as they were: %s", error)
+            self._unwritten = page
+        else:
+            self._page = page
+
+
+def page_of(engines: Engines, gateways: Iterable[Part], reference: Part | None = None) -> str:
+    """Tell of a server's parts; the shadow monitor's reference is told as an engine is."""
+    gateways, every = tuple(gateways), engines.all
+    up = any(part.up for part in gateways) and any(map(engines.works, every))
+    return (
+        "# HELP earshot_restarts_total Times that a process had to be started again\n"
+        "# TYPE earshot_restarts_total counter\n"
+        + "".join(
+            f'earshot_restarts_total{{part="server",device="{engine.name}"}} {engine.restarts}\n'
+            for engine in every
+        )
+        + _of_reference("earshot_restarts_total", 'part="server",', reference, "restarts")
+        + f'earshot_restarts_total{{part="gateway"}} {sum(part.restarts for part in gateways)}\n'
+        "# HELP earshot_up Whether the gateway and at least one engine work\n"
+        f"# TYPE earshot_up gauge\nearshot_up {int(up)}\n"
+        "# HELP earshot_engine_up Whether the engine of a device works, or is unloaded and will\n"
+        "# TYPE earshot_engine_up gauge\n"
+        + _by_device("earshot_engine_up", engines, engines.works)
+        + _of_reference("earshot_engine_up", "", reference, "up")
+        + "# HELP earshot_engine_loaded Whether the engine of a device is in memory\n"
+        "# TYPE earshot_engine_loaded gauge\n"
+        + _by_device("earshot_engine_loaded", engines, engines.loaded)
+        + "# HELP earshot_reloads_total Times that another engine was to take over\n"
+        "# TYPE earshot_reloads_total counter\n"
+        + "".join(
+            f'earshot_reloads_total{{outcome="{outcome}"}} {count}\n'
+            for outcome, count in engines.reloads.items()
+        )
+    )
+
+
+def _by_device(name: str, engines: Engines, tell: Callable[[Engine], bool]) -> str:
+    return "".join(
+        f'{name}{{device="{engine.name}"}} {int(tell(engine))}\n' for engine in engines.all
+    )
+
+
+def _of_reference(name: str, labels: str, part: Part | None, attribute: str) -> str:
+    if part is None:
+        return ""
+    return f'{name}{{{labels}device="shadow"}} {int(getattr(part, attribute))}\n'

@@ -1,0 +1,92 @@
+"""Which engine may take another's place in a server that runs, before it is opened."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
+from serve.contract.manifest import Manifest, check_manifest, manifest_from_json
+from serve.supervisor.control import Order
+from serve.supervisor.processes import free_memory_bytes
+from serve.supervisor.server import TritonServer
+
+_MANIFEST = "engine.json"
+_MIB = 2**20
+# Keys of the exchange itself, and one that --open sets.
+_EXCHANGED = ("engine", "server.reload_clips", "server.reload_max_cer", "server.open")
+
+
+def require_replaceable(asked: Config, order: Order, engine: Path) -> None:
+    """Refuse an order that would change more than the network.
+
+    Args:
+        asked: the configuration that the server was started with.
+        order: what is wanted.
+        engine: the folder of the engine that runs.
+
+    Raises:
+        ConfigError: the configuration has changed; the message names the first key.
+        EngineError: the new engine's manifest cannot be read, or has other tokens.
+    """
+    for key, old, new in _differences(asked, order.config):
+        raise ConfigError(
+            f"{key} is {shown(new)} in the config and {shown(old)} in the server that runs; only "
+            "the engine is exchanged while it runs, so restart it"
+        )
+    old_facts, new_facts = (_tokens(_read(path)) for path in (engine, Path(order.engine)))
+    for key, old in old_facts.items():
+        if new_facts[key] != old:
+            raise EngineError(
+                f"its {key} is {shown(new_facts[key])}, and {shown(old)} in the engine that runs; "
+                "a server with other tokens is another product: restart it"
+            )
+
+
+def require_memory(running: Iterable[object]) -> None:
+    """Refuse to open engines beside those that run where memory has no room for as much again.
+
+    Raises:
+        UnavailableError: it has none.
+    """
+    taken = sum(it.memory_bytes() for it in running if isinstance(it, TritonServer)) // _MIB
+    free = free_memory_bytes() // _MIB
+    if free < taken:
+        raise UnavailableError(
+            f"{free} MiB of memory are free, and the engine that runs has {taken}; free some, or "
+            "exchange it with --in-place, which ends the old one first while requests wait"
+        )
+
+
+def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys of a configuration that differ, with both values."""
+    for field in dataclasses.fields(Config if not at else old):
+        key = f"{at}{field.name}"
+        if key in _EXCHANGED:
+            continue
+        values = getattr(old, field.name), getattr(new, field.name)
+        if dataclasses.is_dataclass(values[0]):
+            yield from _differences(*values, f"{key}.")
+        elif values[0] != values[1]:
+            yield key, *values
+
+
+def _read(engine: Path) -> Manifest:
+    path = engine / _MANIFEST
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"no engine at {engine} ({path}: {error.strerror})") from error
+    manifest = manifest_from_json(text, str(path))
+    check_manifest(manifest, str(path))
+    return manifest
+
+
+def _tokens(manifest: Manifest) -> dict[str, Any]:
+    """Return what clients, and drafts of live streams, may know of an engine's tokens."""
+    facts = dataclasses.asdict(manifest.tokenizer)
+    del facts["alignment_heads"]
+    return {"dims.n_vocab": manifest.dims.n_vocab} | {
+        f"tokenizer.{name}": value for name, value in facts.items()
+    }
