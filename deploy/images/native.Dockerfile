@@ -5,7 +5,7 @@
 #
 # deploy/README.md says how to run it. CUDA itself comes with torch's wheels; what the base adds is
 # what the container toolkit reads to refuse a driver that is too old (driver 580 and later).
-FROM nvidia/cuda:13.0.1-base-ubuntu24.04
+FROM docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04
 
 # The compiler and Python's headers are for kernels, which are compiled when they are first run;
 # python3-dev also brings the shared library that tritonserver's Python stub needs. tini is the
