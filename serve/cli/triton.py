@@ -1,6 +1,7 @@
 """`python -m serve triton` and `python -m serve gateway`: servers in the foreground."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
@@ -30,8 +31,8 @@ def add_parsers(commands: Any) -> None:
         description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
         "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
         "once. What fails is started again. SIGHUP opens the engine that the config names now, as "
-        "`python -m serve reload` does. The exit status is 1 where a request was accepted and "
-        "not answered.",
+        "`python -m serve reload` does; that of a terminal that closes is as SIGTERM. The exit "
+        "status is 1 where a request was accepted and not answered.",
     )
     triton.set_defaults(run=_triton)
     add_config(triton)
@@ -63,21 +64,43 @@ def _add_open(parser: argparse.ArgumentParser) -> None:
 class _Signals:
     """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts.
 
-    And SIGHUP, which asks for another engine.
+    And SIGHUP, which asks for another engine; but where the terminal was closed that the server was
+    started from it is a SIGTERM, or nothing if it was ignored, as with nohup.
     """
 
     def __init__(self) -> None:
         self.asked = threading.Event()
         self.reload = threading.Event()
         self.armed = False
+        self._terminal = _has_terminal()
+        self._stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGHUP, lambda number, frame: self.reload.set())
+        signal.signal(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.armed or self.asked.is_set():
             raise KeyboardInterrupt
         self.asked.set()
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        if not self._terminal or _has_terminal():
+            self.reload.set()
+        elif not self._stays:
+            self._on_signal(number, frame)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print(text, file=sys.stderr)
 
 
 def _triton(args: argparse.Namespace) -> int:
@@ -102,8 +125,8 @@ def _triton(args: argparse.Namespace) -> int:
             if signals.reload.is_set():
                 signals.reload.clear()
                 _reload(server, args)
-        print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
-    print("stopped", file=sys.stderr)
+        _say("stopping when all requests are answered; Ctrl-C stops at once")
+    _say("stopped")
     return 0
 
 

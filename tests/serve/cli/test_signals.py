@@ -1,0 +1,63 @@
+"""What SIGHUP asks of a server in the foreground."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import WAIT_S
+
+WAIT = f"""
+import signal, sys, threading
+from pathlib import Path
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from serve.cli.triton import _Signals
+signals = _Signals()
+signals.armed = True
+Path(sys.argv[1]).write_text("armed")
+signals.asked.wait(1.0 if sys.argv[2] == "ignored" else {WAIT_S})
+Path(sys.argv[1]).write_text(f"asked={{signals.asked.is_set()}} reload={{signals.reload.is_set()}}")
+"""
+
+
+def become(path: Path, text: str) -> None:
+    """Wait until a file says this."""
+    end = time.monotonic() + WAIT_S
+    while not path.exists() or path.read_text() != text:
+        assert time.monotonic() < end, path.read_text() if path.exists() else "nothing"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("taken", "asked=True reload=False"), ("ignored", "asked=False reload=False")],
+)
+def test_a_terminal_that_closes_ends_the_server_unless_hangups_are_ignored(tmp_path, before, said):
+    file = tmp_path / "said"
+    pid, terminal = pty.fork()
+    if pid == 0:  # in a session of its own, whose terminal is the pseudo one
+        os.execv(sys.executable, [sys.executable, "-c", WAIT, str(file), before])
+    try:
+        become(file, "armed")
+        os.close(terminal)
+        become(file, said)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_else_it_asks_for_another_engine(tmp_path):
+    file = tmp_path / "said"
+    command = [sys.executable, "-c", WAIT, str(file), "taken"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        become(file, "armed")
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+        process.terminate()
+        become(file, "asked=True reload=True")
