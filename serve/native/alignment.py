@@ -293,10 +293,15 @@ def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Si
     ]
     begins = np.cumsum(lengths) - lengths
     at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
-    numbers = upload(np.concatenate([np.array(facts).T.ravel(), at.ravel()]), device)
+    # Each fact begins at a multiple of 16 bytes, however many windows there are: for pointers of
+    # another alignment kernels would be compiled, while somebody waits.
     count = len(windows)
-    slots, tokens, frames, first, rows = numbers[: 5 * count].view(5, count).unbind()
-    return _Sizes(slots, tokens, frames, first, rows, numbers[5 * count :].view(count, longest))
+    apart = count + count % 2
+    columns = np.zeros((5, apart), np.int64)
+    columns[:, :count] = np.array(facts).T
+    numbers = upload(np.concatenate([columns.ravel(), at.ravel()]), device)
+    slots, tokens, frames, first, rows = numbers[: 5 * apart].view(5, apart)[:, :count].unbind()
+    return _Sizes(slots, tokens, frames, first, rows, numbers[5 * apart :].view(count, longest))
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

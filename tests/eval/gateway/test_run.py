@@ -32,7 +32,7 @@ def running(tmp_path):
 def test_every_way_gets_every_clip_as_often(running):
     said = []
     with (
-        straight_to(grpc_target(running.folder), WAIT_S) as straight,
+        straight_to(grpc_target(running.triton.folder), WAIT_S) as straight,
         by_grpc(running.grpc, WAIT_S) as kserve,
         by_form(running.http, WAIT_S) as form,
     ):

@@ -178,6 +178,7 @@ MAY_BE_EMPTY = {
     ("jobs", "webhook_secret_file"),
     ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),
+    ("server", "reload_clips"),
     ("server", "usage_file"),
     ("traces", "endpoint"),
     ("server", "tls_certificate"),

@@ -309,7 +309,7 @@ def test_it_is_not_ready_when_the_models_process_stands_still(running):
     running.triton.beat(age_s=5)
     assert running.ask("GET", ready)[0] == 503
     running.triton.beat()
-    (running.folder / "alive").unlink()
+    (running.triton.folder / "alive").unlink()
     assert running.ask("GET", ready)[0] == 503
     assert running.ask("GET", "/v2/models/whisper/ready")[0] == 503
 

@@ -19,6 +19,9 @@ class Encoder:
     def __init__(self):
         self.filled = []
 
+    def frames_of(self, frames):
+        return frames
+
     def batch_of(self, waiting):
         return min(waiting, BATCH)
 

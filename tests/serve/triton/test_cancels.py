@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.envelope import cancel_of
-from serve.wire.folder import grpc_target
+from serve.wire.folder import engine_links, grpc_target
 from tests.serving import accepted, ask_triton, audio_file, audio_request, settled, wait_until
 
 pytestmark = pytest.mark.server
@@ -18,7 +18,7 @@ AUDIO = audio_file(119.0)
 @pytest.fixture
 def stub(server):
     """Of Triton itself, which only the gateway reaches; the gateway takes no keys."""
-    with grpc.insecure_channel(grpc_target(server.folder)) as channel:
+    with grpc.insecure_channel(grpc_target(engine_links(server.folder, 1)[0])) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
