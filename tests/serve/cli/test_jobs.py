@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -93,6 +95,40 @@ def test_results_are_waited_for_and_written(jobs, running, talk, tmp_path):
     )
     assert (status, text) == (0, "")
     assert (tmp_path / "texts" / "talk.txt").read_text() == "one\n"
+
+
+def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
+    job = {"id": "job_1", "status": "completed", "ended_at": 1}
+    away = (503, json.dumps({"error": {"message": "the server starts"}}))
+    answers = [(202, json.dumps(job)), away, away, (200, json.dumps(job)), (200, "one")]
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    toml = tmp_path / "a.toml"
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    with web as server, contextlib.ExitStack() as stack:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        stack.callback(server.shutdown)
+        toml.write_text(f"[server]\nhttp_port = {server.server_port}\n")
+        command = ["jobs", "submit", "--wait", "--config", str(toml), str(toml)]
+        assert main(command) == 0
+        assert capsys.readouterr().out == "one\n"
+        monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
+        answers[:] = [(202, json.dumps(job)), away]
+        assert main(command) == 1
+        assert "the server starts" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_says_why(jobs, talk):
