@@ -4,10 +4,11 @@ import argparse
 import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from serve.cli.outputs import print_table
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.keys import (
@@ -111,7 +112,7 @@ def _list_keys(args: argparse.Namespace) -> int:
         limits = tuple(f"{most:g}" if most else "-" for most in key.limits)
         end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
         rows.append((name, f"{key.sha256[:8]}…", *limits, end))
-    _print_table(rows)
+    print_table(rows)
     return 0
 
 
@@ -135,16 +136,8 @@ def _tell_usage(args: argparse.Namespace) -> int:
         cost = row.cost(config.gateway)
         cells = (row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}")
         rows.append(cells if cost is None else (*cells, f"{cost:.6f}"))
-    _print_table(rows)
+    print_table(rows)
     return 0
-
-
-def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        )
 
 
 def _changed_key(change: Callable[..., None], file: Path, name: str, *more: str) -> int:

@@ -6,6 +6,7 @@ python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
 python -m serve live --config configs/demo.toml talk.mp3
+python -m serve jobs submit --config configs/demo.toml talk.mp3
 python -m serve shadow --config configs/demo.toml
 python -m serve wyoming --config configs/demo.toml
 python -m serve tensors
@@ -16,7 +17,7 @@ python -m serve phrases --config configs/demo.toml names.txt
 import argparse
 from collections.abc import Sequence
 
-from serve.cli import bulk, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
+from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
 from serve.contract.exits import exit_status
 from serve.wire import tensors
 
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     triton.add_parsers(commands)
     reload.add_parser(commands)
     transcribe.add_parser(commands)
-    for command in (bulk, live, shadow, wyoming):
+    for command in (bulk, live, jobs, shadow, wyoming):
         command.add_parser(commands)
     listing = commands.add_parser(
         "tensors",

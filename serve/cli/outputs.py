@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -61,3 +61,12 @@ def write(text: str, file: str, target: Path | None, titled: bool) -> None:
     title = f"==> {file} <==\n" if titled else ""
     tqdm.write(f"{title}{text}", file=sys.stdout, end="")
     sys.stdout.flush()
+
+
+def print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    """Print rows of cells on standard output, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        )

@@ -1,17 +1,10 @@
 """Tell what the shadow monitor of the running server has found, and the texts that differ most."""
 
 import argparse
-import contextlib
-import json
-import urllib.error
-import urllib.request
 from typing import Any
 
-from serve.cli.options import api_key, server_url
+from serve.cli.api import open_api
 from serve.contract.config import load_config
-from serve.contract.errors import EarshotError, UnavailableError
-
-_WAIT_S = 10.0
 
 
 def add_parser(commands: Any) -> None:
@@ -25,8 +18,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    config = load_config(args.config)
-    found = _ask(f"{server_url(config, 'http')}/v1/shadow")
+    with open_api(load_config(args.config)) as api:
+        found = api.object("GET", "/v1/shadow")
     cer, drift = found["cer"], f"{found['drift']:.1f}, the bound is {found['drift_bound']:g}"
     known = any(spread for _, spread in found["baseline"].values())
     print(f"compared  {found['compared']}; {found['pending']} wait")
@@ -41,28 +34,6 @@ def _run(args: argparse.Namespace) -> int:
     for kind, spread in found["gaps"].items():
         print(f"{kind} = {spread}")
     return 0
-
-
-def _ask(url: str) -> dict[str, Any]:
-    """Ask the server.
-
-    Raises:
-        UnavailableError: there is none.
-        EarshotError: it refuses.
-    """
-    key = api_key()
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=_WAIT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except urllib.error.HTTPError as error:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            raise EarshotError(json.load(error)["error"]["message"]) from error
-        raise EarshotError(f"{url} answered {error.code}; is it an Earshot?") from error
-    except OSError as error:
-        raise UnavailableError(f"no server answers at {url}: {error}") from error
 
 
 def _rate(rate: dict[str, float] | None) -> str:

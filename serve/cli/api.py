@@ -1,0 +1,70 @@
+"""The HTTP API of the server that a config names, as commands ask it."""
+
+import contextlib
+import dataclasses
+import json
+import ssl
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from serve.cli.options import api_key, server_url
+from serve.contract.config import Config
+from serve.contract.errors import EarshotError, UnavailableError, from_http
+
+if TYPE_CHECKING:  # other commands do without it
+    import httpx2
+
+_WAIT_S = 60.0  # that a server may take nothing, and say nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Api:
+    """The addresses of a server; see `open_api`."""
+
+    _server: str
+    _client: "httpx2.Client"
+
+    def text(self, method: str, path: str, **sent: Any) -> str:
+        """Ask for a text.
+
+        Args:
+            method: of HTTP.
+            path: of the server's.
+            sent: as httpx2 takes it: params, json, data and files.
+
+        Raises:
+            UnavailableError: there is no server.
+            EarshotError: it refuses.
+        """
+        import httpx2  # noqa: PLC0415
+
+        url = f"{self._server}{path}"
+        try:
+            answer = self._client.request(method, url, **sent)
+        except httpx2.HTTPError as error:
+            raise UnavailableError(f"no server answers at {url}: {error}") from error
+        if answer.is_success:
+            return answer.text
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            raise from_http(answer.status_code)(answer.json()["error"]["message"])
+        raise EarshotError(f"{url} answered {answer.status_code}; is it an Earshot?")
+
+    def object(self, method: str, path: str, **sent: Any) -> Any:
+        """Ask for what JSON holds; see `text`."""
+        text = self.text(method, path, **sent)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EarshotError(f"{self._server}{path} is not JSON; is it an Earshot?") from error
+
+
+@contextlib.contextmanager
+def open_api(config: Config) -> Iterator[Api]:
+    """Open the API of the server that a config names, with the key of the environment."""
+    import httpx2  # noqa: PLC0415
+
+    key = api_key()
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    trusted = ssl.create_default_context()  # by this system
+    with httpx2.Client(headers=headers, timeout=_WAIT_S, verify=trusted) as client:
+        yield Api(server_url(config, "http"), client)

@@ -1,0 +1,226 @@
+"""`python -m serve jobs`: audio that the running server transcribes later."""
+
+import argparse
+import sys
+import time
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from tqdm import tqdm
+
+from serve.cli.api import Api, open_api
+from serve.cli.inputs import Recording, find_recordings
+from serve.cli.options import add_cue_options, add_options
+from serve.cli.outputs import print_table, targets_of, write
+from serve.contract.config import OPTIONS, load_config
+from serve.contract.errors import ConfigError, EarshotError, OverloadedError, UnavailableError
+from serve.speech.cues import CUE_OPTIONS
+from serve.speech.formats import Format
+
+_JOBS = "/v1/audio/jobs"
+_FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
+_AWAY_S = 120.0  # that a server may be away while a job of it is waited for
+_FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
+
+Fields = dict[str, str | list[str]]
+_OTHERWISE: dict[str, Fields] = {  # options that are fields by another name
+    "word_timestamps": {"timestamp_granularities[]": ["segment", "word"]},
+    "token_logprobs": {"include[]": "logprobs"},
+}
+
+
+def add_parser(commands: Any) -> None:
+    """The command, among those of `python -m serve`."""
+    title = "audio that the running server transcribes later"
+    parser = commands.add_parser("jobs", help=title, description=__doc__)
+    jobs = parser.add_subparsers(metavar="COMMAND", required=True)
+    submit = _add(jobs, "submit", _submit, "send files or URLs; prints the id of each one's job")
+    submit.add_argument("files", nargs="*", metavar="FILE", help="as of transcribe")
+    add = submit.add_argument
+    add("--url", action="append", default=[], help="audio that the server fetches; may be repeated")
+    add("--format", default="text", help=f"of the result: {_FORMATS}; default: text")
+    add("--model", help="default: the one that is served")
+    add("--webhook-url", metavar="URL", help="where the server tells the end")
+    add("--wait", action="store_true", help="wait for the ends, and write the results")
+    add("--output", type=Path, metavar="FOLDER", help="with --wait: write a file for each there")
+    add_cue_options(submit)
+    add_options(submit)
+    every = _add(jobs, "list", _list, "the jobs of this key, the newest first")
+    every.add_argument("--limit", type=int, default=20, help="1 to 100; default: %(default)d")
+    every.add_argument("--after", metavar="ID", help="those that are older than this one")
+    result = _add(jobs, "result", _result, "what a job has written down")
+    result.add_argument("--format", help=f"{_FORMATS}; default: as it was sent")
+    add_cue_options(result)
+    cancel = _add(jobs, "cancel", _cancel, "end a job; of one that has ended nothing changes")
+    for command in (_add(jobs, "show", _show, "a job's state, and its error"), result, cancel):
+        command.add_argument("id", metavar="ID")
+
+
+def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = jobs.add_parser(name, help=title, description=title)
+    command.add_argument(
+        "--config", required=True, metavar="TOML", help="names the server's address"
+    )
+
+    def ask(args: argparse.Namespace) -> int:
+        with open_api(load_config(args.config)) as api:
+            return int(run(api, args) or 0)
+
+    command.set_defaults(run=ask)
+    return command
+
+
+def _submit(api: Api, args: argparse.Namespace) -> int:
+    if not (args.files or args.url):
+        raise ConfigError("nothing to send; name files, or URLs with --url")
+    if args.output and not args.wait:
+        raise ConfigError("--output is for --wait; results of jobs are fetched by `jobs result`")
+    sources, others = find_recordings(args.files) if args.files else ([], 0)
+    if others:
+        print(f"{others} files of other kinds are passed over", file=sys.stderr)
+    sources += [Recording(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
+    kind: Format = "json" if args.format.endswith("json") else args.format
+    targets = targets_of(sources, args.output, kind)
+    fields, failed, ids = _fields(args), 0, list[str | None]()
+    for source in sources:
+        try:
+            sent = _source(source, fields, source.name in args.url)
+            ids.append(api.object("POST", _JOBS, **sent)["id"])
+            told = f"{source.name}: {ids[-1]}" if args.wait else ids[-1]
+            print(told, file=sys.stderr if args.wait else sys.stdout, flush=True)
+        except EarshotError as error:
+            ids.append(None)
+            failed += 1
+            print(f"error: {source.name}: {error}", file=sys.stderr)
+    if args.wait:
+        failed += _write_results(api, zip(sources, targets, ids, strict=True), kind)
+    if failed:
+        print(f"{failed} of {len(sources)} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _fields(args: argparse.Namespace) -> Fields:
+    """The fields that the options ask for; what is not asked for is the server's default."""
+    fields: Fields = {"response_format": args.format, **_cue_fields(args)}
+    fields |= {name: text for name in ("model", "webhook_url") if (text := getattr(args, name))}
+    for name, option in OPTIONS.items():
+        value = getattr(args, name, option.default)
+        if value == option.default:
+            continue
+        fields |= _OTHERWISE.get(name) or {name: _text(value)}
+    if args.known_speakers:
+        names, references = zip(*args.known_speakers, strict=True)
+        fields["known_speaker_names[]"] = list(names)
+        fields["known_speaker_references[]"] = list(references)
+    return fields
+
+
+def _cue_fields(args: argparse.Namespace) -> Fields:
+    given = {name: getattr(args, name) for name in CUE_OPTIONS}
+    return {name: _text(value) for name, value in given.items() if value is not None}
+
+
+def _text(value: Any) -> str | list[str]:
+    if isinstance(value, tuple):
+        return [str(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
+    """What is sent of a job."""
+    if is_url:
+        return {"json": {**fields, "url": source.name}}
+    name = PurePosixPath(source.path).name
+    return {"data": fields, "files": {"file": (name, source.read())}}
+
+
+def _write_results(api: Api, jobs: Any, kind: Format) -> int:
+    """Wait for each and write its result; returns how many have none."""
+    failed, jobs = 0, [job for job in jobs if job[2] is not None]
+    with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
+        for source, target, id in jobs:
+            try:
+                _wait(api, id, bar)
+                text = api.text("GET", f"{_path(id)}/result")
+                titled = len(jobs) > 1 and kind != "json"
+                write(_lines(text), source.name, target, titled)
+            except EarshotError as error:
+                failed += 1
+                tqdm.write(f"error: {source.name}: {error}", file=sys.stderr)
+            bar.update()
+    return failed
+
+
+def _wait(api: Api, id: str, bar: Any) -> None:
+    """Wait for a job's end, which jobs.give_up_s of the server bounds."""
+    seen_s, pause_s = time.monotonic(), _FIRST_S
+    job: dict[str, Any] = {"status": "", "ended_at": None}
+    while job["ended_at"] is None:
+        try:
+            job = api.object("GET", _path(id))
+            seen_s = time.monotonic()
+        except (UnavailableError, OverloadedError):  # the job outlives a server that starts again
+            if time.monotonic() - seen_s > _AWAY_S:
+                raise
+        bar.set_postfix_str(job["status"])
+        if job["ended_at"] is None:
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _MOST_S)
+
+
+def _list(api: Api, args: argparse.Namespace) -> None:
+    query = {"limit": args.limit} | ({"after": args.after} if args.after else {})
+    page = api.object("GET", _JOBS, params=query)
+    rows = [("id", "status", "created", "audio_s", "audio")]
+    for job in page["data"]:
+        audio_s = "-" if job["duration"] is None else f"{job['duration']:.1f}"
+        rows.append((job["id"], job["status"], _time(job["created_at"]), audio_s, _audio(job)))
+    print_table(rows)
+    if page["has_more"]:
+        print(f"older ones: --after {page['last_id']}", file=sys.stderr)
+
+
+def _show(api: Api, args: argparse.Namespace) -> None:
+    job = api.object("GET", _path(args.id))
+    error, hook = job["error"], job["webhook"]
+    told = {
+        "id": job["id"],
+        "status": job["status"],
+        "audio": _audio(job),
+        "audio_s": job["duration"],
+        "model": job["model"],
+        "task": job["task"],
+        **{name: _time(job[f"{name}_at"]) for name in ("created", "started", "ended")},
+        "tries": job["tries"],
+        "webhook": hook and f"{hook['status']} after {hook['tries']} tries, {job['webhook_url']}",
+        "error": error and error["message"],
+    }
+    print_table([(name, "-" if value is None else str(value)) for name, value in told.items()])
+
+
+def _result(api: Api, args: argparse.Namespace) -> None:
+    query = _cue_fields(args) | ({"response_format": args.format} if args.format else {})
+    print(_lines(api.text("GET", f"{_path(args.id)}/result", params=query)), end="")
+
+
+def _cancel(api: Api, args: argparse.Namespace) -> None:
+    print(api.object("POST", f"{_path(args.id)}/cancel")["status"])
+
+
+def _path(id: str) -> str:
+    return f"{_JOBS}/{quote(id, safe='')}"
+
+
+def _lines(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _time(seconds: int | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _audio(job: dict[str, Any]) -> str:
+    """The name of its audio, without what a terminal would obey."""
+    name = job.get("url") or job["filename"]
+    return "".join(one if one.isprintable() else "?" for one in name)
