@@ -88,6 +88,7 @@ class State(Background):
                 "vad": transcriber.vad,
                 "mode": transcriber.mode,
             },
+            "jobs": bool(self._config.jobs.folder),
             "limits": {"request_bytes": server.max_request_mb * 2**20},
             "now": offers
             and {

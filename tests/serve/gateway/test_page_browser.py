@@ -18,6 +18,7 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.formats import render
@@ -631,3 +632,39 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     found.get_by_role("button", name="Again").click()
     until(lambda: "CHANNELS" in sent(gateway))
     assert sent(gateway)["CHANNELS"] == "split"
+
+
+@pytest.fixture
+def with_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+    jobs = JobsConfig(folder=str(tmp_path / "jobs"))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=jobs)
+    running.run(running.gateway._state.look())
+    with contextlib.closing(running):
+        yield running
+
+
+def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, with_jobs):
+    assert page.locator("#jobs").is_hidden()  # that server has none
+    page = visit(with_jobs)
+    say(page, "wait for it")
+    page.locator("#jobs summary").click()
+    expect(page.locator("#no-jobs")).to_be_visible()
+
+    name = "<b>talk</b>.wav"
+    audio = {"mimeType": "audio/wav", "buffer": CLIP.read_bytes()}
+    page.set_input_files("#job-files", [{"name": one, **audio} for one in (name, "other.wav")])
+    rows = page.locator("#job-rows tr")
+    expect(rows).to_have_count(2)
+    expect(page.get_by_role("rowheader", name=name)).to_be_visible()
+    page.get_by_role("button", name="Cancel other.wav").click()
+    expect(rows.filter(has_text="other.wav")).to_contain_text("cancelled")
+    until(lambda: with_jobs.triton.waiting)
+    with_jobs.triton.release()
+    expect(rows.filter(has_text="talk")).to_contain_text("completed")
+    assert Axe().run(page, options=WCAG).violations_count == 0
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Download {name} as txt").click()
+    assert Path(download.value.path()).read_text(encoding="utf-8").strip() == "wait for it"

@@ -3,7 +3,7 @@
 import { megabytes } from "./dom.js";
 import { nameOf } from "./speakers.js";
 
-const STREAMED = { stream: "true", response_format: "verbose_json" };
+const FORMAT = "verbose_json";
 
 export class ServerError extends Error {
   // `status`: of HTTP, 0 where there was no answer. `detail`: the server's own words. `waitS`:
@@ -15,8 +15,15 @@ export class ServerError extends Error {
 }
 
 function form(file, name, settings) {
+  const data = jobForm(file, name, settings);
+  data.append("stream", "true");
+  return data;
+}
+
+// What a job is asked for with.
+export function jobForm(file, name, settings) {
   const data = new FormData();
-  for (const [field, value] of Object.entries(STREAMED)) data.append(field, value);
+  data.append("response_format", FORMAT);
   data.append("timestamp_granularities[]", "segment");
   if (settings.words) data.append("timestamp_granularities[]", "word");
   for (const field of ["language", "beam_size", "vad", "mode", "prompt", "hotwords"])
@@ -145,13 +152,19 @@ export async function subtitles(job, format, key) {
 
 // What the server says of itself.
 export async function state(key) {
+  return (await call("state", key, {}, 5000)).json();
+}
+
+// Ask the server for something small, within a time; an answer that is none is a ServerError.
+export async function call(path, key, options = {}, withinMs = 60_000) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   let answer;
   try {
-    answer = await fetch("state", { headers, signal: AbortSignal.timeout(5000) });
+    answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(withinMs) });
   } catch {
     throw gone(false);
   }
-  if (!answer.ok) throw new ServerError(MEANINGS[answer.status] ?? "", { status: answer.status });
-  return answer.json();
+  if (answer.ok) return answer;
+  const detail = await answer.json().then(({ error }) => error.message, () => "");
+  throw new ServerError(MEANINGS[answer.status] ?? "", { status: answer.status, detail });
 }

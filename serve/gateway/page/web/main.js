@@ -4,6 +4,7 @@ import { $, button, megabytes, save } from "./dom.js";
 import { Card } from "./card.js";
 import { audioOf, ofTransfer } from "./files.js";
 import { FORMATS, file } from "./formats.js";
+import { Jobs } from "./jobs.js";
 import { Queue, unfinished } from "./queue.js";
 import { Search } from "./search.js";
 import { watch } from "./server.js";
@@ -149,12 +150,14 @@ $("remove-all").onclick = () => {
 
 // ------------------------------------------------------------ begin
 
+const jobs = new Jobs(settings.key, settings.settings, notice);
 const look = watch(
   settings.key,
   (state) => {
     limitBytes = state.limits.request_bytes;
     $("limits").textContent = `Up to ${megabytes(limitBytes)} each.`;
     settings.offer(state);
+    jobs.offer(state.jobs);
   },
   (error) => {
     if (error.status === 401) settings.askForKey();
