@@ -15,8 +15,7 @@ from tests.harness import WAIT_S
 WAIT = f"""
 import signal, sys, threading
 from pathlib import Path
-if sys.argv[2] == "ignored":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "ignored" else signal.SIG_DFL)
 from serve.cli.triton import _Signals
 signals = _Signals()
 signals.armed = True
