@@ -201,7 +201,7 @@ class Intake:
     def _encode(self, decoding: Sequence[Job]) -> None:
         """Encode one batch of waiting windows and give each a slot."""
         jobs = self._alike(self._fitting(decoding))
-        self._line.take(jobs)
+        self._line.remove(*(job.id for job in jobs))
         places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
         features = [job.features for job in jobs]
         if self._streams is None:

@@ -46,14 +46,9 @@ class Line:
             at -= 1
         self._line.insert(at, _Waiting(job))
 
-    def take(self, jobs: Sequence[Job]) -> None:
-        """Take windows, which wait no longer."""
-        taken = {job.id for job in jobs}
-        self._line = collections.deque(one for one in self._line if one.job.id not in taken)
-
-    def remove(self, job_id: int) -> bool:
-        """Let a window wait no longer; return whether it did."""
-        kept = [waiting for waiting in self._line if waiting.job.id != job_id]
+    def remove(self, *job_ids: int) -> bool:
+        """Let windows wait no longer; return whether any did."""
+        kept = [waiting for waiting in self._line if waiting.job.id not in job_ids]
         waited = len(kept) < len(self._line)
         self._line = collections.deque(kept)
         return waited

@@ -85,7 +85,7 @@ def runs() -> Iterator[Path]:
 
 
 def reference_folder(run: Path) -> Path:
-    """Return the folder of the sockets of the shadow monitor's reference; see `engine_folders`."""
+    """Return the folder of the sockets of the shadow monitor's reference; see `engine_links`."""
     return run / f"{run.name}-shadow"
 
 

@@ -9,6 +9,7 @@ back, and a job that was begun `jobs.tries` times has failed: it may be what the
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import random
 import tempfile
@@ -38,7 +39,7 @@ from serve.gateway.log import Line
 from serve.gateway.models import Target
 from serve.gateway.openai.fields import FIELDS
 from serve.gateway.openai.form import SPOOL_BYTES
-from serve.gateway.overload.sound import HEAD_BYTES, of_file
+from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
 from serve.gateway.refusals import Refusal, openai_error
 from serve.gateway.upstream.exchange import Exchange
 
@@ -231,8 +232,8 @@ class Runner(Workers):
             copy = stack.enter_context(file).name
             await keeper.do(keeper.audio.copy, job.id, Path(copy))
             parts = request_parts(fields.request, None)
-        sound = of_file(await keeper.do(_head, path), size)
-        visit.sound = self._door.targets.look(lambda: sound)
+        look = functools.partial(_sound_of, path, size)
+        visit.sound = await keeper.do(self._door.targets.look, look)
         target = Target(job.model, False)
         exchange = self._door.pass_on(visit, target, parts, ticket, False, copy, priority="job")
         run.given = True
@@ -279,10 +280,10 @@ class Runner(Workers):
         self._webhooks.wake()
 
 
-def _head(path: Path) -> bytes:
-    """Read the beginning of a job's audio."""
+def _sound_of(path: Path, size: int) -> Sound:
+    """Look at the beginning of a job's audio."""
     with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
+        return of_file(file.read(HEAD_BYTES), size)
 
 
 def _slots(config: Config, engines: int) -> int:

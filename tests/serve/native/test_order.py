@@ -31,7 +31,7 @@ def test_urgent_windows_overtake_the_others_a_few_times_at_most(urgent, patience
     order = []
     while line:
         order += list(line)[:1]
-        line.take(order[-1:])
+        assert line.remove(order[-1].id)
     for kind in (True, False):
         ids = [job.id for job in order if job.urgent == kind]
         assert ids == [id for id, each in enumerate(urgent) if each == kind]
