@@ -139,14 +139,8 @@ export async function subtitles(job, format, key) {
   const ends = segments.map((one) => one.end);
   const asked = { format, segments: said, duration: duration || Math.max(0, ...ends) };
   const headers = { "Content-Type": "application/json" };
-  if (key) headers.Authorization = `Bearer ${key}`;
-  let answer;
-  try {
-    answer = await fetch("subtitles", { method: "POST", headers, body: JSON.stringify(asked) });
-  } catch {
-    throw gone(false);
-  }
-  if (!answer.ok) throw new ServerError(MEANINGS[answer.status] ?? "", { status: answer.status });
+  const body = JSON.stringify(asked);
+  const answer = await call("subtitles", key, { method: "POST", headers, body });
   return answer.text();
 }
 
@@ -157,7 +151,8 @@ export async function state(key) {
 
 // Ask the server for something small, within a time; an answer that is none is a ServerError.
 export async function call(path, key, options = {}, withinMs = 60_000) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const headers = { ...options.headers };
+  if (key) headers.Authorization = `Bearer ${key}`;
   let answer;
   try {
     answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(withinMs) });
