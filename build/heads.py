@@ -69,7 +69,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
         windows: of speech.
     """
     dims, facts, cpu = engine.manifest.dims, engine.manifest.tokenizer, torch.device("cpu")
-    network = Whisper(dims, engine.load_weights(), cpu, torch.float32)
+    network = Whisper(dims, engine.load_weights(), cpu)
     cache = network.new_cache(len(windows), len(windows))
     for i, window in enumerate(windows):
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))

@@ -98,7 +98,7 @@ def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
     # torch lets convolutions round to TF32, unless told otherwise
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         weights = engine.load_weights(device)
-        network = Whisper(engine.manifest.dims, weights, device, torch.float32)
+        network = Whisper(engine.manifest.dims, weights, device)
         logits = network.teacher_forced_logits(features, tokens)
     return Probe(features, tokens, logits[:, -TOKENS:].cpu())
 

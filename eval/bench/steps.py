@@ -34,12 +34,14 @@ def run_steps(
     """Yield some lines for each number of slots and of rows a slot; or one where memory ends."""
     device = torch.device(config.device)
     release_memory(config.device)
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
     counts = (1, *plan.slots)
-    ops = choose(config.kernels, device, engine.manifest.dims, max(counts) * max(ROWS))
+    most = max(counts) * max(ROWS)
+    ops = choose(
+        config.kernels, device, engine.manifest.dims, most, compute_type=config.compute_type
+    )
     with torch.inference_mode():
         weights = engine.load_weights(device)
-        network = Whisper(engine.manifest.dims, weights, device, dtype, ops)
+        network = Whisper(engine.manifest.dims, weights, device, ops)
         for slots in counts:
             for rows in ROWS:
                 progress(f"steps: {slots} slots, {rows} rows each")

@@ -43,7 +43,8 @@ from serve.contract.server_config import (
 )
 
 Precision = Literal["int8", "fp16"]
-Kernels = Literal["auto", "torch", "triton"]
+Kernels = Literal["auto", "torch", "triton", "onednn"]
+ComputeType = Literal["auto", "float32", "bfloat16"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 VoiceActivity = Literal["auto", "on", "off"]
@@ -69,7 +70,10 @@ class RuntimeConfig(RuntimeSections):
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
     threads: CountOrNone = 0  # CPU threads for compute; 0 = every core, or its share of several
-    kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
+    kernels: Kernels = "auto"  # "triton" on CUDA, "onednn" on a CPU; "torch": plain, for comparison
+    # Of a CPU's products; sums stay float32. "auto": bfloat16 where the processor multiplies it
+    # (AMX-BF16, AVX512-BF16). A GPU computes in float16.
+    compute_type: ComputeType = "auto"
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
     memory_share: Share = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory

@@ -90,8 +90,8 @@ class Decoder:
     Args:
         dims: sizes from the engine's manifest.
         weights: tensors as the engine stores them, on any device.
-        device, dtype: where and in what precision to compute; layer norms are float32 always.
-        ops: the operations to compute with.
+        device: where to compute.
+        ops: the operations to compute with, and their dtype; layer norms are float32 always.
         side: which of the engine's decoders.
     """
 
@@ -100,17 +100,16 @@ class Decoder:
         dims: Dims,
         weights: Weights,
         device: torch.device,
-        dtype: torch.dtype,
         ops: Ops,
         side: Literal["decoder", "draft"] = "decoder",
     ) -> None:
         self.dims = dims
         self.device = device
-        self.dtype = dtype
+        self.dtype = ops.dtype
         self.ops = ops
-        load = Loader(weights, device, dtype)
-        self._tokens, logits = load.vocabulary(side, ops.reads_int8)
-        self._text_positions = load.tensor(f"{side}.positions")
+        load = Loader(weights, device, self.dtype)
+        self._tokens, logits = load.vocabulary(side, ops.int8_vocabulary)
+        self._text_positions = load.positions(side)
         self._layers = _layers(load, side, dims.n_text_layer, ops)
         self._cross_weight, self._cross_bias = load.cross_kv(side, dims.n_text_layer)
         self._norm = load.norm(f"{side}.norm")

@@ -53,8 +53,8 @@ class Whisper(Decoder):
     Args:
         dims: sizes from the engine's manifest.
         weights: tensors as the engine stores them, on any device.
-        device, dtype: where and in what precision to compute; layer norms are float32 always.
-        ops: the operations to compute with; without, plain torch.
+        device: where to compute.
+        ops: the operations to compute with; without, plain torch in float32.
     """
 
     def __init__(
@@ -62,13 +62,12 @@ class Whisper(Decoder):
         dims: Dims,
         weights: Weights,
         device: torch.device,
-        dtype: torch.dtype,
         ops: Ops | None = None,
     ) -> None:
-        super().__init__(dims, weights, device, dtype, ops or torch_only("none were given"))
-        load = Loader(weights, device, dtype)
+        super().__init__(dims, weights, device, ops or torch_only("none were given"))
+        load = Loader(weights, device, self.dtype)
         self._stem = (load.convolution("encoder.conv1"), load.convolution("encoder.conv2"))
-        self._audio_positions = load.tensor("encoder.positions")
+        self._audio_positions = load.positions("encoder")
         self._encoder = _encoder_layers(load, dims.n_audio_layer, self.ops.encoder)
         self._encoder_norm = load.norm("encoder.norm")
 

@@ -71,7 +71,7 @@ def open_parts(
     """
     dims, facts = engine.manifest.dims, engine.manifest.tokenizer
     feeds = _most_feeds(engine, config, rows)
-    ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
+    ops = choose(config.kernels, device, dims, feeds, config.encoder_precision, config.compute_type)
     network, second = _load(engine, config, device, ops, network_class)
     plan = None
     if device.type == "cuda":
@@ -113,9 +113,8 @@ def _load(
 ) -> tuple[Whisper, Decoder | None]:
     """The network, and the second decoder if there is one and `runtime.draft_tokens` wants it."""
     dims, draft = engine.manifest.dims, engine.manifest.draft
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
     weights = engine.load_weights(device)
-    network = network_class(dims, weights, device, dtype, ops)
+    network = network_class(dims, weights, device, ops)
     if draft is None or config.draft_tokens == 0:
         return network, None
-    return network, Decoder(draft_dims(dims, draft), weights, device, dtype, ops, "draft")
+    return network, Decoder(draft_dims(dims, draft), weights, device, ops, "draft")

@@ -11,6 +11,7 @@ Urgent windows are the first to get slots; what more a CPU does for them, `serve
 
 import collections
 import dataclasses
+import functools
 import itertools
 import logging
 import time
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from serve.contract.apart import apart
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
@@ -71,9 +73,12 @@ class NativeRuntime:
         self._device = device
         self._slots = Slots(config.slots, rows)
         self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
+        work = functools.partial(self._open, engine, config, rows)
         try:
-            with torch.inference_mode(), current(device):
-                self._open(engine, config, rows)
+            if device.type == "cpu":
+                apart(work)
+            else:
+                work()
         except torch.OutOfMemoryError as error:
             raise UnavailableError(
                 f"{device} has too little memory for runtime.slots = {config.slots} with "
@@ -107,8 +112,13 @@ class NativeRuntime:
             urgent_first=True,
         )
 
+    @torch.inference_mode()
     def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
+        with current(self._device):
+            self._open_parts(engine, config, rows)
+
+    def _open_parts(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         device, streams = self._device, self._streams
         parts = open_parts(engine, config, device, rows, self.network_class)
         ops = parts.network.ops

@@ -40,10 +40,16 @@ class Loader:
         self._weights = weights
         self._device = device
         self._dtype = dtype
+        # Of what is added up from layer to layer, for which bfloat16 has too few digits.
+        self._stream = torch.float32 if dtype == torch.bfloat16 else dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A plain tensor in the compute dtype, or the one given."""
         return self._weights[name].to(self._device, dtype or self._dtype)
+
+    def positions(self, side: str) -> torch.Tensor:
+        """Embeddings of positions, as the residual stream is."""
+        return self.tensor(f"{side}.positions", self._stream)
 
     def matrix(
         self, name: str, factor: float = 1.0, bias: bool = True, keep_int8: bool = False

@@ -32,6 +32,7 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
         draft_tokens=0,
         # In full, and nothing that a GPU alone has.
         kernels="auto",
+        compute_type="float32" if shadow.device == "cpu" else "auto",
         cuda_graph=runtime.cuda_graph and shadow.device.startswith("cuda"),
         cross_kv="full",
         encoder_precision="full",

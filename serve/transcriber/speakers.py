@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Generator
 
+from serve.contract.apart import apart
 from serve.contract.errors import AudioError, EarshotError, RequestError
 from serve.contract.messages import Request, Samples
 from serve.speakers.diarize import REFERENCE_S, Diarizer, Known, Turn, open_diarizer
@@ -59,7 +60,8 @@ class SpeakerWorker:
             return
         work = functools.partial(self._turns, active, request)
         began_s = time.monotonic()
-        turns = guarded(f"telling the speakers of request {active.id} apart", work)
+        what = f"telling the speakers of request {active.id} apart"
+        turns = guarded(what, functools.partial(apart, work))
         active.phases.note("speakers", began_s)
         if isinstance(turns, EarshotError):
             self._on_error(active, turns)

@@ -77,7 +77,7 @@ def test_a_moment_is_of_the_inputs(checkpoint, windows, few_tokens):
     """The encoder's output is what cross-attention's keys are made of."""
     found = second_moments(checkpoint, windows)["decoder.layers.0.cross.k.weight"]
     tensors, _ = convert(checkpoint, "fp16", checkpoint.tensors)
-    network = Whisper(checkpoint.dims, tensors, torch.device("cpu"), torch.float32)
+    network = Whisper(checkpoint.dims, tensors, torch.device("cpu"))
     filters = calibrate.mel_filters(checkpoint.dims.n_mels)
     encoded = torch.cat([network.encode(features_of(w, filters))[0] for w in windows])
     expected = encoded.T @ encoded
@@ -92,7 +92,7 @@ def test_the_encoder_is_closer_on_speech_that_was_not_heard(checkpoint, windows,
 
     def encoded(precision, moments):
         tensors, _ = convert(checkpoint, precision, checkpoint.tensors, moments)
-        network = Whisper(checkpoint.dims, tensors, torch.device("cpu"), torch.float32)
+        network = Whisper(checkpoint.dims, tensors, torch.device("cpu"))
         return network.encode(features)
 
     exact, nearest, compensated = encoded("fp16", {}), encoded("int8", {}), encoded("int8", moments)

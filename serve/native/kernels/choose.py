@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from serve.contract.config import EncoderPrecision, Kernels
+from serve.contract.config import ComputeType, EncoderPrecision, Kernels
 from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
@@ -19,7 +19,7 @@ from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
 from serve.native.kernels.feed import Feed, Groups
 
 Tensor = torch.Tensor
-KernelsName = Literal["torch", "triton"]
+KernelsName = Literal["torch", "triton", "onednn"]
 Flow = TypeVar("Flow")
 """A linear layer's output as one decoder operation hands it to the next; plain torch: a tensor."""
 Activation = TypeVar("Activation")
@@ -118,7 +118,9 @@ class Ops:
 
     name: KernelsName
     reason: str  # why these
+    dtype: torch.dtype  # of weights and caches
     reads_int8: bool  # whether the decoder's matrices may stay int8
+    int8_vocabulary: bool  # whether the projection to the vocabulary may
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
     # See `definition.token_probability`.
@@ -130,11 +132,11 @@ class Ops:
     smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
-def torch_only(reason: str) -> Ops:
+def torch_only(reason: str, dtype: torch.dtype = torch.float32) -> Ops:
     """Plain torch for every operation."""
     decoder: DecoderOps[Tensor] = definition
     encoder: EncoderOps[Tensor] = definition
-    return Ops("torch", reason, reads_int8=False, decoder=decoder, encoder=encoder)
+    return Ops("torch", reason, dtype, False, False, decoder, encoder)
 
 
 def choose(
@@ -143,47 +145,93 @@ def choose(
     dims: Dims,
     rows: int,
     encoder_precision: EncoderPrecision = "full",
+    compute_type: ComputeType = "auto",
 ) -> Ops:
     """The operations for one engine on one device.
 
     Args:
-        kernels: "auto" takes Triton-language kernels on a CUDA device; a name is an order.
+        kernels: "auto" takes Triton-language kernels on a CUDA device and oneDNN's on a CPU; a name
+            is an order.
         device: where the engine runs.
         dims: its sizes.
         rows: the most feeds of a decoder step; prompts may have more.
         encoder_precision: of the encoder's products; "fp8" is an order.
+        compute_type: of a CPU's products; a name is an order.
 
     Raises:
-        UnavailableError: kernels that were asked for cannot run here.
+        UnavailableError: what was asked for cannot run here.
     """
-    missing = 'runtime.kernels = "torch"' if kernels == "torch" else _why_not_triton(device)
-    if encoder_precision == "fp8" and (missing or not _has_bulk_copies(device)):
+    name = _name(kernels, device)
+    if encoder_precision == "fp8" and (name != "triton" or not _has_bulk_copies(device)):
+        wrong = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
         raise UnavailableError(
             f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
-            f'more with triton kernels; {missing or "this one is older"}; set it to "full"'
+            f'more with triton kernels; {wrong}; set it to "full"'
         )
-    if kernels == "torch":
-        return torch_only('runtime.kernels = "torch"')
-    if missing is None:
+    if compute_type != "auto" and name != "onednn":
+        raise UnavailableError(
+            f'runtime.compute_type = "{compute_type}" needs a CPU with onednn kernels; {device} '
+            f'runs {name} kernels; set it to "auto"'
+        )
+    if name == "onednn":
+        return _onednn(kernels, compute_type)
+    if name == "triton":
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}"
         return _triton(reason, device, dims, rows, encoder_precision)
-    if kernels == "triton":
+    reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
+    return torch_only(reason, torch.float16 if device.type == "cuda" else torch.float32)
+
+
+def _name(kernels: Kernels, device: torch.device) -> KernelsName:
+    """Return which kernels run on a device.
+
+    Raises:
+        UnavailableError: those that were asked for cannot.
+    """
+    own: KernelsName = "triton" if device.type == "cuda" else "onednn"
+    if kernels == "torch":
+        return kernels
+    missing = _why_not(device) if kernels in ("auto", own) else f"the device is {device}"
+    if kernels == "auto":
+        return "torch" if missing else own
+    if missing:
         raise UnavailableError(
-            f'runtime.kernels = "triton" cannot run here: {missing}; '
+            f'runtime.kernels = "{kernels}" cannot run here: {missing}; '
             'set runtime.kernels = "auto" or "torch"'
         )
-    return torch_only(f"auto: {missing}")
+    return kernels
 
 
-def _why_not_triton(device: torch.device) -> str | None:
+def _why_not(device: torch.device) -> str | None:
+    """Say why a device's own kernels cannot run, if they cannot."""
     if device.type != "cuda":
-        return f"the device is {device}, not CUDA"
+        # A build of torch for other processors may be without.
+        return None if torch.backends.mkldnn.is_available() else "this torch has no oneDNN"  # type: ignore[no-untyped-call]
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return f"compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
     return None
+
+
+def _onednn(kernels: Kernels, compute_type: ComputeType) -> Ops:
+    from serve.native.kernels.onednn import (  # noqa: PLC0415 - only where it is chosen
+        OneDnnOps,
+        has_bfloat16,
+        has_int8,
+    )
+
+    fast = has_bfloat16()
+    if compute_type == "bfloat16" and not fast:
+        raise UnavailableError(
+            'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16, '
+            'which this one has not; set it to "auto"'
+        )
+    dtype = torch.float32 if compute_type == "float32" or not fast else torch.bfloat16
+    reason = f"{kernels}: {str(dtype).removeprefix('torch.')}"
+    ops = OneDnnOps(dtype)
+    return Ops("onednn", reason, dtype, False, has_int8(), ops, ops)
 
 
 def _has_bulk_copies(device: torch.device) -> bool:
@@ -224,7 +272,9 @@ def _triton(
     return Ops(
         "triton",
         reason,
+        torch.float16,
         reads_int8=True,
+        int8_vocabulary=True,
         decoder=decoder,
         encoder=encoder,
         token_probability=token_probability,

@@ -243,11 +243,11 @@ def self_attention(
         feeds = slice(first, first + rows * each)
         places = feed.past_places[feeds][::each]  # of one row, the same for all its feeds
         k, v = (
-            F.embedding(places, cache).view(rows, feed.length, heads, head_dim).transpose(1, 2)
+            F.embedding(places, cache).view(rows, feed.past, heads, head_dim).transpose(1, 2)
             for cache in (keys, values)
         )
         query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
-        unseen = ~feed.seen[feeds].view(rows, 1, each, feed.length)
+        unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
         out = _attend(query, k, v, unseen)
         mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)

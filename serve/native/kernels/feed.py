@@ -6,6 +6,8 @@ import itertools
 
 import torch
 
+_BLOCK = 32
+
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
@@ -54,7 +56,7 @@ class Feed:
     # int32 (all rows, n_text_ctx): whose cache holds each position of a row's past; None = its own.
     source: torch.Tensor | None
     several: bool  # whether any row is fed more than one position
-    length: int  # every position is below it: what plain torch attends to
+    length: int  # every position is below it
     each: int = 1  # positions that each row is fed, if that is known to be the same for all
 
     @functools.cached_property
@@ -62,18 +64,26 @@ class Feed:
         """Place of each feed's key and value in a cache of (all rows * n_text_ctx): int64 (n,)."""
         return self.rows * self.ids.shape[1] + self.positions
 
+    @property
+    def past(self) -> int:
+        """Positions that plain torch looks at: `length`, in whole blocks.
+
+        Sums over more positions of which none is attended to are the same then, to the last bit.
+        """
+        return min(-(-self.length // _BLOCK) * _BLOCK, self.ids.shape[1])
+
     @functools.cached_property
     def past_places(self) -> torch.Tensor:
-        """Places of each feed's past in such a cache: int64 (n, length)."""
-        past = torch.arange(self.length, device=self.rows.device)
+        """Places of each feed's past in such a cache: int64 (n, past)."""
+        past = torch.arange(self.past, device=self.rows.device)
         if self.source is None:
             return self.rows[:, None] * self.ids.shape[1] + past
-        return self.source[self.rows, : self.length].long() * self.ids.shape[1] + past
+        return self.source[self.rows, : self.past].long() * self.ids.shape[1] + past
 
     @functools.cached_property
     def seen(self) -> torch.Tensor:
-        """Which of those each feed attends to: bool (n, length)."""
-        past = torch.arange(self.length, device=self.rows.device)
+        """Which of those each feed attends to: bool (n, past)."""
+        past = torch.arange(self.past, device=self.rows.device)
         return past <= self.positions[:, None]
 
     @functools.cached_property

@@ -1,9 +1,10 @@
 """Which implementation of the token rules runs: the definition, or its twin on the GPU."""
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
+from serve.native.kernels.choose import KernelsName
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 
@@ -28,9 +29,9 @@ class Guess(Protocol):
         ...
 
 
-def choose_guess(kernels: Literal["torch", "triton"], rules: Rules) -> Guess:
+def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:
     """The implementation that goes with a network's kernels."""
-    if kernels == "torch":
+    if kernels != "triton":
         return rules.guess
     from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - only where triton is
         TritonGuess,
@@ -39,9 +40,7 @@ def choose_guess(kernels: Literal["torch", "triton"], rules: Rules) -> Guess:
     return TritonGuess(rules).guess
 
 
-def choose_advance(
-    kernels: Literal["torch", "triton"], rules: Rules, most: int, searching: bool
-) -> Advance:
+def choose_advance(kernels: KernelsName, rules: Rules, most: int, searching: bool) -> Advance:
     """The implementation that goes with a network's kernels.
 
     Args:
@@ -51,7 +50,7 @@ def choose_advance(
         searching: whether any row may be part of a search; only the GPU's kernels ask, which are
             compiled for it.
     """
-    if kernels == "torch":
+    if kernels != "triton":
         return rules.advance
     from serve.native.rules.kernel import TritonChoice  # noqa: PLC0415 - only where triton is
 

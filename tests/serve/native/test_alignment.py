@@ -123,7 +123,8 @@ def expected_of(reference, facts, job, event):
     return probs[max(0, job.prefix - 1) :], matrix
 
 
-def test_it_is_the_definitions_on_transformers_attentions(runtime, reference, checkpoint, jobs):
+def test_it_is_the_definitions_on_transformers_attentions(engine, reference, checkpoint, jobs):
+    runtime = NativeRuntime(engine, dataclasses.replace(CONFIG, compute_type="float32"))
     ended = run(runtime, jobs)
     for job in jobs:
         event = ended[job.id]
@@ -188,7 +189,7 @@ def test_int8_keys_are_read_as_what_they_stand_for(engine, runtime, jobs):
 
 def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     aligner = Aligner(network, network.new_cache(3, 3), facts, rows=3)
     ended = [
         EndedWindow(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8), "eot"))
@@ -205,7 +206,7 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
 def test_steps_that_are_filled_up_find_the_same(engine):
     """Whatever fills them, and leave the same keys; texts of any length, in any slots and rows."""
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     generator = torch.Generator().manual_seed(2)
     windows = [
         Forced(Event(0), Place(2, 3, 1), (facts.sot, 5, 9, 8, 7, facts.eot), 2, (9,), (8, 7), 90),
@@ -232,7 +233,7 @@ def test_steps_that_are_filled_up_find_the_same(engine):
 def test_an_abridged_network_stands_for_the_whole(engine, monkeypatch):
     """In shapes and kinds of work, not in numbers; that is enough for what is only compiled."""
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     cache, features = network.new_cache(1, 1), torch.zeros(1, dims.n_mels, 3000)
     window = Forced(Event(0), Place(0, 0, 1), (facts.sot, 6, facts.eot), 1, (), (6,), 90)
     step = ForcedStep(network, cache, facts.alignment_heads, facts.eot, 1)
@@ -252,7 +253,7 @@ def test_an_abridged_network_stands_for_the_whole(engine, monkeypatch):
 
 def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     count = MOST_WINDOWS + 3
     aligner = Aligner(network, network.new_cache(count, count), facts, rows=count)
     ended = [

@@ -125,7 +125,7 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     expected = greedy(load_reference(made), features, prompt, 64, facts.eot, timestamps)
     runtime = NativeRuntime(
         write_engine(made, tmp_path / size, "fp16"),
-        RuntimeConfig(slots=2, encoder_batch=2, threads=1),
+        RuntimeConfig(slots=2, encoder_batch=2, threads=1, compute_type="float32"),
     )
     options = DecodingOptions(timestamps=timestamps, max_tokens=64)
     ended = run(runtime, [Job(i, features[i], prompt, options) for i in range(2)])
@@ -258,7 +258,7 @@ def test_graphs_are_refused_where_there_is_no_gpu(engine):
 
 def test_slots_and_rows_take_what_the_plan_says(engine):
     dims, cpu = engine.manifest.dims, torch.device("cpu")
-    network = Whisper(dims, engine.load_weights(), cpu, torch.float32)
+    network = Whisper(dims, engine.load_weights(), cpu)
     for precision in ("full", "int8"):
         planned = 3 * network.slot_bytes(precision) + 7 * network.row_bytes()
         assert network.new_cache(3, 7, precision).nbytes == planned

@@ -8,6 +8,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError, UnavailableError
+from serve.native.kernels.choose import choose
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -29,7 +30,9 @@ def runtime(engine):
 
 @pytest.fixture(scope="module")
 def network(engine):
-    return Whisper(engine.manifest.dims, engine.load_weights(), CPU, torch.float32)
+    """In the runtime's arithmetic."""
+    dims = engine.manifest.dims
+    return Whisper(dims, engine.load_weights(), CPU, choose("auto", CPU, dims, 12))
 
 
 @pytest.fixture(scope="module")

@@ -157,8 +157,8 @@ def test_fp8_products(kernels, random):
 
 def test_fp8_is_refused_where_it_cannot_run():
     dims = Dims(80, 1500, 64, 1, 1, 128, 5601, 448, 64, 1, 1, 128)
-    with pytest.raises(UnavailableError, match=r'"fp8" needs .* 9\.0 .*the device is cpu'):
+    with pytest.raises(UnavailableError, match=r'"fp8" needs .* 9\.0 .*cpu runs onednn kernels'):
         choose("auto", torch.device("cpu"), dims, 4, "fp8")
-    with pytest.raises(UnavailableError, match=r'runtime\.kernels = "torch"'):
+    with pytest.raises(UnavailableError, match="cpu runs torch kernels"):
         choose("torch", torch.device("cpu"), dims, 4, "fp8")
     assert RuntimeConfig().encoder_precision == "full"

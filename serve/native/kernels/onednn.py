@@ -1,0 +1,139 @@
+"""The operations on a CPU, by oneDNN's products of matrices that it lays out once.
+
+A product of a matrix as torch holds it lays that out anew each time, which for a few rows takes
+longer than the product. Matrices are float32, or bfloat16 where the processor multiplies it: AMX
+has some six times AVX-512's products of float32. Sums are float32, and so is the residual stream,
+for which bfloat16 has too few digits. It has too few for logits, too: their products are of INT8.
+"""
+
+import dataclasses
+
+import torch
+
+from serve.native.kernels import definition
+from serve.native.kernels.definition import Matrix, Norm
+
+Tensor = torch.Tensor
+_INT8_MAX = 127.0
+_ROWS = 32
+_FINER = 254.0  # the second number of a pair counts in halves of the first's step / 127
+
+
+def has_bfloat16() -> bool:
+    """Tell whether this processor multiplies bfloat16."""
+    return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16")))
+
+
+def has_int8() -> bool:
+    """Tell whether this processor adds up products of INT8 as INT32."""
+    return bool(torch.cpu.get_capabilities().get("avx512_vnni"))
+
+
+class OneDnnOps:
+    """Every operation, of the decoder and of the encoder.
+
+    Args:
+        dtype: of matrices and what they are multiplied with: float32 or bfloat16.
+    """
+
+    embed = staticmethod(definition.embed)
+    finish = staticmethod(definition.finish)
+    self_attention = staticmethod(definition.self_attention)
+    cross_attention = staticmethod(definition.cross_attention)
+    store_cross = staticmethod(definition.store_cross)
+    stem = staticmethod(definition.stem)
+    encoder_attention = staticmethod(definition.encoder_attention)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def store(self, matrix: Matrix) -> Matrix:
+        """See `definition.store`; an INT8 matrix stays as it is."""
+        if matrix.scale is not None:
+            return matrix
+        packed = torch.ops.mkldnn._reorder_linear_weight(matrix.weight.contiguous(), None)
+        return dataclasses.replace(matrix, weight=packed)
+
+    def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
+        """See `definition.prepare`."""
+        return self.store(matrix)
+
+    def norm(self, x: Tensor, params: Norm) -> Tensor:
+        """See `definition.norm`; the result is what matrices are multiplied with."""
+        return definition.norm(x, params).to(self._dtype)
+
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """See `definition.linear`."""
+        return _product(x, matrix)
+
+    def linear_gelu(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """See `definition.linear_gelu`."""
+        return _product(x, matrix, then="gelu")
+
+    def add_linear_norm(
+        self, x: Tensor, y: Tensor, matrix: Matrix, shift: Tensor, params: Norm
+    ) -> Tensor:
+        """See `definition.add_linear_norm`."""
+        x += _product(y, matrix)
+        return self.norm(x + shift, params)
+
+    add_linear_last_norm = add_linear_norm
+
+    def norm_linear(self, x: Tensor, params: Norm, matrix: Matrix) -> Tensor:
+        """See `definition.norm_linear`."""
+        return _product(self.norm(x, params), matrix)
+
+    def norm_linear_gelu(self, x: Tensor, params: Norm, matrix: Matrix) -> Tensor:
+        """See `definition.norm_linear_gelu`."""
+        return _product(self.norm(x, params), matrix, then="gelu")
+
+    def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor) -> Tensor:
+        """See `definition.linear_residual`."""
+        return residual + _product(x, matrix)
+
+    def logits(
+        self, x: Tensor, params: Norm, matrix: Matrix, wanted: Tensor | None = None
+    ) -> Tensor:
+        """See `definition.logits`."""
+        rows = definition.norm(x if wanted is None else x[wanted], params)
+        if matrix.scale is None:
+            return _product(rows.to(self._dtype), matrix).float()
+        return _times_int8(rows, matrix.weight, matrix.scale)
+
+
+def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
+    """A linear layer of a matrix that is laid out: (..., in) -> (..., out).
+
+    oneDNN adds up in another order for more rows than `_ROWS`. So there are never more of a step,
+    nor more windows than one, and an answer is the same in any company.
+    """
+    parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
+    if len(parts) > 1:
+        return torch.cat([_product(part, matrix, then) for part in parts])
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, matrix.weight, matrix.bias, then, [], "none"
+    )
+    return product
+
+
+def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """Rows times an INT8 matrix; each number of a row goes as two of INT8, and so as 15 bits.
+
+    Few rows take as long as the matrix takes to be read, and twice as many as long.
+
+    Args:
+        x: float32 (n, in).
+        weight: int8 (out, in), whose rows stand for weight * scale.
+        scale: float32 (out,).
+
+    Returns:
+        float32 (n, out).
+    """
+    step = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / _INT8_MAX
+    whole = x / step
+    first = whole.round()
+    second = (whole - first) * _FINER
+    pairs = torch.cat([first, second.round()]).to(torch.int8)
+    both = torch._int_mm(pairs, weight.T)
+    sums, finer = both[: len(x)], both[len(x) :]
+    return sums.float().add_(finer, alpha=1 / _FINER).mul_(scale).mul_(step)
