@@ -7,6 +7,7 @@ the device, so a decoder step made of these can be captured in a CUDA graph.
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -217,8 +218,34 @@ def _cudnn_first() -> contextlib.AbstractContextManager[None]:
     return sdpa_kernel(order, set_priority=True)
 
 
+def attend(
+    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of few queries, already scaled.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        k, v: (batch, heads, time, head_dim).
+        unseen: bool (batch, 1, queries, time), what is not attended to; None = nothing.
+
+    Returns:
+        (batch, heads, queries, head_dim).
+    """
+    score = (query @ k.transpose(-1, -2)).float()
+    if unseen is not None:
+        score.masked_fill_(unseen, -math.inf)
+    return score.softmax(-1).to(v.dtype) @ v
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
 def self_attention(
-    qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: Feed
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    feed: Feed,
+    attend: Attend = attend,
 ) -> torch.Tensor:
     """One decoder step of causal self-attention.
 
@@ -229,6 +256,7 @@ def self_attention(
         qkv: (n, 3 * d), the query already scaled.
         k_cache, v_cache: (rows, n_text_ctx, heads, head_dim), updated in place.
         feed: n tokens.
+        attend: what does it for some rows.
 
     Returns:
         (n, d).
@@ -248,22 +276,9 @@ def self_attention(
         )
         query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
         unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
-        out = _attend(query, k, v, unseen)
+        out = attend(query, k, v, unseen)
         mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-
-def _attend(
-    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Attention of few queries, all (batch, heads, time, head_dim).
-
-    Written out: with few queries torch's fused attention on a CPU takes up to twice as long.
-    """
-    score = (query @ k.transpose(-1, -2)).float()
-    if unseen is not None:
-        score.masked_fill_(unseen, -math.inf)
-    return score.softmax(-1).to(v.dtype) @ v
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,13 +316,16 @@ def store_cross(
     cache.index_copy_(2, slots, value)
 
 
-def cross_attention(q: torch.Tensor, cross: CrossKV, groups: Groups) -> torch.Tensor:
+def cross_attention(
+    q: torch.Tensor, cross: CrossKV, groups: Groups, attend: Attend = attend
+) -> torch.Tensor:
     """One decoder step of attention to the encoder's output, each slot's read once for its feeds.
 
     Args:
         q: (n, d), already scaled.
         cross: of every slot.
         groups: which slot each of the n feeds belongs to; what belongs to none stays undefined.
+        attend: what does it for some slots.
 
     Returns:
         (n, d).
@@ -321,7 +339,7 @@ def cross_attention(q: torch.Tensor, cross: CrossKV, groups: Groups) -> torch.Te
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
         feeds = slice(first, first + slots * each)
         query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
-        mixed = _attend(query, k, v)
+        mixed = attend(query, k, v, None)
         out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
     return out
 

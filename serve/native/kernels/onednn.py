@@ -9,13 +9,15 @@ for which bfloat16 has too few digits. It has too few for logits, too: their pro
 import dataclasses
 
 import torch
+import torch.nn.functional as F
 
 from serve.native.kernels import definition
-from serve.native.kernels.definition import Matrix, Norm
+from serve.native.kernels.definition import CrossKV, Matrix, Norm
+from serve.native.kernels.feed import Feed, Groups
 
 Tensor = torch.Tensor
 _INT8_MAX = 127.0
-_ROWS = 32
+_ROWS = 32  # of a product; oneDNN adds up more in another order
 _FINER = 254.0  # the second number of a pair counts in halves of the first's step / 127
 
 
@@ -38,8 +40,6 @@ class OneDnnOps:
 
     embed = staticmethod(definition.embed)
     finish = staticmethod(definition.finish)
-    self_attention = staticmethod(definition.self_attention)
-    cross_attention = staticmethod(definition.cross_attention)
     store_cross = staticmethod(definition.store_cross)
     stem = staticmethod(definition.stem)
     encoder_attention = staticmethod(definition.encoder_attention)
@@ -91,6 +91,15 @@ class OneDnnOps:
         """See `definition.linear_residual`."""
         return residual + _product(x, matrix)
 
+    def self_attention(self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor:
+        """See `definition.self_attention`."""
+        return definition.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
+
+    def cross_attention(self, q: Tensor, cross: CrossKV, groups: Groups) -> Tensor:
+        """See `definition.cross_attention`."""
+        attend = definition.attend if self._dtype == torch.float32 else _attend_audio
+        return definition.cross_attention(q, cross, groups, attend)
+
     def logits(
         self, x: Tensor, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor:
@@ -104,8 +113,8 @@ class OneDnnOps:
 def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
     """A linear layer of a matrix that is laid out: (..., in) -> (..., out).
 
-    oneDNN adds up in another order for more rows than `_ROWS`. So there are never more of a step,
-    nor more windows than one, and an answer is the same in any company.
+    There are never more than `_ROWS` of a step, nor more windows than one: in bfloat16 an answer is
+    the same in any company, to the last bit.
     """
     parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
     if len(parts) > 1:
@@ -114,6 +123,39 @@ def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
         x, matrix.weight, matrix.bias, then, [], "none"
     )
     return product
+
+
+def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
+    """See `definition.attend`; keys and values of rows are read as they lie, and not copied.
+
+    Each query is one of its own for torch, which adds several up in another order.
+    """
+    assert unseen is not None
+    rows, _, queries, _ = query.shape
+    if queries == 1:
+        return F.scaled_dot_product_attention(query, k, v, attn_mask=~unseen, scale=1.0)
+    mixed = torch.empty_like(query)
+    for row in range(rows):
+        keys, values = (cache[row].expand(queries, -1, -1, -1) for cache in (k, v))
+        out = F.scaled_dot_product_attention(
+            query[row].transpose(0, 1).unsqueeze(2),
+            keys,
+            values,
+            attn_mask=~unseen[row].transpose(0, 1).unsqueeze(2),
+            scale=1.0,
+        )
+        mixed[row] = out.squeeze(2).transpose(0, 1)
+    return mixed
+
+
+def _attend_audio(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
+    """See `definition.attend`; all is attended to.
+
+    Times the queries, and not the queries times them, keys are read as they lie: for bfloat16 half
+    the time, for float32 more.
+    """
+    score = (k @ query.transpose(-1, -2)).transpose(-1, -2)
+    return score.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
