@@ -7,7 +7,6 @@ sequences are scored in one way: teacher-forced by our network, under our rules,
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from eval.accuracy.prepare import converted_folder, engine_of, prepare_converted
 from eval.corpora.find import find_clips
 from eval.measurement import Check, Result, Run
 from serve.contract.config import RuntimeConfig
+from serve.contract.devices import usable_cores
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import new_state
@@ -85,7 +85,7 @@ def compare_tokens(run: Run, *, beams: tuple[int, ...] | None) -> Result:
     prepare_converted(config)
     engine = open_engine(engine_of(config, "fp16"))
     windows = list(_windows(engine, config.eval.manifest))
-    threads = config.runtime.threads or os.cpu_count() or 1
+    threads = config.runtime.threads or usable_cores()
     ours = _Ours(engine, max(beams), threads)
     theirs = _Theirs(engine.manifest.tokenizer, converted_folder(config), threads)
     shares = dict[str, float]()

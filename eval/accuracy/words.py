@@ -7,7 +7,6 @@ compared; and of sentences that espeak-ng speaks, where both say what it spoke, 
 
 import concurrent.futures
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from eval.accuracy.score import in_common
 from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.measurement import Check, Result, Run
+from serve.contract.devices import usable_cores
 from serve.contract.messages import Request, Samples
 from serve.speech.audio import from_samples
 from serve.speech.features import WINDOW_S
@@ -184,7 +184,7 @@ class _Theirs:
             str(converted_folder(config)),
             device="cpu",
             compute_type="float32",
-            cpu_threads=config.runtime.threads or os.cpu_count() or 1,
+            cpu_threads=config.runtime.threads or usable_cores(),
         )
 
     def transcribe(self, audio: str | Samples, language: str | None) -> list[Timed]:

@@ -2,22 +2,31 @@
 
     cpu, cuda, cuda:1   one
     cuda:0,1   cuda:*   several GPUs; the star is all that this process may see
-    cpu,cpu             as many engines on the processor, which is for trying out
+    cpu,cpu             as many engines on the processor, each on cores of its own
 
 An engine of several has its GPU to itself: its process is started with `CUDA_VISIBLE_DEVICES` of
-that GPU alone, so that nothing in it, tritonserver included, takes memory on the others.
+that GPU alone, so that nothing in it, tritonserver included, takes memory on the others. One of
+several on the processor is started with `EARSHOT_CORES`, and all of it stays there: cores beside
+each other, a socket's before another's, so that its weights lie in the memory that is near.
 """
 
 import dataclasses
+import itertools
 import logging
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import UnavailableError
 
 logger = logging.getLogger("earshot")
 
+CORES = "EARSHOT_CORES"
+"""Numbers of the cores that a process is kept to, with commas between; empty: as its parent."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, its own
 
 
 def names_of(device: str) -> tuple[str, ...]:
@@ -82,11 +91,50 @@ def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
     if len(names) == 1:
         return (Place(names[0], config, {}),)
     if not config.device.startswith("cuda"):
-        threads = config.threads or max(1, (os.cpu_count() or 1) // len(names))
-        own = dataclasses.replace(config, device="cpu", threads=threads)
-        return tuple(Place(name, own, {}) for name in names)
+        shares = _shares(len(names))
+        return tuple(
+            _on_cores(config, name, cores, len(names))
+            for name, cores in zip(names, shares, strict=True)
+        )
     own = dataclasses.replace(config, device="cuda")
     return tuple(Place(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use at a time; a container may have a quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = map(int, _QUOTA.read_text().split())
+    except (OSError, ValueError):  # no cgroup of the second version, or "max"
+        return cores
+    return max(1, min(cores, quota // period))
+
+
+def _on_cores(config: RuntimeConfig, name: str, cores: Sequence[int], count: int) -> Place:
+    threads = config.threads or max(1, min(len(cores), usable_cores() // count))
+    own = dataclasses.replace(config, device="cpu", threads=threads)
+    return Place(name, own, {CORES: ",".join(map(str, cores))})
+
+
+def _shares(count: int) -> list[list[int]]:
+    """Share out the cores that this process may use; to more engines than cores, none."""
+    cores = sorted(os.sched_getaffinity(0), key=_where)
+    ends = [len(cores) * i // count for i in range(count + 1)]
+    if len(cores) < count:
+        return [[]] * count
+    return [cores[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _where(core: int) -> tuple[int, int, int]:
+    """Return the socket and physical core of a core, which may be one of two threads there."""
+    folder = _TOPOLOGY / f"cpu{core}/topology"
+    try:
+        socket, physical = (
+            int((folder / name).read_text()) for name in ("physical_package_id", "core_id")
+        )
+    except (OSError, ValueError):  # no such folder in some containers
+        return 0, core, core
+    return socket, physical, core
 
 
 def _number(name: str) -> int:

@@ -1,11 +1,11 @@
 """The device that a runtime computes on."""
 
 import contextlib
-import os
 
 import torch
 
 from serve.contract.config import RuntimeConfig
+from serve.contract.devices import usable_cores
 from serve.contract.errors import UnavailableError
 
 
@@ -32,7 +32,7 @@ def open_device(config: RuntimeConfig) -> torch.device:
             f'{torch.cuda.device_count()} CUDA devices; set runtime.device = "cpu"'
         )
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+        torch.set_num_threads(config.threads or usable_cores())
     return device
 
 

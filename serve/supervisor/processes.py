@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from serve.contract.devices import CORES
 from serve.contract.errors import UnavailableError
 
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +30,8 @@ ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.umask({_UMASK})
+if cores := os.environ.get("{CORES}"):
+    os.sched_setaffinity(0, map(int, cores.split(",")))
 os.execv(sys.argv[2], sys.argv[2:])
 """
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.devices import counted, first_of, names_of, places_of
+from serve.contract.devices import CORES, counted, first_of, names_of, places_of, usable_cores
 from serve.contract.errors import UnavailableError
 
 
@@ -50,8 +50,50 @@ def test_an_engine_sees_its_gpu_alone(seen, gpus, monkeypatch):
     assert {place.runtime for place in places} == {RuntimeConfig(device="cuda", slots=5)}
 
 
-def test_engines_on_the_processor_share_its_cores(monkeypatch):
-    monkeypatch.setattr("serve.contract.devices.os.cpu_count", lambda: 5)
-    assert [place.runtime.threads for place in places_of(RuntimeConfig(device="cpu,cpu"))] == [2, 2]
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Two sockets of two cores with two threads each, numbered as Linux does, and no quota."""
+    monkeypatch.setattr("serve.contract.devices.os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("serve.contract.devices._TOPOLOGY", tmp_path)
+    monkeypatch.setattr("serve.contract.devices._QUOTA", tmp_path / "cpu.max")
+    for core in range(8):
+        folder = tmp_path / f"cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{core // 2 % 2}\n")
+        (folder / "core_id").write_text(f"{core % 2}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("engines", "cores"),
+    [
+        (2, ["0,4,1,5", "2,6,3,7"]),
+        (3, ["0,4", "1,5,2", "6,3,7"]),
+        (4, ["0,4", "1,5", "2,6", "3,7"]),
+        (9, [""] * 9),
+    ],
+)
+def test_engines_on_the_processor_share_its_cores(machine, engines, cores):
+    places = places_of(RuntimeConfig(device=",".join(["cpu"] * engines)))
+    assert [place.environment for place in places] == [{CORES: own} for own in cores]
+    threads = [place.runtime.threads for place in places]
+    assert threads == [8 // engines or 1] * engines
     (place,) = places_of(RuntimeConfig(device="cuda:1"))
     assert (place.runtime.device, place.environment) == ("cuda:1", {})
+
+
+def test_without_a_topology_cores_are_taken_by_number(machine, monkeypatch):
+    monkeypatch.setattr("serve.contract.devices._TOPOLOGY", machine / "none")
+    places = places_of(RuntimeConfig(device="cpu,cpu", threads=3))
+    assert [place.environment[CORES] for place in places] == ["0,1,2,3", "4,5,6,7"]
+    assert {place.runtime.threads for place in places} == {3}
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1), ("9", 8)]
+)
+def test_a_containers_quota_counts(machine, quota, cores):
+    (machine / "cpu.max").write_text(quota + "\n")
+    assert usable_cores() == cores
+    places = places_of(RuntimeConfig(device="cpu,cpu"))
+    assert [place.runtime.threads for place in places] == [max(1, cores // 2)] * 2
