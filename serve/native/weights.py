@@ -64,12 +64,16 @@ class Loader:
         return Matrix((_expanded(stored, scale) * factor).to(self._dtype), offset)
 
     def vocabulary(self, side: str, keep_int8: bool) -> tuple[torch.Tensor, Matrix]:
-        """The embedding in the compute dtype, and the projection that is tied to it."""
+        """The embedding in the compute dtype, and the projection that is tied to it.
+
+        Logits are as the residual stream is: bfloat16 has too few digits for them.
+        """
         stored, scale = self._stored(f"{side}.tokens")
-        tokens = _expanded(stored, scale).to(self._dtype)
+        whole = _expanded(stored, scale)
+        tokens = whole.to(self._dtype)
         if scale is not None and keep_int8:
             return tokens, Matrix(stored, None, scale)
-        return tokens, Matrix(tokens, None)
+        return tokens, Matrix(tokens if self._stream == self._dtype else whole, None)
 
     def _stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A matrix as stored, and where that is int8 the float32 scale of its rows."""

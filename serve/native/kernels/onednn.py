@@ -106,7 +106,7 @@ class OneDnnOps:
         """See `definition.logits`."""
         rows = definition.norm(x if wanted is None else x[wanted], params)
         if matrix.scale is None:
-            return _product(rows.to(self._dtype), matrix).float()
+            return _product(rows, matrix)
         return _times_int8(rows, matrix.weight, matrix.scale)
 
 
