@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from eval.bench.table import Measurement
 from serve.contract.config import CrossPrecision, Precision, RuntimeConfig
 from serve.contract.engine import HEAD_DIM, Dims, Manifest
+from serve.native.kernels.choose import compute_dtype
 
 PROMPT_TOKENS = 4  # start, language, task, no timestamps
 ATTENTION_WINDOWS = 8
@@ -29,7 +30,7 @@ _FP8 = torch.float8_e4m3fn
 class Ceilings:
     """Rates that this machine reached with nothing else to do."""
 
-    product: float  # FLOP/s of a big matrix product, FP16 on a GPU, FP32 on a CPU
+    product: float  # FLOP/s of a big matrix product: FP16 on a GPU, on a CPU what it computes in
     fp8_product: float | None  # of the same in FP8; None: the device has none
     attention: float  # FLOP/s of the encoder's attention
     memory: float  # bytes/s of a big copy, read and written
@@ -43,11 +44,16 @@ class Ceilings:
         yield Measurement("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
 
 
-def measure_ceilings(device: torch.device, dims: Dims) -> Ceilings:
-    """Measure a device; sizes that fill a GPU on a GPU, small ones on a CPU."""
+def measure_ceilings(config: RuntimeConfig, dims: Dims) -> Ceilings:
+    """Measure the device that is configured; sizes that fill a GPU on a GPU, small ones on a CPU.
+
+    Raises:
+        UnavailableError: it cannot compute as configured.
+    """
+    device = torch.device(config.device)
     on_gpu = device.type == "cuda"
     side, floats = (8192, 2**29) if on_gpu else (512, 2**20)
-    dtype = torch.float16 if on_gpu else torch.float32
+    dtype = compute_dtype(config.kernels, device, config.compute_type)
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
         product_s = median_seconds(lambda: a @ b, device)

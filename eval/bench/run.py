@@ -166,7 +166,7 @@ def _in_process(
 ) -> Iterator[Measurement]:
     """Measure ceilings, then the runtime without a server."""
     progress("ceilings of this machine")
-    ceilings = measure_ceilings(torch.device(config.runtime.device), engine.manifest.dims)
+    ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
     yield from ceilings.measurements()
     if "start" in plan.workloads and folder is not None:
         try:

@@ -114,7 +114,7 @@ def profiled(
         run.say(f"{requests} requests, {at_once} at a time")
         if under_nsys:
             return _marked(load)
-        ceilings = measure_ceilings(on, manifest.dims)
+        ceilings = measure_ceilings(config.runtime, manifest.dims)
         done = _recorded(load, on, run.folder / TRACE)
     profile = _profile(config, manifest, done, read_timeline(run.folder / TRACE), ceilings, device)
     write_text(run.folder / PAGE, _page(run, profile))

@@ -173,13 +173,33 @@ def choose(
             f'runtime.compute_type = "{compute_type}" needs a CPU with onednn kernels; {device} '
             f'runs {name} kernels; set it to "auto"'
         )
+    dtype = compute_dtype(kernels, device, compute_type)
     if name == "onednn":
-        return _onednn(kernels, compute_type)
+        return _onednn(kernels, dtype)
     if name == "triton":
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}"
         return _triton(reason, device, dims, rows, encoder_precision)
     reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
-    return torch_only(reason, torch.float16 if device.type == "cuda" else torch.float32)
+    return torch_only(reason, dtype)
+
+
+def compute_dtype(
+    kernels: Kernels, device: torch.device, compute_type: ComputeType = "auto"
+) -> torch.dtype:
+    """Return what products are computed in.
+
+    Raises:
+        UnavailableError: see `choose`.
+    """
+    if device.type == "cuda":
+        return torch.float16
+    fast = _name(kernels, device) == "onednn" and has_bfloat16()
+    if compute_type == "bfloat16" and not fast:
+        raise UnavailableError(
+            'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16, '
+            'which this one has not; set it to "auto"'
+        )
+    return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
 
 
 def _name(kernels: Kernels, device: torch.device) -> KernelsName:
@@ -215,22 +235,19 @@ def _why_not(device: torch.device) -> str | None:
     return None
 
 
-def _onednn(kernels: Kernels, compute_type: ComputeType) -> Ops:
+def has_bfloat16() -> bool:
+    """Tell whether this processor multiplies bfloat16."""
+    return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16")))
+
+
+def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
     from serve.native.kernels.onednn import (  # noqa: PLC0415 - only where it is chosen
         OneDnnOps,
-        has_bfloat16,
         has_int8,
     )
 
-    fast = has_bfloat16()
-    if compute_type == "bfloat16" and not fast:
-        raise UnavailableError(
-            'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16, '
-            'which this one has not; set it to "auto"'
-        )
-    dtype = torch.float32 if compute_type == "float32" or not fast else torch.bfloat16
-    reason = f"{kernels}: {str(dtype).removeprefix('torch.')}"
     ops = OneDnnOps(dtype)
+    reason = f"{kernels}: {str(dtype).removeprefix('torch.')}"
     return Ops("onednn", reason, dtype, False, has_int8(), ops, ops)
 
 

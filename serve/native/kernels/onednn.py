@@ -21,11 +21,6 @@ _ROWS = 32  # of a product; oneDNN adds up more in another order
 _FINER = 254.0  # the second number of a pair counts in halves of the first's step / 127
 
 
-def has_bfloat16() -> bool:
-    """Tell whether this processor multiplies bfloat16."""
-    return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16")))
-
-
 def has_int8() -> bool:
     """Tell whether this processor adds up products of INT8 as INT32."""
     return bool(torch.cpu.get_capabilities().get("avx512_vnni"))

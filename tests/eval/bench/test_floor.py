@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 
 from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
 from eval.random_whisper.shapes import PUBLISHED
@@ -42,7 +41,7 @@ def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine
 
 
 def test_ceilings_are_measured(tiny, ceilings):
-    found = measure_ceilings(torch.device("cpu"), tiny.dims)
+    found = measure_ceilings(RuntimeConfig(), tiny.dims)
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
     assert [row.system for row in found.measurements()] == [
