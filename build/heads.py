@@ -42,7 +42,9 @@ class Heard:
 
 def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
     """Decode the first window of each recording greedily on the CPU."""
-    config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
+    config = RuntimeConfig(
+        slots=1, encoder_batch=1, threads=torch.get_num_threads(), compute_type="float32"
+    )
     runtime, filters, windows = NativeRuntime(engine, config), engine.load_mel_filters(), []
     for number, recording in enumerate(recordings):
         features = features_of(recording, filters)

@@ -90,7 +90,8 @@ def verify(
         checkpoint: its source.
         recordings: audio to compare on, at least one.
         config: how the engine will be served: its device, where the checkpoint runs too, kernels
-            and precisions. Slots and batches are as few as the recordings need.
+            and precisions. Slots and batches are as few as the recordings need; a CPU computes in
+            float32 unless it says otherwise.
 
     Raises:
         EngineError: the engine was built from other weights, or a bound of `BOUNDS` is broken;
@@ -105,6 +106,9 @@ def verify(
         )
     slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
     config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
+    if config.device == "cpu" and config.compute_type == "auto":
+        # It is the engine that is looked at, with the same verdict on any processor.
+        config = dataclasses.replace(config, compute_type="float32")
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
     # disable=None: only where it is a terminal

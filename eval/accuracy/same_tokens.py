@@ -125,7 +125,12 @@ class _Ours:
 
     def __init__(self, engine: Engine, widest: int, threads: int) -> None:
         config = RuntimeConfig(
-            device="cpu", slots=SLOTS, rows=SLOTS * widest, encoder_batch=SLOTS, threads=threads
+            device="cpu",
+            compute_type="float32",
+            slots=SLOTS,
+            rows=SLOTS * widest,
+            encoder_batch=SLOTS,
+            threads=threads,
         )
         self._runtime = NativeRuntime(engine, config)
         self._manifest = engine.manifest

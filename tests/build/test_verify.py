@@ -107,7 +107,8 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
     def slightly_wrong(*arguments):
         chosen = choose(*arguments)
         plain = chosen.decoder
-        changed = {**vars(plain), "logits": lambda *inputs: 1.02 * plain.logits(*inputs)}
+        own = {name: getattr(plain, name) for name in dir(plain) if name[0] != "_"}
+        changed = {**own, "logits": lambda *inputs: 1.02 * plain.logits(*inputs)}
         return dataclasses.replace(chosen, decoder=types.SimpleNamespace(**changed))
 
     monkeypatch.setattr(parts, "choose", slightly_wrong)

@@ -132,6 +132,9 @@ class Ops:
     smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
+_PLAIN = ("cpu", "float32")  # what plain torch computes in there
+
+
 def torch_only(reason: str, dtype: torch.dtype = torch.float32) -> Ops:
     """Plain torch for every operation."""
     decoder: DecoderOps[Tensor] = definition
@@ -168,7 +171,7 @@ def choose(
             f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
             f'more with triton kernels; {wrong}; set it to "full"'
         )
-    if compute_type != "auto" and name != "onednn":
+    if compute_type != "auto" and name != "onednn" and (device.type, compute_type) != _PLAIN:
         raise UnavailableError(
             f'runtime.compute_type = "{compute_type}" needs a CPU with onednn kernels; {device} '
             f'runs {name} kernels; set it to "auto"'

@@ -14,6 +14,8 @@ from serve.contract.config import RuntimeConfig
 def test_each_option_is_turned_alone_and_its_error_is_measured(
     config, engine, plan, ceilings, quiet
 ):
+    runtime = dataclasses.replace(config.runtime, compute_type="float32")
+    config = dataclasses.replace(config, runtime=runtime)
     plan = dataclasses.replace(plan, seconds=0.01, requests=1)
     rows = list(run_ablation(engine, config, plan, ceilings, quiet))
     systems = list(dict.fromkeys(row.system for row in rows))
@@ -29,7 +31,7 @@ def test_each_option_is_turned_alone_and_its_error_is_measured(
     assert of["cuda_graph true", "ablation, throughput"].value is None
     for system in (systems[0], systems[2], systems[5]):  # these compute as the reference does
         error = of[system, "ablation, logit error"]
-        assert error.value < 1e-3 and error.figures["equal_tokens"] == 1.0
+        assert error.value < 5e-3 and error.figures["equal_tokens"] == 1.0
         assert error.figures["tokens"] == ablate.TOKENS
     assert 1e-3 < of["cross_kv int8", "ablation, logit error"].value < 10
     slower = of["weights fp16", "ablation, throughput"]

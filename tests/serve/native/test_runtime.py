@@ -22,7 +22,9 @@ from tests.serve.native.decoding import prompt_of, run
 
 @pytest.fixture
 def runtime(engine):
-    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, encoder_batch=3, threads=1))
+    runtime = NativeRuntime(
+        engine, RuntimeConfig(slots=4, encoder_batch=3, threads=1, compute_type="float32")
+    )
     yield runtime
     runtime.close()
 

@@ -118,7 +118,8 @@ def test_a_processor_has_what_it_can(monkeypatch):
             with pytest.raises(UnavailableError, match='"bfloat16" needs a processor with AMX'):
                 choose("auto", CPU, VOCAB, 4, compute_type="bfloat16")
     with pytest.raises(UnavailableError, match=r"compute_type = .*cpu runs torch kernels"):
-        choose("torch", CPU, VOCAB, 4, compute_type="float32")
+        choose("torch", CPU, VOCAB, 4, compute_type="bfloat16")
+    assert choose("torch", CPU, VOCAB, 4, compute_type="float32").dtype == FLOAT32
     assert RuntimeConfig().compute_type == "auto"
 
 
