@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.apart import apart
-from serve.contract.config import RuntimeConfig
+from serve.contract.config import KernelsName, RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
@@ -30,7 +30,6 @@ from serve.native.device import current, open_device
 from serve.native.drafting import open_loop
 from serve.native.encoders import Encoder, open_encoder
 from serve.native.intake import Intake, SlotJob, Streams
-from serve.native.kernels.choose import KernelsName
 from serve.native.network import Whisper
 from serve.native.parts import open_parts
 from serve.native.rules.state import RowState

@@ -6,12 +6,13 @@ and are imported only where they are chosen.
 
 import dataclasses
 import importlib.util
+import platform
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from serve.contract.config import ComputeType, EncoderPrecision, Kernels
+from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
 from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
@@ -19,7 +20,6 @@ from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
 from serve.native.kernels.feed import Feed, Groups
 
 Tensor = torch.Tensor
-KernelsName = Literal["torch", "triton", "onednn"]
 Flow = TypeVar("Flow")
 """A linear layer's output as one decoder operation hands it to the next; plain torch: a tensor."""
 Activation = TypeVar("Activation")
@@ -228,7 +228,8 @@ def _name(kernels: Kernels, device: torch.device) -> KernelsName:
 def _why_not(device: torch.device) -> str | None:
     """Say why a device's own kernels cannot run, if they cannot."""
     if device.type != "cuda":
-        # A build of torch for other processors may be without.
+        if platform.machine() != "x86_64":  # where it has kernels that none of this was tried with
+            return f"the processor is {platform.machine()}, not x86_64"
         return None if torch.backends.mkldnn.is_available() else "this torch has no oneDNN"  # type: ignore[no-untyped-call]
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from serve.native.kernels.choose import KernelsName
+from serve.contract.config import KernelsName
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 

@@ -36,7 +36,7 @@ def test_values_reach_their_fields(tmp_path):
         ("[runtime]\nslots = '3'", "runtime.slots = '3'; expected an integer"),
         ("[runtime]\nslots = true", "runtime.slots = True; expected an integer"),
         ("[runtime]\nmemory_share = true", "runtime.memory_share = True; expected a number"),
-        ("[runtime]\nkernels = 'cuda'", "expected 'auto', 'torch' or 'triton'"),
+        ("[runtime]\nkernels = 'cuda'", "expected 'auto', 'torch', 'triton' or 'onednn'"),
         ("[runtime]\ncuda_graph = 1", "runtime.cuda_graph = 1; expected true or false"),
         ("name = 3", "name = 3; expected text"),
         ("name = 1979-05-27", "expected text"),

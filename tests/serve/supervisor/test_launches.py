@@ -31,7 +31,12 @@ def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(r
     written = load_config(reference_folder(run) / CONFIG)
     assert launch.folder == reference_folder(run)
     assert written.runtime == RuntimeConfig(
-        device="cpu", slots=4, rows=32, encoder_batch=1, memory_share=shadow.memory_share
+        device="cpu",
+        compute_type="float32",
+        slots=4,
+        rows=32,
+        encoder_batch=1,
+        memory_share=shadow.memory_share,
     )
     assert not written.live.short_encoder
     of_gpu = dataclasses.replace(shadow, device="cuda:1")

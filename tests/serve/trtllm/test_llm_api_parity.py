@@ -35,7 +35,7 @@ def runtime(engine):
 def test_it_says_what_the_native_runtime_says(runtime, engine, native_engine):
     """Samples to tokens: log-mel, network and suppression by the library and by us are the same."""
     native, job = (
-        NativeRuntime(native_engine, RuntimeConfig(slots=SLOTS, threads=1)),
+        NativeRuntime(native_engine, RuntimeConfig(slots=SLOTS, threads=1, compute_type="float32")),
         samples_job(engine),
     )
     jobs = [job(id, language="es" if id % 2 else "en", max_tokens=20) for id in range(6)]

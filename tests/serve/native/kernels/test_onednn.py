@@ -23,7 +23,7 @@ torch.manual_seed(7)
 
 def of(dtype):
     if dtype == BFLOAT16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.fail("oneDNN lays bfloat16 out on processors with AVX-512 alone")
+        pytest.skip("oneDNN lays bfloat16 out on processors with AVX-512 alone")
     return OneDnnOps(dtype)
 
 
@@ -129,6 +129,13 @@ def test_a_torch_without_onednn_computes_by_itself(monkeypatch):
     assert (ops.name, ops.reason) == ("torch", "auto: this torch has no oneDNN")
     with pytest.raises(UnavailableError, match='"onednn" cannot run here: this torch has no'):
         choose("onednn", CPU, VOCAB, 4)
+
+
+def test_other_processors_have_plain_torch(monkeypatch):
+    monkeypatch.setattr("serve.native.kernels.choose.platform.machine", lambda: "aarch64")
+    ops = choose("auto", CPU, VOCAB, 4)
+    assert (ops.name, ops.dtype) == ("torch", FLOAT32)
+    assert ops.reason == "auto: the processor is aarch64, not x86_64"
 
 
 def test_onednn_is_refused_on_a_gpu():
