@@ -108,12 +108,13 @@ class OneDnnOps:
 def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
     """A linear layer of a matrix that is laid out: (..., in) -> (..., out).
 
-    There are never more than `_ROWS` of a step, nor more windows than one: in bfloat16 an answer is
-    the same in any company, to the last bit.
+    In bfloat16 there are never more than `_ROWS` of a step, nor more windows than one: an answer is
+    the same in any company, to the last bit. In float32 that is not to be had.
     """
-    parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
-    if len(parts) > 1:
-        return torch.cat([_product(part, matrix, then) for part in parts])
+    if x.dtype != torch.float32:
+        parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
+        if len(parts) > 1:
+            return torch.cat([_product(part, matrix, then) for part in parts])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(
         x, matrix.weight, matrix.bias, then, [], "none"
     )
