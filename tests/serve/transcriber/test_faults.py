@@ -281,7 +281,7 @@ class TestAHangingRuntime(TranscriberTests):
     ):
         transcriber = hang(request_timeout_s=timeout_s)
         last = transcriber._last_turn_s
-        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s))
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s - 1))
         assert transcriber.healthy
         monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s + 1))
         assert not transcriber.healthy
