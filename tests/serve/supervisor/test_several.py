@@ -69,6 +69,15 @@ def engine_of(server, number):
     return pid
 
 
+def test_each_keeps_to_its_own_cores(server):
+    own = [set(psutil.Process(engine_of(server, number)).cpu_affinity()) for number in (0, 1)]
+    whole = set(psutil.Process().cpu_affinity())
+    if len(whole) > 1:
+        assert not own[0] & own[1] and own[0] | own[1] == whole
+    else:
+        assert own == [whole] * 2
+
+
 def test_requests_spread_over_the_engines(server, client):
     before = counts(server, "accepted_total")
     assert list(before) == DEVICES
