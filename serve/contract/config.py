@@ -44,7 +44,7 @@ from serve.contract.server_config import (
 
 Precision = Literal["int8", "fp16"]
 KernelsName = Literal["torch", "triton", "onednn"]
-Kernels = Literal["auto", "torch", "triton", "onednn"]
+Kernels = Literal["auto", KernelsName]
 ComputeType = Literal["auto", "float32", "bfloat16"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
