@@ -2,7 +2,7 @@
 
 Its capacity is what it does for a crowd that is always there, without a target, before and after.
 Then requests come at random, as many as a share of that, some of whom come back when they are told
-to, of two keys of unequal greed, beside live streams.
+to, of two keys of unequal greed. Live streams, which go first, speak all the time.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ _WARM = 0.2  # of a load's time, before goodput is counted
 _PATIENCE = 2.0  # times as long as requests come is waited for who was told to come back
 _SHORTEST_S, _LONGEST_S = 2.0, 28.0  # clips beyond are not one window
 _TIMEOUT_S = 120.0
+_REST_S = 1.0  # of a live stream that was refused
 _WORDS = "earshot_live_word_seconds_bucket"
 
 
@@ -116,7 +117,7 @@ def overload(
     with _keys() as (path, tokens):
         config = changed(run.config, "server", keys_file=str(path))
         config = dataclasses.replace(config, server=for_this_machine(config.server))
-        before = _capacity_of(config, clips, tokens, seconds / 2, say)
+        before = _capacity_of(config, clips, tokens, seconds / 2, live, say)
         with running_server(changed(config, "gateway", target_p99_s=target)) as server:
             for load in loads:
                 rate = load * before / float(np.mean([len(c) / SAMPLE_RATE for c in clips]))
@@ -129,7 +130,7 @@ def overload(
                 found.append(_figures(callers, load, before, target, seconds, late))
                 say(_line(found[-1]))
             server.require_unbroken()
-        after = _capacity_of(config, clips, tokens, seconds / 2, say)
+        after = _capacity_of(config, clips, tokens, seconds / 2, live, say)
     capacity = (before + after) / 2
     found = [dataclasses.replace(one, capacity=capacity) for one in found]
     checks = tuple(check for one in found for check in one.checks)
@@ -156,9 +157,14 @@ def _keys() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def _capacity_of(
-    config: Config, clips: Sequence[Samples], tokens: Mapping[str, str], seconds: float, say: Say
+    config: Config,
+    clips: Sequence[Samples],
+    tokens: Mapping[str, str],
+    seconds: float,
+    live: int,
+    say: Say,
 ) -> float:
-    """Return the seconds of audio a second that a server without a target does.
+    """Return the seconds of audio a second that a server without a target does, beside streams.
 
     Raises:
         EarshotError: it did not start, or a request failed.
@@ -178,7 +184,7 @@ def _capacity_of(
                     raise EarshotError(f"without a target a request failed: {one.failure}")
                 ended.append((time.monotonic(), one))
 
-        with ThreadPoolExecutor(crowd) as pool:
+        with _streams(server, clips, tokens[LIVE], live), ThreadPoolExecutor(crowd) as pool:
             list(pool.map(go_on, range(crowd)))
     from_s = began_s + _WARM * seconds
     done = sum(one.seconds for at_s, one in ended if from_s <= at_s < end_s)
@@ -218,9 +224,12 @@ def _streams(server: Server, clips: Sequence[Samples], token: str, count: int) -
         while True:
             blocks = [choose.choice(clips)]
             events = transcribe_live(f"ws://{server.http}", blocks, {}, key=token)
-            with contextlib.suppress(EarshotError):
-                async for _ in events:
-                    pass
+            try:
+                async with contextlib.aclosing(events):
+                    async for _ in events:
+                        pass
+            except EarshotError:  # refused, say
+                await asyncio.sleep(_REST_S)
 
     async def play_all() -> None:
         await asyncio.gather(*(play(number) for number in range(count)))

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,7 +50,7 @@ async def transcribe_live(
     key: str | None = None,
     pace: float = 1.0,
     wait_s: float = 60.0,
-) -> AsyncIterator[Heard]:
+) -> AsyncGenerator[Heard, None]:
     """Stream audio, and hear what the server says of it until all of it is text.
 
     Args:
@@ -83,7 +83,7 @@ async def converse(
     *,
     pace: float,
     wait_s: float,
-) -> AsyncIterator[Heard]:
+) -> AsyncGenerator[Heard, None]:
     """Do what `transcribe_live` does once it is connected.
 
     Args:
