@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from build import builders
@@ -19,6 +20,7 @@ from build.summary import summary
 from build.writer import write_manifest
 from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
 from serve.contract.errors import ConfigError, EngineError
+from serve.native.kernels.choose import runs_fp8
 
 
 def _engine(args: argparse.Namespace) -> None:
@@ -87,7 +89,7 @@ def _verifier(
     checkpoint: Checkpoint, config: Config, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """Make the comparison of an engine with its checkpoint, which its manifest then notes."""
-    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
+    from build import fp8, verify  # noqa: PLC0415 - transformers takes seconds to load
 
     recordings = _recordings(args, config, checkpoint.facts)
     device = args.device or config.build.device
@@ -101,6 +103,15 @@ def _verifier(
         deviation = verify.verify(engine, checkpoint, recordings, runtime)
         measured = dataclasses.asdict(deviation)
         manifest = dataclasses.replace(engine.manifest, verification=measured)
+        clips = config.build.calibrate_clips
+        if runs_fp8(runtime.kernels, torch.device(device)):
+            if Path(clips).is_file():
+                proof = fp8.prove_fp8(engine, checkpoint, clips, runtime)
+                manifest = dataclasses.replace(manifest, fp8=proof)
+            else:
+                print(
+                    f"FP8 is not proved: there is no {clips}, which lists speech", file=sys.stderr
+                )
         if not manifest.tokenizer.alignment_heads:
             manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))
         write_manifest(engine.path, manifest)

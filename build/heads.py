@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from build.decoding import Asked, decode_windows, first_windows
 from build.recordings import Recording
-from build.reference import features_of, prompt_of
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.native.alignment import Aligner, EndedWindow
@@ -31,11 +31,9 @@ Heads = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Heard:
+class Heard(Asked):
     """A window of speech, and what was heard in it."""
 
-    features: torch.Tensor  # float32 (1, n_mels, 3000)
-    prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     frames: int  # of audio
 
@@ -45,21 +43,15 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
     config = RuntimeConfig(
         slots=1, encoder_batch=1, threads=torch.get_num_threads(), compute_type="float32"
     )
-    runtime, filters, windows = NativeRuntime(engine, config), engine.load_mel_filters(), []
-    for number, recording in enumerate(recordings):
-        features = features_of(recording, filters)
-        prompt = prompt_of(engine.manifest.tokenizer, recording.language)
-        runtime.submit(Job(number, features[0], prompt))
-        tokens: tuple[int, ...] = ()
-        ended = False
-        while not ended:
-            for event in runtime.poll(1.0):
-                tokens, ended = tokens + event.tokens, event.finished is not None
-        samples = min(len(recording.samples), WINDOW_SAMPLES)
-        frames = max(1, samples * FRAMES_PER_S // SAMPLE_RATE)
-        windows.append(Heard(features, prompt, tokens, frames))
+    runtime, asked = NativeRuntime(engine, config), first_windows(recordings, engine)
+    decoded = decode_windows(runtime, asked)
     runtime.close()
-    return windows
+    lengths = [min(len(recording.samples), WINDOW_SAMPLES) for recording in recordings]
+    frames = [max(1, length * FRAMES_PER_S // SAMPLE_RATE) for length in lengths]
+    return [
+        Heard(window.features, window.prompt, found.tokens, n)
+        for window, found, n in zip(asked, decoded, frames, strict=True)
+    ]
 
 
 @torch.inference_mode()

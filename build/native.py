@@ -78,16 +78,18 @@ class _InMemory(Engine):
         return {name: tensor.to(device) for name, tensor in self.weights.items()}
 
 
-def unquantized(engine: Engine, checkpoint: Checkpoint) -> Engine:
-    """Make the engine that the checkpoint gives with FP16 weights, without writing it.
+def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -> Engine:
+    """Make the engine that the checkpoint gives in another precision, without writing it.
+
+    INT8 weights are rounded to nearest.
 
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
     """
     draft = draft_facts(checkpoint)  # none where the checkpoint alone was opened
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft)]
-    weights, _ = convert(checkpoint, "fp16", names)
-    manifest = dataclasses.replace(engine.manifest, precision="fp16", draft=draft)
+    weights, _ = convert(checkpoint, precision, names)
+    manifest = dataclasses.replace(engine.manifest, precision=precision, draft=draft)
     return _InMemory(engine.path, manifest, weights)
 
 

@@ -28,6 +28,7 @@ def summary(engine: Engine) -> str:
         *_confidence(manifest),
         ("verified", _verified(manifest)),
         *_verdict(manifest),
+        *_fp8(manifest),
     ]
     rows += [(f"option {key}", str(value)) for key, value in manifest.runtime_options.items()]
     rows += _errors(manifest.quantization)
@@ -122,6 +123,18 @@ def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
         ("", f"usual for INT8: {text}; one token that differs changes those behind it,"),
         ("", "often to words as right: `python -m eval run` counts the errors of both"),
     ]
+
+
+def _fp8(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return a line on whether the encoder may compute in FP8, where that was measured."""
+    proof = manifest.fp8
+    if proof is None:
+        return []
+    taken = "taken on GPUs that have it" if proof.holds else "not taken"
+    shares = (
+        f"{proof.agreement:.2%} of the tokens as in full, INT8 weights {proof.int8_agreement:.2%}"
+    )
+    return [("FP8 encoder", f"{taken}: {shares} ({proof.windows} windows, {proof.device})")]
 
 
 def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:

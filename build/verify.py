@@ -7,7 +7,6 @@ the operations and precisions that serve.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,15 @@ import torch
 from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
-from build.native import unquantized
+from build.decoding import Asked, agreement, decode_windows
+from build.native import in_precision
 from build.recordings import Recording
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import EngineError
 from serve.native.runtime import NativeRuntime
-from serve.runtime.protocol import DecodingOptions, Job, Runtime
+from serve.runtime.protocol import Runtime
 
 MAX_TOKENS = 64  # per window, end of text included
 _MOST_SLOTS = 4
@@ -67,12 +67,10 @@ BOUNDS: dict[Precision, Bounds] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Window:
+class _Window(Asked):
     """One window with what transformers made of it."""
 
     recording: str  # its name
-    features: torch.Tensor  # float32 (1, n_mels, 3000)
-    prompt: tuple[int, ...]
     tokens: tuple[int, ...]  # sampled, end of text included where it was reached
     logits: torch.Tensor  # float32 (len(tokens), n_vocab), which chose `tokens` before any rule
 
@@ -106,9 +104,11 @@ def verify(
         )
     slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
     config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
+    # It is the engine that is looked at, with the same verdict on any device.
     if config.device == "cpu" and config.compute_type == "auto":
-        # It is the engine that is looked at, with the same verdict on any processor.
         config = dataclasses.replace(config, compute_type="float32")
+    if config.encoder_precision == "auto":
+        config = dataclasses.replace(config, encoder_precision="full")
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
     # disable=None: only where it is a terminal
@@ -121,7 +121,7 @@ def verify(
         runtime.close()
         fp16 = decoded
         if rounded:
-            runtime = NativeRuntime(unquantized(engine, checkpoint), config)
+            runtime = NativeRuntime(in_precision("fp16", engine, checkpoint), config)
             fp16 = _decode(runtime, engine, windows, bar)
             runtime.close()
     deviation = _deviation(windows, decoded, fp16, logits)
@@ -148,7 +148,7 @@ def _reference(
         logits = model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
-        windows.append(_Window(recording.name, features.cpu(), prompt, tokens, logits))
+        windows.append(_Window(features.cpu(), prompt, recording.name, tokens, logits))
         bar.update()
     return windows
 
@@ -158,21 +158,9 @@ def _decode(
 ) -> list[tuple[int, ...]]:
     """Decode the windows with the runtime, end of text included where it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
-    for i, window in enumerate(windows):
-        options = DecodingOptions(max_tokens=limit)
-        runtime.submit(Job(i, window.features[0], window.prompt, options))
-    decoded: dict[int, tuple[int, ...]] = {}
-    sampled: dict[int, tuple[int, ...]] = {}
-    while len(decoded) < len(windows):
-        for event in runtime.poll(timeout_s=1.0):
-            sampled[event.job_id] = sampled.get(event.job_id, ()) + event.tokens
-            if event.error is not None:
-                raise event.error
-            if event.finished:
-                ending = (engine.manifest.tokenizer.eot,) if event.finished == "eot" else ()
-                decoded[event.job_id] = sampled[event.job_id] + ending
-                bar.update()
-    return [decoded[i] for i in range(len(windows))]
+    eot = engine.manifest.tokenizer.eot
+    decoded = decode_windows(runtime, windows, limit, bar.update)
+    return [one.tokens + (eot,) * one.ended for one in decoded]
 
 
 def _score(
@@ -198,24 +186,16 @@ def _deviation(
     engine = torch.cat(logits)
     difference = engine - reference
     same = (engine.argmax(dim=1) == reference.argmax(dim=1)).float()
+    expected = [window.tokens for window in windows]
     return Deviation(
         logits_relative=float(difference.norm() / reference.norm()),
         logits_max_abs=float(difference.abs().max()),
         token_agreement=float(same.mean()),
-        greedy_agreement=_agreement(windows, decoded),
-        fp16_greedy_agreement=_agreement(windows, fp16),
+        greedy_agreement=agreement(expected, decoded),
+        fp16_greedy_agreement=agreement(expected, fp16),
         tokens=len(reference),
         windows=len(windows),
     )
-
-
-def _agreement(windows: Sequence[_Window], decoded: Sequence[tuple[int, ...]]) -> float:
-    """Return how much of what was decoded freely is what transformers decoded, 1 for all."""
-    ratios = [
-        difflib.SequenceMatcher(None, window.tokens, tokens, autojunk=False).ratio()
-        for window, tokens in zip(windows, decoded, strict=True)
-    ]
-    return sum(ratios) / len(ratios)
 
 
 def _check(

@@ -166,15 +166,16 @@ class Floor:
     """The least time that windows can take, by the options chosen."""
 
     manifest: Manifest  # of the engine
-    config: RuntimeConfig  # for `cross_kv` and `encoder_precision`
+    config: RuntimeConfig  # for `cross_kv`
     ceilings: Ceilings
+    fp8: bool = False  # whether the encoder computes in FP8
 
     @property
     def encode_s(self) -> float:
         """Return the seconds that encoding one window takes."""
         work, ceilings = encoder_work(self.manifest.dims), self.ceilings
         product = ceilings.product
-        if self.config.encoder_precision == "fp8" and ceilings.fp8_product is not None:
+        if self.fp8 and ceilings.fp8_product is not None:
             product = ceilings.fp8_product
         attention_s, rest_s = work.attention / ceilings.attention, work.rest / ceilings.product
         return work.products / product + attention_s + rest_s

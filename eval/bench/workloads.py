@@ -67,7 +67,6 @@ class Session:
         self._engine = engine
         self.config = config
         self._progress = progress
-        self._floor = Floor(engine.manifest, config, ceilings)
         self._system = system_name(config)
         if acceptance is not None:
             self._system += f", drafts of {config.draft_tokens} with {100 * acceptance:g} % right"
@@ -75,6 +74,7 @@ class Session:
         began = time.perf_counter()
         runtime_class = NativeRuntime if acceptance is None else accepting(acceptance)
         self.runtime = runtime_class(engine, config)
+        self._floor = Floor(engine.manifest, config, ceilings, self.runtime.fp8)
         self.open_s = time.perf_counter() - began
         self.held_bytes = release_memory(config.device) - held
         progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")

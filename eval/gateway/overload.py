@@ -232,7 +232,9 @@ def _streams(server: Server, clips: Sequence[Samples], token: str, count: int) -
                 await asyncio.sleep(_REST_S)
 
     async def play_all() -> None:
-        await asyncio.gather(*(play(number) for number in range(count)))
+        async with asyncio.TaskGroup() as group:  # which waits for all of them to be cancelled
+            for number in range(count):
+                group.create_task(play(number))
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -32,6 +32,7 @@ from serve.contract.manifest import Confidence as Confidence
 from serve.contract.manifest import Dims as Dims
 from serve.contract.manifest import Draft as Draft
 from serve.contract.manifest import FileFacts as FileFacts
+from serve.contract.manifest import Fp8Proof as Fp8Proof
 from serve.contract.manifest import LayerError as LayerError
 from serve.contract.manifest import Manifest as Manifest
 from serve.contract.manifest import Source as Source

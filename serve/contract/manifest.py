@@ -28,6 +28,7 @@ TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=0)]
 Deviation = Annotated[Finite, Field(ge=0)]
 Weight = Annotated[Finite, Field(ge=0)]
+Agreement = Annotated[Finite, Field(ge=0, le=1)]
 Sha256 = Annotated[
     str, text_that(re.compile(r"[0-9a-f]{64}").fullmatch, "64 hexadecimal digits, a SHA-256")
 ]
@@ -133,6 +134,24 @@ class Confidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fp8Proof:
+    """What an encoder in FP8 changes of the text, beside what rounding weights to INT8 does.
+
+    Both are shares of the tokens, decoded greedily, that stay as they are with the encoder in full.
+    """
+
+    agreement: Agreement
+    int8_agreement: Agreement  # of an engine in the other precision, FP16 or INT8
+    windows: Annotated[int, Field(gt=0)]  # of speech
+    device: str  # the GPU's name
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether FP8 changes no more."""
+        return self.agreement >= self.int8_agreement
+
+
+@dataclasses.dataclass(frozen=True)
 class FileFacts:
     """One file of the engine folder."""
 
@@ -159,6 +178,7 @@ class Manifest:
     draft: Draft | None = None  # engines built before there were drafts do not say
     calibration: Calibration | None = None  # None where rounding was to nearest
     confidence: Confidence | None = None  # None where words have their probability alone
+    fp8: Fp8Proof | None = None  # None where no GPU that computes FP8 built or verified it
 
 
 def manifest_to_json(manifest: Manifest) -> str:

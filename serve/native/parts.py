@@ -71,7 +71,8 @@ def open_parts(
     """
     dims, facts = engine.manifest.dims, engine.manifest.tokenizer
     feeds = _most_feeds(engine, config, rows)
-    ops = choose(config.kernels, device, dims, feeds, config.encoder_precision, config.compute_type)
+    chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
+    ops = choose(config.kernels, device, dims, feeds, *chosen)
     network, second = _load(engine, config, device, ops, network_class)
     plan = None
     if device.type == "cuda":

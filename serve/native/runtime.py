@@ -122,6 +122,7 @@ class NativeRuntime:
         parts = open_parts(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
         self._network = parts.network
+        self.fp8 = ops.fp8
         self._cross_kv = config.cross_kv
         self._state = parts.state
         self._languages = parts.rules.languages

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
-from serve.contract.engine import Dims
+from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
@@ -123,6 +123,7 @@ class Ops:
     int8_vocabulary: bool  # whether the projection to the vocabulary may
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
+    fp8: bool = False  # whether the encoder's products are
     # See `definition.token_probability`.
     token_probability: Callable[[Tensor, Tensor, int], Tensor] = definition.token_probability
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
@@ -147,8 +148,9 @@ def choose(
     device: torch.device,
     dims: Dims,
     rows: int,
-    encoder_precision: EncoderPrecision = "full",
+    encoder_precision: EncoderPrecision = "auto",
     compute_type: ComputeType = "auto",
+    proof: Fp8Proof | None = None,
 ) -> Ops:
     """The operations for one engine on one device.
 
@@ -160,12 +162,13 @@ def choose(
         rows: the most feeds of a decoder step; prompts may have more.
         encoder_precision: of the encoder's products; "fp8" is an order.
         compute_type: of a CPU's products; a name is an order.
+        proof: what the engine's manifest says of FP8.
 
     Raises:
         UnavailableError: what was asked for cannot run here.
     """
     name = _name(kernels, device)
-    if encoder_precision == "fp8" and (name != "triton" or not _has_bulk_copies(device)):
+    if encoder_precision == "fp8" and not runs_fp8(kernels, device):
         wrong = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
         raise UnavailableError(
             f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
@@ -180,8 +183,9 @@ def choose(
     if name == "onednn":
         return _onednn(kernels, dtype)
     if name == "triton":
-        reason = f"{kernels}: {torch.cuda.get_device_name(device)}"
-        return _triton(reason, device, dims, rows, encoder_precision)
+        fp8, why = _takes_fp8(encoder_precision, device, proof)
+        reason = f"{kernels}: {torch.cuda.get_device_name(device)}; {why}"
+        return _triton(reason, device, dims, rows, fp8)
     reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
     return torch_only(reason, dtype)
 
@@ -255,11 +259,30 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
     return Ops("onednn", reason, dtype, False, has_int8(), ops, ops)
 
 
+def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
+    """Tell whether the encoder can compute in FP8 on a device with these kernels."""
+    return _name(kernels, device) == "triton" and _has_bulk_copies(device)
+
+
+def _takes_fp8(
+    precision: EncoderPrecision, device: torch.device, proof: Fp8Proof | None
+) -> tuple[bool, str]:
+    """Return whether the encoder computes in FP8 with Triton-language kernels, and why."""
+    if precision != "auto":
+        return precision == "fp8", f'encoder_precision = "{precision}"'
+    if not _has_bulk_copies(device):
+        return False, "an encoder in full: this GPU has no FP8"
+    if proof is None:
+        return False, "an encoder in full: `python -m build verify` on this GPU can prove FP8"
+    share = f"{proof.agreement:.1%} of the text as in full, INT8 {proof.int8_agreement:.1%}"
+    return proof.holds, f"an encoder in {'FP8' if proof.holds else 'full'}: FP8 leaves {share}"
+
+
 def _has_bulk_copies(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps[Any]:
+def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
     if not _has_bulk_copies(device):
         return definition
     from serve.native.kernels.encoder import (  # noqa: PLC0415 - only where triton is
@@ -267,16 +290,14 @@ def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps[An
         TritonEncoder,
     )
 
-    if precision == "fp8":
+    if fp8:
         scaled: EncoderOps[Scaled] = Fp8Encoder(device)
         return scaled
     plain: EncoderOps[Tensor] = TritonEncoder(device)
     return plain
 
 
-def _triton(
-    reason: str, device: torch.device, dims: Dims, rows: int, encoder_precision: EncoderPrecision
-) -> Ops:
+def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
     from serve.native.kernels.decoder import (  # noqa: PLC0415 - only where triton is
         Pending,
         TritonOps,
@@ -289,7 +310,7 @@ def _triton(
 
     decoder: DecoderOps[Tensor | Pending]
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
-    encoder = _encoder(device, encoder_precision)
+    encoder = _encoder(device, fp8)
     return Ops(
         "triton",
         reason,
@@ -298,6 +319,7 @@ def _triton(
         int8_vocabulary=True,
         decoder=decoder,
         encoder=encoder,
+        fp8=fp8,
         token_probability=token_probability,
         warp=warp,
         smooth=smooth,

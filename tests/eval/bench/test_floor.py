@@ -35,7 +35,7 @@ def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine
     assert 1e3 * full.encode_s == pytest.approx(2.359 + 0.922 + 0.071, rel=1e-3)
     # 131 steps of (158.2 MB / 64 + 30.72 MB + 66 x 20.5 kB) at 4 TB/s
     assert 1e3 * (full.window_s(128, 64) - full.encode_s) == pytest.approx(1.131, rel=2e-3)
-    fast = Floor(manifest, RuntimeConfig(cross_kv="int8", encoder_precision="fp8"), ceilings)
+    fast = Floor(manifest, RuntimeConfig(cross_kv="int8"), ceilings, fp8=True)
     assert 1e3 * fast.encode_s == pytest.approx(2.359 / 2 + 0.922 + 0.071, rel=1e-3)
     assert 1e3 * (fast.window_s(128, 64) - fast.encode_s) == pytest.approx(0.628, rel=2e-3)
 

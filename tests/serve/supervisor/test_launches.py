@@ -33,6 +33,7 @@ def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(r
     assert written.runtime == RuntimeConfig(
         device="cpu",
         compute_type="float32",
+        encoder_precision="full",
         slots=4,
         rows=32,
         encoder_batch=1,

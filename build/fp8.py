@@ -1,0 +1,71 @@
+"""Whether an engine's encoder may compute in FP8: proved by what is decoded with it.
+
+Speech is decoded greedily three times: with the encoder in full, in FP8, and in full with weights
+of the other precision. FP8 may change as much of the text as rounding weights to INT8 does.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from build.calibrate import clip_windows
+from build.checkpoint import Checkpoint
+from build.decoding import Tokens, agreement, decode_windows, first_windows
+from build.native import in_precision
+from serve.contract.config import EncoderPrecision, RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.manifest import Fp8Proof
+from serve.native.runtime import NativeRuntime
+
+_SLOTS = 8
+
+
+def prove_fp8(
+    engine: Engine, checkpoint: Checkpoint, manifest: str | Path, config: RuntimeConfig
+) -> Fp8Proof:
+    """Decode windows of speech with and without FP8, behind a bar.
+
+    Args:
+        engine: of any precision.
+        checkpoint: its source.
+        manifest: of clips, which are joined to windows of up to 30 s; those in languages that the
+            checkpoint does not know are left out.
+        config: the device, kernels and other precisions to decode with.
+
+    Raises:
+        FileError, ConfigError, AudioError: the clips cannot be had.
+        UnavailableError: the device does not compute FP8, or has too little memory.
+    """
+    config = dataclasses.replace(
+        config, slots=_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
+    )
+    facts = engine.manifest.tokenizer
+    known = facts.languages if facts.multilingual else ("en",)
+    speech = [window for window in clip_windows(manifest) if window.language in known]
+    windows = first_windows(speech, engine)
+    with tqdm(
+        desc="Proving FP8", total=3 * len(windows), unit=" windows", leave=False, disable=None
+    ) as bar:
+
+        def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
+            runtime = NativeRuntime(
+                engine, dataclasses.replace(config, encoder_precision=precision)
+            )
+            try:
+                return [one.tokens for one in decode_windows(runtime, windows, done=bar.update)]
+            finally:
+                runtime.close()
+
+        full, fp8 = decoded(engine, "full"), decoded(engine, "fp8")
+        other = in_precision(
+            "fp16" if engine.manifest.precision == "int8" else "int8", engine, checkpoint
+        )
+        rounded = decoded(other, "full")
+    return Fp8Proof(
+        agreement=agreement(full, fp8),
+        int8_agreement=agreement(full, rounded),
+        windows=len(windows),
+        device=torch.cuda.get_device_name(config.device),
+    )
