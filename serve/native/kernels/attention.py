@@ -96,6 +96,21 @@ def _begin(
 
 
 @triton.jit
+def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constexpr) -> tl.tuple:
+    """Keys and values of a block of a row's past."""
+    k_cache, v_cache, source, own, end, n_ctx, width, n = past
+    t = start + tl.arange(0, block)
+    older = t < end
+    if elsewhere:
+        line = tl.load(source + own + t, mask=older, other=0).to(tl.int64) * n_ctx + t
+    else:
+        line = own + t
+    at = line[:, None] * width + n[None, :]
+    keys = tl.load(k_cache + at, mask=older[:, None], other=0.0)
+    return keys, tl.load(v_cache + at, mask=older[:, None], other=0.0)
+
+
+@triton.jit
 def _attend(begun: tl.tuple, keys, values, older) -> tl.tuple:
     """Let a feed (see `_begin`) attend to the older keys of a block; others change no bit."""
     query, peak, total, acc = begun
@@ -106,6 +121,39 @@ def _attend(begun: tl.tuple, keys, values, older) -> tl.tuple:
     total = total * shrink + tl.sum(p, 0)
     acc = acc * shrink + tl.sum(p[:, None] * values, 0)
     return query, top, total, acc
+
+
+@triton.jit
+def _attend_to_past(
+    begun: tl.tuple,
+    past: tl.tuple,
+    first_block: tl.tuple,
+    places: tl.tuple,
+    block: tl.constexpr,
+    each: tl.constexpr,
+    elsewhere: tl.constexpr,
+    ahead: tl.constexpr,
+) -> tl.tuple:
+    """Let feeds (see `_begin`) attend to their past.
+
+    With `ahead` the first block of it is given, and each next one asked for before it is needed.
+    """
+    if ahead:
+        keys, values = first_block
+    for start in range(0, past[4], block):
+        if ahead:
+            next_keys, next_values = _past(past, start + block, block, elsewhere)
+        else:
+            keys, values = _past(past, start, block, elsewhere)
+        t = start + tl.arange(0, block)
+        wide_keys, wide_values = keys.to(tl.float32), values.to(tl.float32)
+        attended = ()
+        for i in tl.static_range(each):
+            attended = attended + (_attend(begun[i], wide_keys, wide_values, t < places[i]),)
+        begun = attended
+        if ahead:
+            keys, values = next_keys, next_values
+    return begun
 
 
 @triton.jit(do_not_specialize=("feeds",))
@@ -127,13 +175,15 @@ def self_attention_kernel(
     quantized: tl.constexpr,
     elsewhere: tl.constexpr,
     appends: tl.constexpr,
+    ahead: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
     """`each` feeds of a row, attend to their own keys, then to its past in blocks.
 
     They share what is read of the past. With `appends` they also put their keys and values into
     their row's cache: then no others may be of the same row. With `elsewhere`, `source` says whose
-    cache holds each position of the past.
+    cache holds each position of the past. With `ahead` a block of the past is asked for while
+    something else is waited for; earlier steps must have written all of it.
     """
     head = tl.program_id(0)
     first = tl.program_id(1) * each
@@ -143,6 +193,13 @@ def self_attention_kernel(
     places = ()
     for i in tl.static_range(each):
         places = places + (tl.load(positions + (first + i)).to(tl.int32),)
+    end = places[0]
+    for i in tl.static_range(1, each):
+        end = tl.maximum(end, places[i])
+    past = (k_cache, v_cache, source, own, end, n_ctx, width, n)
+    first_block = ()
+    if ahead:
+        first_block = _past(past, 0, block, elsewhere)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
@@ -156,23 +213,7 @@ def self_attention_kernel(
         begun = begun + (new,)
     if appends and each > 1:
         tl.debug_barrier()  # what a feed has put there, those behind it read
-    end = places[0]
-    for i in tl.static_range(1, each):
-        end = tl.maximum(end, places[i])
-    for start in range(0, end, block):
-        t = start + tl.arange(0, block)
-        older = t < end
-        if elsewhere:
-            past = tl.load(source + own + t, mask=older, other=0).to(tl.int64) * n_ctx + t
-        else:
-            past = own + t
-        at = past[:, None] * width + n[None, :]
-        keys = tl.load(k_cache + at, mask=older[:, None], other=0.0).to(tl.float32)
-        values = tl.load(v_cache + at, mask=older[:, None], other=0.0).to(tl.float32)
-        attended = ()
-        for i in tl.static_range(each):
-            attended = attended + (_attend(begun[i], keys, values, t < places[i]),)
-        begun = attended
+    begun = _attend_to_past(begun, past, first_block, places, block, each, elsewhere, ahead)
     for i in tl.static_range(each):
         at = out + n + (first + i) * width
         tl.store(at, (begun[i][3] / begun[i][2]).to(out.dtype.element_ty))

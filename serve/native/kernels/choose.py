@@ -298,10 +298,8 @@ def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
 
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
-    from serve.native.kernels.decoder import (  # noqa: PLC0415 - only where triton is
-        Pending,
-        TritonOps,
-    )
+    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - only where triton is
+    from serve.native.kernels.pending import Pending  # noqa: PLC0415 - only where triton is
     from serve.native.kernels.probability import (  # noqa: PLC0415 - only where triton is
         token_probability,
     )

@@ -23,15 +23,17 @@ from serve.native.kernels.launch import Overlap, launch
 from serve.native.kernels.linear import (
     Ending,
     Steps,
-    Sums,
     few_rows_kernel,
     finish_kernel,
     many_rows_kernel,
     norm_kernel,
     wide_rows_kernel,
 )
+from serve.native.kernels.packed import pack
+from serve.native.kernels.pending import Flow, Pending, given, unfinished
 from serve.native.kernels.splits import RUNS, Form, Keys, Shared, Workspace
 from serve.native.kernels.store import quantize_kernel
+from serve.native.kernels.thin import THIN_ROWS, multiply_thin
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
 _FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
@@ -44,41 +46,9 @@ _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to s
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
 _SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past where there are
 _SELF_PROGRAMS = 16  # of one feed each to a multiprocessor; fewer are quicker side by side
+_AHEAD = 16  # feeds for which it asks for its past early: for more there are other programs to run
 _FINISH_BLOCK = 512  # outputs per program
 _QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels of a program, positions of a load
-
-
-@dataclasses.dataclass
-class Pending:
-    """A linear layer's output, of which the parts are still to be added up and finished."""
-
-    parts: torch.Tensor  # float32 (parts, rows, out)
-    matrix: Matrix
-    dtype: torch.dtype  # of the finished output
-    residual: torch.Tensor | None = None
-    value: torch.Tensor | None = None  # finished and added to the residual, by the next layer norm
-
-    @property
-    def sums(self) -> Sums:
-        """As kernels take it, with any tensor where its matrix has no scale or no bias."""
-        parts, matrix = self.parts, self.matrix
-        return Sums(parts, _given(matrix.scale, parts), _given(matrix.bias, parts))
-
-
-def _given(x: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A tensor, or where there is none any other: kernels take one and do not read it."""
-    return other if x is None else x
-
-
-Flow = torch.Tensor | Pending
-
-
-def _unfinished(x: Flow) -> tuple[Sums, int, bool]:
-    """(numbers, parts, whether quantized), as kernels take what they may finish."""
-    if isinstance(x, torch.Tensor):
-        assert x.is_contiguous()
-        return Sums(x, x, x), 0, False
-    return x.sums, len(x.parts), x.matrix.scale is not None
 
 
 class TritonOps:
@@ -111,7 +81,7 @@ class TritonOps:
         self, x: torch.Tensor, delta: Pending | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, layer norm of that); without delta, (x, layer norm)."""
-        added, parts, quantized = _unfinished(x if delta is None else delta)
+        added, parts, quantized = unfinished(x if delta is None else delta)
         assert x.is_contiguous()
         width = x.shape[-1]
         rows = x.numel() // width
@@ -127,22 +97,51 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; the weights that products of many rows read are float16.
+        """See `definition.store`; from Hopper on, INT8 weights are kept in two more ways.
 
-        They are bound by arithmetic, and int8 has to be made float16 by every program anew: bits
-        are the same, the time a third less. They come by the bulk copy engine, and so from Hopper
-        on; smaller GPUs have less memory for both.
+        Products of many rows read them as float16: they are bound by arithmetic, and int8 has to be
+        made float16 by every program anew. Products of the fewest rows read them as the matrix unit
+        wants them (see `thin`). Bits are the same; smaller GPUs have less memory for it.
         """
-        if not (self._overlap.possible and gains_from_wide(self._most, len(matrix.weight))):
+        if not self._overlap.possible:
             return matrix
-        return dataclasses.replace(matrix, wide=matrix.weight.half())
+        if gains_from_wide(self._most, len(matrix.weight)):
+            matrix = dataclasses.replace(matrix, wide=matrix.weight.half())
+        if matrix.weight.dtype == torch.int8:
+            thin = pack(matrix.weight, part_of(matrix.weight.shape[1]))
+            matrix = dataclasses.replace(matrix, thin=thin.view(torch.int32))
+        return matrix
+
+    def _thin(
+        self,
+        x: Flow,
+        matrix: Matrix,
+        params: Norm | None = None,
+        residual: Flow | None = None,
+        gelu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor | None:
+        """(Norm of) x times a matrix, finished; None if x has more rows than one kernel takes."""
+        if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
+            return None
+        assert not isinstance(residual, Pending)
+        if params is not None and len(x) > 1:
+            x, params = self._norm(x, None, params)[1], None
+        out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
+        pdl = self._overlap.gains(len(x))
+        multiply_thin(x, matrix, params, residual, gelu, out, self._processors, pdl)
+        return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
         """See `definition.norm_linear`; x is (rows, in)."""
+        if (thin := self._thin(x, matrix, params)) is not None:
+            return thin
         return self._linear(self._normed(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
         """See `definition.norm_linear_gelu`; x is (rows, in)."""
+        if (thin := self._thin(x, matrix, params, gelu=True)) is not None:
+            return thin
         normed = self._normed(x, params)
         if len(normed) > FEW_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
@@ -150,6 +149,8 @@ class TritonOps:
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
         """See `definition.linear_residual`; x is (rows, in)."""
+        if (thin := self._thin(x, matrix, residual=residual)) is not None:
+            return thin
         if isinstance(residual, Pending):
             assert residual.value is not None, "a residual is normalised before it is used again"
             residual = residual.value
@@ -159,6 +160,10 @@ class TritonOps:
         self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `definition.logits`; x is (rows, in)."""
+        if isinstance(x, torch.Tensor) and wanted is not None:
+            x, wanted = x.index_select(0, wanted), None
+        if (thin := self._thin(x, matrix, params, dtype=torch.float32)) is not None:
+            return thin
         normed = self._normed(x, params)
         if wanted is not None:
             normed = normed.index_select(0, wanted)
@@ -229,10 +234,10 @@ class TritonOps:
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
         ending = Ending(
-            _given(matrix.scale, matrix.weight), _given(matrix.bias, x), _given(residual, x)
+            given(matrix.scale, matrix.weight), given(matrix.bias, x), given(residual, x)
         )
-        given = (matrix.scale is not None, matrix.bias is not None)
-        steps = Steps(*given, gelu, has_residual=residual is not None)
+        has = (matrix.scale is not None, matrix.bias is not None)
+        steps = Steps(*has, gelu, has_residual=residual is not None)
         sizes = (rows, n_out, depth, part_of(depth))
         wide = matrix.wide if gains_from_wide(rows, n_out) else None
         if wide is None:
@@ -272,7 +277,7 @@ class TritonOps:
     ) -> torch.Tensor:
         """See `definition.self_attention`; of each row's past only what it has is read."""
         _, n_ctx, heads, head_dim = k_cache.shape
-        numbers, parts, quantized = _unfinished(qkv)
+        numbers, parts, quantized = unfinished(qkv)
         feeds, source = len(feed.rows), feed.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         assert source is None or source.is_contiguous()
@@ -290,7 +295,7 @@ class TritonOps:
             )
         launch(self_attention_kernel, heads, feeds // together)(
             *fed,
-            _given(source, feed.rows),
+            given(source, feed.rows),
             out,
             *sizes,
             block=_SELF_BLOCK,
@@ -299,6 +304,7 @@ class TritonOps:
             quantized=quantized,
             elsewhere=source is not None,
             appends=not apart,
+            ahead=not feed.several and feeds <= _AHEAD,
             pdl=pdl,
             num_warps=_SELF_WARPS,
             launch_pdl=pdl,
@@ -325,7 +331,7 @@ class TritonOps:
     ) -> None:
         """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
         _, heads, n_keys, _ = cross.k.shape
-        numbers, parts, quantized = _unfinished(q)
+        numbers, parts, quantized = unfinished(q)
         int8 = cross.k_scale is not None
         k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
         assert k.is_contiguous() and v.is_contiguous()
@@ -334,7 +340,7 @@ class TritonOps:
         form = Form(
             parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)
         )
-        k_scale, v_scale = (_given(x, numbers.numbers) for x in (cross.k_scale, cross.v_scale))
+        k_scale, v_scale = (given(x, numbers.numbers) for x in (cross.k_scale, cross.v_scale))
         shared = Shared(groups.slots, groups.first, groups.count)
         arguments = (numbers, Keys(k, v, k_scale, v_scale), shared, out, self._workspace)
         sizes = (len(out), begin, end, heads, n_keys)

@@ -32,14 +32,15 @@ class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
     With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale.
-    `wide`, where operations keep it, is that weight in float16, still to be scaled; `step`, float32
-    (), what FP8 outputs are to be divided by.
+    `wide`, where operations keep it, is that weight in float16, still to be scaled; `thin` is it in
+    another order (see `thin`); `step`, float32 (), what FP8 outputs are to be divided by.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
     wide: torch.Tensor | None = None
+    thin: torch.Tensor | None = None
     step: torch.Tensor | None = None
 
 

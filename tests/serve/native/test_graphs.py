@@ -1,5 +1,6 @@
 """How steps and encoder batches are launched, with graphs that only count their replays."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,16 @@ class Copied:
         pass
 
     def synchronize(self):
+        pass
+
+
+class Stream:
+    """One on which everything has been done."""
+
+    def __init__(self, device):
+        pass
+
+    def wait_event(self, event):
         pass
 
 
@@ -77,6 +88,8 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(replay, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Copied)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
 
 
 def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
