@@ -103,7 +103,7 @@ def _verifier(
         deviation = verify.verify(engine, checkpoint, recordings, runtime)
         measured = dataclasses.asdict(deviation)
         manifest = dataclasses.replace(engine.manifest, verification=measured)
-        clips = config.build.calibrate_clips
+        clips = config.build.fp8_clips
         if runs_fp8(runtime.kernels, torch.device(device)):
             if Path(clips).is_file():
                 proof = fp8.prove_fp8(engine, checkpoint, clips, runtime)

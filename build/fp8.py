@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from build.calibrate import clip_windows
 from build.checkpoint import Checkpoint
+from build.clips import load_clips
 from build.decoding import Tokens, agreement, decode_windows, first_windows
 from build.native import in_precision
+from build.recordings import Recording, read_recordings
 from serve.contract.config import EncoderPrecision, RuntimeConfig
-from serve.contract.engine import Engine
+from serve.contract.engine import Engine, TokenizerFacts
 from serve.contract.manifest import Fp8Proof
 from serve.native.runtime import NativeRuntime
 
@@ -30,8 +31,8 @@ def prove_fp8(
     Args:
         engine: of any precision.
         checkpoint: its source.
-        manifest: of clips, which are joined to windows of up to 30 s; those in languages that the
-            checkpoint does not know are left out.
+        manifest: of clips, of each the first 30 s. Its half "report" is left out, since figures are
+            told of it, as are languages that the checkpoint does not know.
         config: the device, kernels and other precisions to decode with.
 
     Raises:
@@ -41,10 +42,7 @@ def prove_fp8(
     config = dataclasses.replace(
         config, slots=_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
-    facts = engine.manifest.tokenizer
-    known = facts.languages if facts.multilingual else ("en",)
-    speech = [window for window in clip_windows(manifest) if window.language in known]
-    windows = first_windows(speech, engine)
+    windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
     with tqdm(
         desc="Proving FP8", total=3 * len(windows), unit=" windows", leave=False, disable=None
     ) as bar:
@@ -69,3 +67,14 @@ def prove_fp8(
         windows=len(windows),
         device=torch.cuda.get_device_name(config.device),
     )
+
+
+def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[Recording]:
+    known = facts.languages if facts.multilingual else ("en",)
+    clips = [clip for clip in load_clips(manifest) if clip.half != "report"]
+    return [
+        dataclasses.replace(recording, language=clip.language)
+        for clip in clips
+        if clip.language in known
+        for recording in read_recordings([str(clip.path)])
+    ]

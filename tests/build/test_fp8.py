@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from build import fp8
-from build.calibrate import clip_windows
+from build.clips import load_clips
 from build.decoding import agreement
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import open_engine
@@ -71,7 +71,7 @@ def test_an_engine_is_held_against_itself_and_against_the_other_precision(
     proof = fp8.prove_fp8(engine, checkpoint, CLIPS, RuntimeConfig(threads=1))
     assert runs == [("int8", "full"), ("int8", "fp8"), ("fp16", "full")]
     assert proof.agreement < proof.int8_agreement <= 1.0 and not proof.holds
-    assert (proof.windows, proof.device) == (len(clip_windows(CLIPS)), "a GPU")
+    assert (proof.windows, proof.device) == (len(load_clips(CLIPS)), "a GPU")
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ from serve.native.kernels.packed import pack
 from serve.native.kernels.pending import Flow, Pending, given, unfinished
 from serve.native.kernels.splits import RUNS, Form, Keys, Shared, Workspace
 from serve.native.kernels.store import quantize_kernel
-from serve.native.kernels.thin import THIN_ROWS, multiply_thin
+from serve.native.kernels.thin import THIN_ROWS, multiply_thin, normalises
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
 _FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
@@ -125,7 +125,7 @@ class TritonOps:
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
         assert not isinstance(residual, Pending)
-        if params is not None and len(x) > 1:
+        if params is not None and not (len(x) == 1 and normalises(x.shape[1])):
             x, params = self._norm(x, None, params)[1], None
         out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
         pdl = self._overlap.gains(len(x))

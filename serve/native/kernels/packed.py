@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from serve.native.kernels.fragments import mma_layout
 
 OUTPUTS = gl.constexpr(16)  # of a tile
+TURN = gl.constexpr(256)  # of the depth, at most: for more a thread has not enough registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Shape:
 
     @property
     def turn(self) -> int:
-        """Depth that a warp multiplies at a time: for more it has not enough registers."""
-        return min(self.part, 256)
+        """Depth that a warp multiplies at a time."""
+        return min(self.part, TURN.value)
 
     @property
     def turns(self) -> int:

@@ -22,6 +22,7 @@ from serve.native.kernels.launch import launch
 from serve.native.kernels.linear import Ending
 from serve.native.kernels.packed import (
     OUTPUTS,
+    TURN,
     Shape,
     operand,
     rows_layout,
@@ -29,6 +30,7 @@ from serve.native.kernels.packed import (
     weights,
     words_layout,
 )
+from serve.native.kernels.tiles import part_of
 
 THIN_ROWS = 8
 _WARPS, _WARPS_AGAIN = 24, 16  # that a multiprocessor has at a time
@@ -39,6 +41,11 @@ class Gains(NamedTuple):
 
     weight: torch.Tensor
     bias: torch.Tensor
+
+
+def normalises(depth: int) -> bool:
+    """Tell whether a product so deep takes the layer norm before it along, of one row."""
+    return part_of(depth) <= TURN.value
 
 
 def multiply_thin(
@@ -56,7 +63,7 @@ def multiply_thin(
     Args:
         x: float16 (rows, in), at most `THIN_ROWS` rows.
         matrix: INT8, with `thin` from `pack`, as int32.
-        params: of a layer norm of x, which must be one row then.
+        params: of a layer norm of x, which must be one row then, and `normalises` true.
         residual: float16 (rows, out), added to what is finished.
         gelu: whether exact GELU follows.
         out: float16 or float32 (rows, out).
@@ -64,7 +71,7 @@ def multiply_thin(
         pdl: whether it may begin while the kernel before it ends.
     """
     assert x.is_contiguous() and matrix.thin is not None and matrix.scale is not None
-    assert params is None or len(x) == 1
+    assert params is None or (len(x) == 1 and normalises(x.shape[1]))
     tiles, parts, _ = matrix.thin.shape
     warps = triton.next_power_of_2(parts)
     # A program of several tiles has the weights of two, and so more registers.

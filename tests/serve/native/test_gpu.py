@@ -51,7 +51,8 @@ def expected(engine, int8_engine, checkpoint, windows):
     """What the CPU says of each window, by the engine's precision."""
     found = {}
     for name, one in (("fp16", engine), ("int8", int8_engine)):
-        runtime = NativeRuntime(one, RuntimeConfig(slots=8, encoder_batch=4))
+        config = RuntimeConfig(slots=8, encoder_batch=4, compute_type="float32")
+        runtime = NativeRuntime(one, config)
         jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
         found[name] = run(runtime, jobs)
         runtime.close()
