@@ -73,7 +73,7 @@ def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[Recording]:
     known = facts.languages if facts.multilingual else ("en",)
     clips = [clip for clip in load_clips(manifest) if clip.half != "report"]
     return [
-        dataclasses.replace(recording, language=clip.language)
+        dataclasses.replace(recording, language=str(clip.language))
         for clip in clips
         if clip.language in known
         for recording in read_recordings([str(clip.path)])

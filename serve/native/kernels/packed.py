@@ -42,7 +42,7 @@ class Shape:
     @property
     def turn(self) -> int:
         """Depth that a warp multiplies at a time."""
-        return min(self.part, TURN.value)
+        return min(self.part, int(TURN.value))
 
     @property
     def turns(self) -> int:

@@ -45,7 +45,7 @@ class Gains(NamedTuple):
 
 def normalises(depth: int) -> bool:
     """Tell whether a product so deep takes the layer norm before it along, of one row."""
-    return part_of(depth) <= TURN.value
+    return part_of(depth) <= int(TURN.value)
 
 
 def multiply_thin(
