@@ -19,10 +19,9 @@ import torch
 from serve.contract.fields import MAX_BEAMS
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups
-from serve.native.mirrors import Mirrors
 from serve.native.parts import Parts
 from serve.native.replay import Replay
-from serve.native.rules.state import Picks, RowState
+from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.turns import DraftTurns
 
@@ -133,7 +132,7 @@ class GraphLoop:
         self._advances = parts.advances
         self._steps = steps
         self._device = parts.cache.device
-        rows = len(parts.state.tokens)
+        rows, n_text_ctx = parts.state.tokens.shape
         # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
@@ -151,7 +150,9 @@ class GraphLoop:
                 work = functools.partial(self._take_steps, kind, span)
                 launch = functools.partial(work, self._steps_of(span, kind))
                 self.replay.add((kind, span), launch, rehearsal=functools.partial(work, 1))
-        self._mirrors = Mirrors(parts.state)
+        # Three: one being copied into, one being read, one between them.
+        mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
+        self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         # Of each launch: when it was copied, whether it was a drafted turn, and what it left.
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
@@ -195,8 +196,11 @@ class GraphLoop:
         kind = self._kind_of(slots)
         bucket = next(size for size in self._spans[kind] if size >= span)
         self.replay.launch((kind, bucket))
-        searched = kind is _Kind.SEVERAL
-        mirror, copied = self._mirrors.follow(self._state, span, searched=searched)
+        mirror = self._mirrors[0]
+        self._mirrors.rotate(-1)
+        mirror.follow(self._state, span, searched=kind is _Kind.SEVERAL)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
         self._launched.append((copied, self._drafts(kind), Snapshot(mirror, slots.owners())))
         return self._steps_of(bucket, kind)
 

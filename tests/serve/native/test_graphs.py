@@ -1,6 +1,5 @@
 """How steps and encoder batches are launched, with graphs that only count their replays."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -28,16 +27,6 @@ class Copied:
         pass
 
     def synchronize(self):
-        pass
-
-
-class Stream:
-    """One on which everything has been done."""
-
-    def __init__(self, device):
-        pass
-
-    def wait_event(self, event):
         pass
 
 
@@ -88,8 +77,6 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(replay, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Copied)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
 
 
 def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
