@@ -103,15 +103,10 @@ def _verifier(
         deviation = verify.verify(engine, checkpoint, recordings, runtime)
         measured = dataclasses.asdict(deviation)
         manifest = dataclasses.replace(engine.manifest, verification=measured)
-        clips = config.build.fp8_clips
-        if runs_fp8(runtime.kernels, torch.device(device)):
-            if Path(clips).is_file():
-                proof = fp8.prove_fp8(engine, checkpoint, clips, runtime)
-                manifest = dataclasses.replace(manifest, fp8=proof)
-            else:
-                print(
-                    f"FP8 is not proved: there is no {clips}, which lists speech", file=sys.stderr
-                )
+        wanted = runtime.encoder_precision == "auto"
+        if wanted and runs_fp8(runtime.kernels, torch.device(device)):
+            proof = fp8.prove_fp8(engine, checkpoint, config.build.fp8_clips, runtime)
+            manifest = dataclasses.replace(manifest, fp8=proof)
         if not manifest.tokenizer.alignment_heads:
             manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))
         write_manifest(engine.path, manifest)

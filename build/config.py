@@ -28,7 +28,8 @@ class BuildConfig:
     confidence: NameOrNone = ""
     device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
     verify_clips: Name = "tests/data/demo.jsonl"  # an engine is compared on some of these
-    # FP8 is proved on all of these but a half "report", where `device` has it.
+    # With runtime.encoder_precision = "auto" FP8 is proved, where `device` has it, on all of these
+    # but their half "report".
     fp8_clips: Name = "tests/data/human/manifest.jsonl"
 
 

@@ -78,9 +78,9 @@ class RuntimeConfig(RuntimeSections):
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
     memory_share: Share = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
-    # Of the encoder's products. "auto": FP8 where the device has it (Hopper and later) and the
-    # engine's manifest proves that it changes no more of the text than INT8 weights do.
-    encoder_precision: EncoderPrecision = "auto"
+    # Of the encoder's products; "fp8" needs Hopper or later. "auto": FP8 where the device has it
+    # and the engine's manifest proves that it changes no more of the text than INT8 weights do.
+    encoder_precision: EncoderPrecision = "full"
     # On a GPU: windows that have decoded for longer go first, while fewer wait than decode.
     decode_target_s: SecondsOrNone = 0.005
     steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended

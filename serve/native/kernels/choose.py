@@ -148,7 +148,7 @@ def choose(
     device: torch.device,
     dims: Dims,
     rows: int,
-    encoder_precision: EncoderPrecision = "auto",
+    encoder_precision: EncoderPrecision = "full",
     compute_type: ComputeType = "auto",
     proof: Fp8Proof | None = None,
 ) -> Ops:
@@ -273,7 +273,10 @@ def _takes_fp8(
     if not _has_bulk_copies(device):
         return False, "an encoder in full: this GPU has no FP8"
     if proof is None:
-        return False, "an encoder in full: `python -m build verify` on this GPU can prove FP8"
+        return (
+            False,
+            "an encoder in full: FP8 is not proved; `python -m build verify` does it",
+        )
     share = f"{proof.agreement:.1%} of the text as in full, INT8 {proof.int8_agreement:.1%}"
     return proof.holds, f"an encoder in {'FP8' if proof.holds else 'full'}: FP8 leaves {share}"
 

@@ -43,7 +43,7 @@ def test_each_variant_changes_what_its_name_says(config):
         assert (found.runtime.cross_kv == "int8") == ("kv8" in parts)
         assert (found.runtime.encoder_precision == "fp8") == ("fp8" in parts)
         assert variant.greedy == ("greedy" in parts) and bool(variant.options) == ("words" in parts)
-        same = dataclasses.replace(found.runtime, cross_kv="full", encoder_precision="auto")
+        same = dataclasses.replace(found.runtime, cross_kv="full", encoder_precision="full")
         assert same == config.runtime
 
 

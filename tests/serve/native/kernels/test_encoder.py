@@ -161,5 +161,5 @@ def test_fp8_is_refused_where_it_cannot_run():
         choose("auto", torch.device("cpu"), dims, 4, "fp8")
     with pytest.raises(UnavailableError, match="cpu runs torch kernels"):
         choose("torch", torch.device("cpu"), dims, 4, "fp8")
-    assert RuntimeConfig().encoder_precision == "auto"
+    assert RuntimeConfig().encoder_precision == "full"
     assert not choose("auto", torch.device("cpu"), dims, 4, "auto", proof=None).fp8
