@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # other commands do without it
 _WAIT_S = 60.0  # that a server may take nothing, and say nothing
 
 
+class LostAnswerError(UnavailableError):
+    """A server was there and its answer did not come: it may have done what it was asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Api:
     """The addresses of a server; see `open_api`."""
@@ -34,6 +38,7 @@ class Api:
 
         Raises:
             UnavailableError: there is no server.
+            LostAnswerError: it went away before it answered.
             EarshotError: it refuses.
         """
         import httpx2  # noqa: PLC0415
@@ -41,8 +46,10 @@ class Api:
         url = f"{self._server}{path}"
         try:
             answer = self._client.request(method, url, **sent)
-        except httpx2.HTTPError as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise UnavailableError(f"no server answers at {url}: {error}") from error
+        except httpx2.HTTPError as error:
+            raise LostAnswerError(f"the answer of {url} was lost: {error}") from error
         if answer.is_success:
             return answer.text
         with contextlib.suppress(ValueError, KeyError, TypeError):
