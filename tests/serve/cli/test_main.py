@@ -415,7 +415,8 @@ def test_triton_says_why_it_cannot_start(nano_toml):
     with triton(nano_toml, "--engine", "/no/engine") as server:
         output, errors = server.communicate(timeout=WAIT_S)
     assert server.returncode == 1 and output == ""
-    assert "no engine at /no/engine" in errors and "make build-engine" in errors
+    assert "no engine at /no/engine" in errors
+    assert "make build-engine" in errors and "python3 -m build engine" in errors
     assert "Traceback" not in errors and len(errors.splitlines()) == 2
 
 
