@@ -107,7 +107,7 @@ def test_what_cannot_be_changed_stays_as_it_is(three):
 
 def test_files_that_cannot_be(tmp_path):
     none = tmp_path / "none.toml"
-    with pytest.raises(FileError, match=rf"file of API keys; .* keys new .* --file {none}") as said:
+    with pytest.raises(FileError, match=rf"file of API keys, .* keys new .* --file {none}") as said:
         read_keys(none)
     assert "config" not in str(said.value)
     with pytest.raises(FileError):
