@@ -52,9 +52,7 @@ class Api:
             raise LostAnswerError(f"the answer of {url} was lost: {error}") from error
         if answer.is_success:
             return answer.text
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            raise from_http(answer.status_code)(answer.json()["error"]["message"])
-        raise EarshotError(f"{url} answered {answer.status_code}; is it an Earshot?")
+        raise refused(url, answer.status_code, answer.content)
 
     def object(self, method: str, path: str, **sent: Any) -> Any:
         """Ask for what JSON holds; see `text`."""
@@ -63,6 +61,13 @@ class Api:
             return json.loads(text)
         except ValueError as error:
             raise EarshotError(f"{self._server}{path} is not JSON; is it an Earshot?") from error
+
+
+def refused(url: str, status: int, body: bytes) -> EarshotError:
+    """Read why a server refuses what was asked of an address, by its answer's status and body."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return from_http(status)(json.loads(body)["error"]["message"])
+    return EarshotError(f"{url} answered {status}; is it an Earshot?")
 
 
 @contextlib.contextmanager

@@ -385,7 +385,7 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monke
         assert ready.startswith("ready: HTTP 127.0.0.1:") and "/metrics" in ready, ready
         http = ready.split()[2].rstrip(",")
         assert run(nano_toml, clip) == 1
-        assert "no API key" in capfd.readouterr().err
+        assert "EARSHOT_API_KEY" in capfd.readouterr().err
         monkeypatch.setenv("EARSHOT_API_KEY", "secret")
         assert run(nano_toml, "--format", "json", clip) == 0
         output = capfd.readouterr()
