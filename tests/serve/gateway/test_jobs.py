@@ -650,6 +650,8 @@ def test_a_secret_that_is_none(tmp_path, text):
     (tmp_path / "secret").write_text(text)
     with pytest.raises(ConfigError, match="whsec_"):
         read_secret(str(tmp_path / "secret"))
+    with pytest.raises(FileError, match=r"none: No such file .* `echo .* makes one"):
+        read_secret(str(tmp_path / "none"))
 
 
 def test_a_table_that_cannot_be_had(tmp_path):
