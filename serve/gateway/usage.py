@@ -133,7 +133,7 @@ class UsageFile:
         return self._connection
 
     def _join(self) -> None:
-        """Wait for a process that closes the file as its last: SQLite itself waits for none then."""
+        """Wait for who closes the file as its last process, for whom SQLite does not wait."""
         assert self._connection is not None
         end_s = time.monotonic() + _BUSY_S
         while True:
