@@ -16,7 +16,7 @@ import tomli_w
 
 from serve.contract.codec import read_toml
 from serve.contract.config import load_config
-from serve.contract.errors import EarshotError
+from serve.contract.errors import EarshotError, EngineError
 
 LOCK = Path("engines/.lock")
 
@@ -28,11 +28,11 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         config = write_config(Path(os.environ["CONFIG"]), os.environ.get("SETTINGS", ""))
-        if arguments == ["serve"]:
-            os.execv(
-                sys.executable, [sys.executable, "-m", "serve", "triton", "--config", str(config)]
-            )
-        return build(config, Path(load_config(config).engine))
+        engine = Path(load_config(config).engine)
+        if arguments == ["engine"]:
+            return build(config, engine)
+        require_engine(engine)
+        os.execv(sys.executable, [sys.executable, "-m", "serve", "triton", "--config", str(config)])
     except EarshotError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -56,11 +56,29 @@ def build(config: Path, engine: Path) -> int:
     """
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (engine / "engine.json").exists():
+        if is_there(engine):
             print(f"{engine} is there; to have it built again, remove the folder")
             return 0
         command = [sys.executable, "-m", "build", "engine", "--config", str(config)]
         return subprocess.run(command, check=False).returncode
+
+
+def require_engine(engine: Path) -> None:
+    """Refuse to serve an engine that is not there: nobody has built it into the volume yet.
+
+    Raises:
+        EngineError: it is not.
+    """
+    if not is_there(engine):
+        raise EngineError(
+            f"no engine at {engine} in this container; `docker run … earshot python3 earshot.py "
+            "engine`, with the same CONFIG, SETTINGS and volume at /earshot/engines, builds it"
+        )
+
+
+def is_there(engine: Path) -> bool:
+    """Tell whether an engine has been built: it appears whole or not at all."""
+    return (engine / "engine.json").exists()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # other commands do without it
 _WAIT_S = 60.0  # that a server may take nothing, and say nothing
 
 
+class LostAnswerError(UnavailableError):
+    """A server was there and its answer did not come: it may have done what it was asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Api:
     """The addresses of a server; see `open_api`."""
@@ -34,6 +38,7 @@ class Api:
 
         Raises:
             UnavailableError: there is no server.
+            LostAnswerError: it went away before it answered.
             EarshotError: it refuses.
         """
         import httpx2  # noqa: PLC0415
@@ -41,13 +46,13 @@ class Api:
         url = f"{self._server}{path}"
         try:
             answer = self._client.request(method, url, **sent)
-        except httpx2.HTTPError as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise UnavailableError(f"no server answers at {url}: {error}") from error
+        except httpx2.HTTPError as error:
+            raise LostAnswerError(f"the answer of {url} was lost: {error}") from error
         if answer.is_success:
             return answer.text
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            raise from_http(answer.status_code)(answer.json()["error"]["message"])
-        raise EarshotError(f"{url} answered {answer.status_code}; is it an Earshot?")
+        raise refused(url, answer.status_code, answer.content)
 
     def object(self, method: str, path: str, **sent: Any) -> Any:
         """Ask for what JSON holds; see `text`."""
@@ -56,6 +61,13 @@ class Api:
             return json.loads(text)
         except ValueError as error:
             raise EarshotError(f"{self._server}{path} is not JSON; is it an Earshot?") from error
+
+
+def refused(url: str, status: int, body: bytes) -> EarshotError:
+    """Read why a server refuses what was asked of an address, by its answer's status and body."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return from_http(status)(json.loads(body)["error"]["message"])
+    return EarshotError(f"{url} answered {status}; is it an Earshot?")
 
 
 @contextlib.contextmanager

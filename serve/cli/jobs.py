@@ -1,6 +1,7 @@
 """`python -m serve jobs`: audio that the running server transcribes later."""
 
 import argparse
+import secrets
 import sys
 import time
 from pathlib import Path, PurePosixPath
@@ -9,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from tqdm import tqdm
 
-from serve.cli.api import Api, open_api
+from serve.cli.api import Api, LostAnswerError, open_api
 from serve.cli.inputs import Recording, find_recordings
 from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
@@ -20,7 +21,7 @@ from serve.speech.formats import Format
 
 _JOBS = "/v1/audio/jobs"
 _FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
-_AWAY_S = 120.0  # that a server may be away while a job of it is waited for
+_AWAY_S = 120.0  # that a server may be away while a job of it is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 
 Fields = dict[str, str | list[str]]
@@ -36,6 +37,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("jobs", help=title, description=__doc__)
     jobs = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = _add(jobs, "submit", _submit, "send files or URLs; prints the id of each one's job")
+    submit.epilog = (
+        "Each job is sent under an Idempotency-Key of its own, made at random. Where the server "
+        "goes away before it has answered, the job is sent again under the same one, for "
+        f"{_AWAY_S:.0f} s at most, and is one. The same command given again makes new jobs."
+    )
     submit.add_argument("files", nargs="*", metavar="FILE", help="as of transcribe")
     add = submit.add_argument
     add("--url", action="append", default=[], help="audio that the server fetches; may be repeated")
@@ -86,7 +92,7 @@ def _submit(api: Api, args: argparse.Namespace) -> int:
     for source in sources:
         try:
             sent = _source(source, fields, source.name in args.url)
-            ids.append(api.object("POST", _JOBS, **sent)["id"])
+            ids.append(_post(api, sent))
             told = f"{source.name}: {ids[-1]}" if args.wait else ids[-1]
             print(told, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
@@ -133,6 +139,26 @@ def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
         return {"json": {**fields, "url": source.name}}
     name = PurePosixPath(source.path).name
     return {"data": fields, "files": {"file": (name, source.read())}}
+
+
+def _post(api: Api, sent: dict[str, Any]) -> str:
+    """Send a job, again where its answer is lost; returns its id."""
+    headers = {"Idempotency-Key": secrets.token_hex(16)}
+    lost_s, pause_s = 0.0, _FIRST_S
+    while True:
+        try:
+            return str(api.object("POST", _JOBS, headers=headers, **sent)["id"])
+        except (UnavailableError, OverloadedError) as error:
+            if not (lost_s or isinstance(error, LostAnswerError)):
+                raise  # no job has come of it
+            if not lost_s:
+                lost_s = time.monotonic()
+                print(f"{error}; the job is sent again", file=sys.stderr)
+            if time.monotonic() - lost_s > _AWAY_S:
+                told = f"{error}; `jobs list` tells whether the job is there all the same"
+                raise UnavailableError(told) from error
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _MOST_S)
 
 
 def _write_results(api: Api, jobs: Any, kind: Format) -> int:

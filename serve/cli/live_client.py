@@ -12,6 +12,7 @@ import soxr
 import websockets.exceptions
 from websockets.asyncio.client import connect
 
+from serve.cli.api import refused
 from serve.contract.codec import to_json
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.contract.messages import Samples
@@ -62,9 +63,9 @@ async def transcribe_live(
         wait_s: longest that the server may say nothing once all has been sent.
 
     Raises:
-        UnavailableError: there is no server, it refused, or it hung up.
+        UnavailableError: there is no server, or it hung up.
         DeadlineError: it says nothing any more.
-        EarshotError: it answered with an error.
+        EarshotError: it refused, or answered with an error.
     """
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     url = f"{server}/v1/realtime?intent=transcription"
@@ -72,6 +73,9 @@ async def transcribe_live(
         async with connect(url, additional_headers=headers, max_size=None) as socket:
             async for arrival in converse(socket, blocks, transcription, pace=pace, wait_s=wait_s):
                 yield arrival
+    except websockets.exceptions.InvalidStatus as error:
+        response = error.response
+        raise refused(url, response.status_code, response.body or b"") from error
     except (OSError, websockets.exceptions.WebSocketException) as error:
         raise UnavailableError(f"the server at {server}: {error}") from error
 

@@ -30,7 +30,8 @@ def _run(args: argparse.Namespace) -> int:
     for case in found["worst"]:
         print(f"\n{case['compared_at']}  {case['language'] or '-'}  {100 * case['cer']:.1f} %")
         print(f"  served     {case['served']}\n  reference  {case['reference']}")
-    print("\nWhile all is well, these requests' gaps are a baseline:\n\n[shadow.baseline]")
+    print("\nWhile all is well, the gaps of some hundreds of requests are a baseline; of these:")
+    print("\n[shadow.baseline]")
     for kind, spread in found["gaps"].items():
         print(f"{kind} = {spread}")
     return 0

@@ -132,15 +132,21 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return pydantic_core.to_json(value, indent=indent).decode()
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(
+    path: Path, advice: str = "expected a config, such as configs/demo.toml"
+) -> dict[str, Any]:
     """Read the tables of a TOML file.
+
+    Args:
+        path: as it was named; it stands so in the error.
+        advice: what to do if it cannot be read.
 
     Raises:
         FileError: the file cannot be read.
         ConfigError: it is not TOML.
     """
     try:
-        return tomllib.loads(read_text(path, "expected a config, such as configs/demo.toml"))
+        return tomllib.loads(read_text(path, advice))
     except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 

@@ -294,7 +294,8 @@ def _with_its_files(path: Path) -> Engine:
     except OSError as error:
         raise EngineError(
             f"no engine at {path} ({manifest_path}: {error.strerror}); "
-            "build one with `make build-engine CONFIG=…`"
+            "build one with `make build-engine CONFIG=…`, or in a container with "
+            "`python3 -m build engine --config …`"
         ) from error
     manifest = manifest_from_json(text, str(manifest_path))
     check_manifest(manifest, str(manifest_path))

@@ -118,7 +118,9 @@ def read_keys(path: Path) -> dict[str, Key]:
         FileError: it cannot be read.
         ConfigError: it says something else.
     """
-    return from_table(_File, read_toml(path), str(path)).keys
+    command = f"python -m serve keys new --name NAME --file {path}"
+    advice = f"expected a file of API keys, as `{command}` makes it"
+    return from_table(_File, read_toml(path, advice), str(path)).keys
 
 
 def environment_keys(environment: Mapping[str, str] = os.environ) -> dict[str, Key]:

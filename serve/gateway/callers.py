@@ -172,7 +172,12 @@ class Callers:
         self._refresh()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise Refusal(AccessError("no API key; send it as Authorization: Bearer KEY"))
+            raise Refusal(
+                AccessError(
+                    "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
+                    "commands take it from the variable EARSHOT_API_KEY"
+                )
+            )
         digest = hash_of(key.strip())
         # All are compared, each in the same time, so that no time tells which was nearly right.
         fitting = [

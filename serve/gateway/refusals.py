@@ -185,11 +185,13 @@ def stopping() -> Refusal:
 
 
 def key_limit(
-    limit: str, name: str, wait_s: float = _RETRY_AFTER_S, reason: str = "key_limit"
+    limit: str, name: str, wait_s: float | None = None, reason: str = "key_limit"
 ) -> Refusal:
-    """Say that a key has had all that it may have for now."""
-    refusal = overloaded(f"the key {name} has used up its {limit}; try again later", reason)
-    refusal.retry_after_s = math.ceil(wait_s)
+    """Say that a key has had all that it may have for now, and until when where that is known."""
+    when = "later" if wait_s is None else f"in {math.ceil(wait_s)} s"
+    refusal = overloaded(f"the key {name} has used up its {limit}; try again {when}", reason)
+    if wait_s is not None:
+        refusal.retry_after_s = math.ceil(wait_s)
     return refusal
 
 

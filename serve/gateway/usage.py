@@ -30,6 +30,7 @@ FILE = "usage.sqlite"
 
 _INTERVAL_S = 1.0
 _BUSY_S = 5.0  # most that another process is waited for
+_BUSY_LOOK_S = 0.002
 _DAY_S = 86_400
 
 _TABLE = """
@@ -126,10 +127,24 @@ class UsageFile:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite3.connect(self.path, _BUSY_S, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._join()
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(_TABLE)
         return self._connection
+
+    def _join(self) -> None:
+        """Wait for who closes the file as its last process, for whom SQLite does not wait."""
+        assert self._connection is not None
+        end_s = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                    raise
+                time.sleep(_BUSY_LOOK_S)
+            else:
+                return
 
     def _failed(self, error: sqlite3.Error) -> FileError:
         self.close()

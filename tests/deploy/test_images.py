@@ -152,9 +152,18 @@ def test_the_engine_is_built_once(project, tmp_path, capsys):
 
 
 def test_the_server_is_started_with_the_same_config(project):
+    earshot.main(["engine"])
     with pytest.raises(SystemExit):
         earshot.main(["serve"])
-    assert [command[:3] for command in project] == [["-m", "serve", "triton"]]
+    assert [command[:3] for command in project][1:] == [["-m", "serve", "triton"]]
+
+
+def test_a_container_without_an_engine_says_how_one_gets_into_it(project, capsys):
+    assert earshot.main(["serve"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: no engine at engines/e in this container")
+    assert "python3 earshot.py engine" in said and "make" not in said
+    assert not project
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from serve.gateway.refusals import Refusal
 logger = logging.getLogger("earshot.gateway")
 
 _PREFIX = "whsec_"
+_MADE = f'`echo "{_PREFIX}$(openssl rand -base64 32)"` makes one'
 _AT_A_TIME = 8
 _LEASE_S = 60.0  # beyond the longest try
 _FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
@@ -42,7 +43,7 @@ def read_secret(path: str) -> bytes:
     Raises:
         ConfigError: the file cannot be read, or holds none.
     """
-    text = read_text(Path(path), "jobs.webhook_secret_file names it").strip()
+    text = read_text(Path(path), f"jobs.webhook_secret_file names it; {_MADE}").strip()
     try:
         secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
     except binascii.Error:
@@ -50,7 +51,7 @@ def read_secret(path: str) -> bytes:
     if not text.startswith(_PREFIX) or not 24 <= len(secret) <= 64:
         raise ConfigError(
             f"{path} (jobs.webhook_secret_file) holds no secret; expected {_PREFIX} and 24 to 64 "
-            f'bytes in base64, as `echo "{_PREFIX}$(openssl rand -base64 32)"` makes it'
+            f"bytes in base64; {_MADE}"
         )
     return secret
 

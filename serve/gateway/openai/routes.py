@@ -52,6 +52,8 @@ _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
     "/v1/models/NAME, /v1/usage and /v1/shadow, and jobs at /v1/audio/jobs"
 )
+_BATCHES = ("/batches", "/files", "/uploads")  # what OpenAI's Batch API consists of
+_ANY = ["GET", "POST", "DELETE"]
 
 
 def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -80,6 +82,7 @@ def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/usage", UsageOfKey(door).answer),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
             Route("/shadow", ShadowFindings(door).answer),
+            *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
         exception_handlers=handlers,
     )
@@ -194,6 +197,13 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
 
 async def _no_jobs(request: Request) -> Response:
     raise refusals.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
+
+
+async def _no_batches(request: Request) -> Response:
+    raise refusals.not_found(
+        "there are no batches and files here: OpenAI's are of JSON, which holds no audio; send "
+        "each recording, or its url, to POST /v1/audio/jobs, and ask for its result later"
+    )
 
 
 async def _failed(request: Request, error: Exception) -> Response:

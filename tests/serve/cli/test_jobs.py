@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from serve.cli.api import Api, LostAnswerError
 from serve.cli.main import main
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
@@ -97,16 +98,25 @@ def test_results_are_waited_for_and_written(jobs, running, talk, tmp_path):
     assert (tmp_path / "texts" / "talk.txt").read_text() == "one\n"
 
 
-def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
-    job = {"id": "job_1", "status": "completed", "ended_at": 1}
-    away = (503, json.dumps({"error": {"message": "the server starts"}}))
-    answers = [(202, json.dumps(job)), away, away, (200, json.dumps(job)), (200, "one")]
+JOB = {"id": "job_1", "status": "completed", "ended_at": 1}
+AWAY = (503, json.dumps({"error": {"message": "the server starts"}}))
+LOST = (0, "")  # the connection ends without an answer
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """A server that answers in turn what `answers` has, and then the last of it for ever."""
+    answers, keys = [], []
 
     class Server(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.rfile.read(int(self.headers.get("content-length", 0)))
+            if self.command == "POST":
+                keys.append(self.headers["idempotency-key"])
             status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+            if not status:
+                self.close_connection = True
+                return
             self.send_response(status)
             self.end_headers()
             self.wfile.write(text.encode())
@@ -122,13 +132,63 @@ def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(tmp_path, capsy
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         stack.callback(server.shutdown)
         toml.write_text(f"[server]\nhttp_port = {server.server_port}\n")
-        command = ["jobs", "submit", "--wait", "--config", str(toml), str(toml)]
-        assert main(command) == 0
-        assert capsys.readouterr().out == "one\n"
-        monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
-        answers[:] = [(202, json.dumps(job)), away]
-        assert main(command) == 1
-        assert "the server starts" in capsys.readouterr().err
+        yield toml, answers, keys
+
+
+def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(answering, capsys, monkeypatch):
+    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
+    toml, answers, _ = answering
+    answers += [(202, json.dumps(JOB)), AWAY, AWAY, (200, json.dumps(JOB)), (200, "one")]
+    command = ["jobs", "submit", "--wait", "--config", str(toml), str(toml)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "one\n"
+    monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
+    answers[:] = [(202, json.dumps(JOB)), AWAY]
+    assert main(command) == 1
+    assert "the server starts" in capsys.readouterr().err
+
+
+def test_a_job_whose_answer_is_lost_is_sent_again_under_the_same_key(
+    answering, capsys, monkeypatch
+):
+    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
+    toml, answers, keys = answering
+    answers += [LOST, AWAY, LOST, (202, json.dumps(JOB))]
+    command = ["jobs", "submit", "--config", str(toml), str(toml)]
+    assert main(command) == 0
+    written = capsys.readouterr()
+    assert (written.out, written.err.count("sent again")) == ("job_1\n", 1)
+    assert len(keys) == 4 and len(set(keys)) == 1 and len(keys[0]) == 32
+    assert main(command) == 0  # is another job
+    assert keys[-1] != keys[0]
+    monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
+    answers[:] = [LOST]
+    assert main(command) == 1
+    assert "`jobs list` tells" in capsys.readouterr().err
+
+
+def test_a_job_that_is_refused_is_not_sent_again(answering, capsys):
+    toml, answers, keys = answering
+    answers += [AWAY]
+    assert main(["jobs", "submit", "--config", str(toml), str(toml)]) == 1
+    assert len(keys) == 1 and "the server starts" in capsys.readouterr().err
+
+
+def test_a_job_that_is_sent_twice_is_one(jobs, running, talk, monkeypatch):
+    """The first answer is lost behind the server, which has kept the job."""
+    ask, lost = Api.object, []
+
+    def lose(api, method, path, **sent):
+        answer = ask(api, method, path, **sent)
+        if method == "POST" and not lost:
+            lost.append(answer["id"])
+            raise LostAnswerError("gone")
+        return answer
+
+    monkeypatch.setattr(Api, "object", lose)
+    status, id, _ = jobs("submit", talk, "--prompt", "one")
+    assert (status, [id.strip()]) == (0, lost)
+    assert len(jobs("list")[1].splitlines()) == 2
 
 
 def test_a_job_that_fails_says_why(jobs, talk):

@@ -106,8 +106,10 @@ def test_what_cannot_be_changed_stays_as_it_is(three):
 
 
 def test_files_that_cannot_be(tmp_path):
-    with pytest.raises(FileError):
-        read_keys(tmp_path / "none.toml")
+    none = tmp_path / "none.toml"
+    with pytest.raises(FileError, match=rf"file of API keys, .* keys new .* --file {none}") as said:
+        read_keys(none)
+    assert "config" not in str(said.value)
     with pytest.raises(FileError):
         add_key(tmp_path / "no" / "keys.toml", "alice", {"sha256": HASH})
     path = tmp_path / "keys.toml"

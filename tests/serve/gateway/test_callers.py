@@ -120,6 +120,7 @@ def test_requests_of_a_minute(clock):
         caller.begin()
     refusal = refused(caller.begin)
     assert (refusal.reason, refusal.retry_after_s) == ("key_limit", 20)
+    assert str(refusal) == "the key alice has used up its requests_per_minute; try again in 20 s"
     clock.now_s += 20
     caller.begin()
     assert refused(caller.begin).retry_after_s == 20

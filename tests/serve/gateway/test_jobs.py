@@ -5,9 +5,11 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
+import http.client
 import http.server
 import json
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,8 +26,9 @@ from serve.contract.keys import add_key, hash_of
 from serve.gateway.jobs.places import is_inside
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
 from serve.gateway.jobs.table import Job, Table
-from serve.gateway.jobs.webhooks import read_secret
-from tests.gateways import Running, full_disk, until
+from serve.gateway.jobs.webhooks import read_secret, signed
+from serve.supervisor.run import free_ports
+from tests.gateways import WAIT_S, Running, full_disk, until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = {"authorization": "Bearer secret-a"}
@@ -650,6 +653,49 @@ def test_a_secret_that_is_none(tmp_path, text):
     (tmp_path / "secret").write_text(text)
     with pytest.raises(ConfigError, match="whsec_"):
         read_secret(str(tmp_path / "secret"))
+    with pytest.raises(FileError, match=r"none: No such file .* `echo .* makes one"):
+        read_secret(str(tmp_path / "none"))
+
+
+def test_the_receiver_of_the_page_knows_what_is_signed(tmp_path):
+    """That of docs/operating.md, as it stands there but for its port."""
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
+    (code,) = [
+        one.partition("```")[0] for one in page.split("```python\n")[1:] if "webhook-id" in one
+    ]
+    (port,) = free_ports("127.0.0.1", 1)
+    (tmp_path / "hook.py").write_text(code.replace("9000", str(port)))
+    (tmp_path / "webhook.secret").write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
+    body = b'{"type":"audio.job.completed"}'
+    right = signed(SECRET, "msg_job_1", 1_795_643_188, body)
+    hook = subprocess.Popen([sys.executable, "hook.py"], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        for headers, status in (
+            (right, 204),
+            ({**right, "webhook-timestamp": "1795643189"}, 401),
+            ({name: text for name, text in right.items() if name != "webhook-signature"}, 401),
+        ):
+            assert post(port, body, headers) == status
+    finally:
+        hook.terminate()
+        said, _ = hook.communicate()
+    kinds = [line.partition(b":")[0] for line in said.splitlines()]
+    assert kinds == [b"signed by the server", b"forged", b"forged"]
+
+
+def post(port, body, headers):
+    """The status of a webhook, once its receiver is there."""
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+        with contextlib.closing(connection):
+            try:
+                connection.request("POST", "/hook", body, headers)
+            except ConnectionRefusedError:
+                assert time.monotonic() < end_s
+                time.sleep(0.02)
+            else:
+                return connection.getresponse().status
 
 
 def test_a_table_that_cannot_be_had(tmp_path):

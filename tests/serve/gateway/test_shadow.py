@@ -237,6 +237,7 @@ def test_the_command_tells_what_was_found(start, tmp_path, capsys):
     assert "CER       28.57 % [0.00, 100.00]\n  es      28.57 %" in told
     assert "served     one two\n  reference  one ten" in told
     assert "drift     not told" in told
+    assert "some hundreds of requests are a baseline" in told and "[shadow.baseline]" in told
 
 
 def test_the_command_says_why_it_cannot(start, tmp_path, capsys):

@@ -214,6 +214,7 @@ def check_refused_everywhere(running):
     error = json.loads(body)["error"]
     assert (status, error["type"], error["code"]) == (429, *2 * ("insufficient_quota",))
     assert "alice has used up its audio_s_per_day" in error["message"]
+    assert f"try again in {headers['retry-after']} s" in error["message"]
     assert 0 < int(headers["retry-after"]) <= 86_400
     assert running.ask("POST", "/v1/audio/translations", "", ALICE)[0] == 429
     status, headers, _ = running.ask("POST", INFER, b"{}", ALICE)
