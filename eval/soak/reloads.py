@@ -107,14 +107,14 @@ class _Load:
 
 
 def _completed(socket: Connection) -> int:
-    """Count the endings of an utterance; what comes behind it is an error, of an empty one."""
+    """Count the endings of an utterance; behind it the server says that it forgets the silence."""
     count, kind = 0, ""
-    while kind != "error":
+    while kind != "cleared":
         event = json.loads(socket.recv(timeout=_LIMIT_S))
         kind = str(event["type"]).rpartition(".")[2]
         if kind in ("completed", "failed"):
             count += kind == "completed"
-            socket.send(to_json({"type": "input_audio_buffer.commit"}))
+            socket.send(to_json({"type": "input_audio_buffer.clear"}))
     return count
 
 
