@@ -76,8 +76,10 @@ class Control:
 
         self._server = _Listener(str(folder / CONTROL), Handler)
         (folder / CONTROL).chmod(0o600)
+        # A second Ctrl-C may end `close` anywhere, even with a lock in hand that this thread waits
+        # for: the process does not wait for the thread.
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control"
+            target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control", daemon=True
         )
         self._thread.start()
 
