@@ -105,6 +105,18 @@ def widest(ops, int8):
             ops._linear(torch.zeros(rows, n_in).half(), ops.store(matrix(n_out, n_in, int8)))
 
 
+def thinnest(ops):
+    """Products of the fewest rows: one, with its layer norm, and several; of a turn, and of two."""
+    norm = Norm(torch.ones(1280), torch.zeros(1280))
+    for rows in (1, 5):
+        x, wide = torch.zeros(rows, 1280).half(), torch.zeros(rows, 5120).half()
+        hidden = ops.norm_linear_gelu(x, norm, ops.store(matrix(5120, 1280, int8=True)))
+        assert hidden.shape == wide.shape
+        ops.linear_residual(wide, ops.store(matrix(1280, 5120, int8=True)), x)
+        words = dataclasses.replace(matrix(51866, 1280, int8=True), bias=None)
+        assert isinstance(ops.logits(x, norm, ops.store(words)), torch.Tensor)
+
+
 def choice(searching, drafted, overlap):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
@@ -145,6 +157,7 @@ def main(capability):
     choice(searching=True, drafted=False, overlap=ops._overlap)
     if capability == 90:
         encoder()
+        thinnest(ops)
     print(*sorted(made))
 
 
