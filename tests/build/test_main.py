@@ -214,7 +214,8 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     assert error(capsys, "inspect", tmp_path / "none") == (
         1,
         f"error: no engine at {tmp_path}/none ({tmp_path}/none/engine.json: No such file or "
-        "directory); build one with `make build-engine CONFIG=…`",
+        "directory); build one with `make build-engine CONFIG=…`, or in a container with "
+        "`python3 -m build engine --config …`",
     )
     code, message = error(capsys, "engine", "--config", tmp_path / "none.toml")
     assert code == 2 and "none.toml: No such file" in message

@@ -115,7 +115,10 @@ def test_a_manifest_from_before_there_were_drafts_still_opens():
     assert manifest_from_json(changed("draft", drop=True), "engine.json").draft is None
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)][1:-3])
+NEEDED = [f.name for f in dataclasses.fields(Manifest) if f.default is dataclasses.MISSING]
+
+
+@pytest.mark.parametrize("field", NEEDED[1:])
 def test_every_field_must_be_there(field):
     with pytest.raises(
         EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again with"
