@@ -162,20 +162,20 @@ def _unspoken(
 ) -> dict[What, int]:
     """Count characters of segments that touch no sentence, by what there is in their middle."""
     characters = dict.fromkeys(UNSPOKEN, 0)
-    for segment in segments:
+    beside = [stretch for stretch in recording.stretches if stretch.what != "speech"]
+    for segment in segments if beside else ():
         touched = any(
             min(segment.end_s, sentence.end_s) - max(segment.start_s, sentence.start_s) > TOUCH_S
             for sentence in recording.sentences
         )
         if not touched:
-            what = _what(recording, (segment.start_s + segment.end_s) / 2)
+            what = _what(beside, (segment.start_s + segment.end_s) / 2)
             characters[what] += len(normalize(segment.text, None))
     return characters
 
 
-def _what(recording: Recording, at_s: float) -> What:
-    """Find what there is beside speech at a time, or next to it."""
-    stretches = [stretch for stretch in recording.stretches if stretch.what != "speech"]
+def _what(stretches: Sequence[Stretch], at_s: float) -> What:
+    """Find which of some stretches there is at a time, or next to it."""
     return min(
         stretches, key=lambda stretch: max(stretch.start_s - at_s, at_s - stretch.end_s)
     ).what

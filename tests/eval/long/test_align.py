@@ -1,5 +1,7 @@
 """What became of each sentence, on texts whose mistakes are known."""
 
+import dataclasses
+
 import pytest
 
 from eval.accuracy.data import TimedText
@@ -81,6 +83,13 @@ def test_text_where_nobody_speaks_is_counted_by_what_there_is(truth):
     ]
     found = hear(truth, [*segments(*SAID), *extra], NORMALIZE)
     assert found.unspoken == {"silence": 3, "noise": 2, "tones": 8}
+
+
+def test_where_all_is_speech_a_moment_that_touches_no_sentence_counts_for_nothing(truth):
+    speech = tuple(stretch for stretch in truth.stretches if stretch.what == "speech")
+    only = dataclasses.replace(truth, stretches=speech)
+    found = hear(only, [*segments(*SAID), TimedText(50.0, 50.2, " Hm", 0)], NORMALIZE)
+    assert found.unspoken == {"silence": 0, "noise": 0, "tones": 0}
 
 
 def test_sentences_beside_a_cut_are_known_where_windows_are(truth):
