@@ -64,9 +64,11 @@ class TritonOps:
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
         self._overlap = Overlap.of(device)
-        self._processors = 1
+        self._processors, self._packs = 1, False
         if self._on_gpu:
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+            # Where its sums are the bits of larger products': on others nobody has looked.
+            self._packs = torch.cuda.get_device_capability(device)[0] == 9
         self._most = rows
         self._room = max(rows, _ROOM)
         splits = triton.cdiv(n_keys, RUNS.value * min(_CROSS_RUN.values()))
@@ -97,17 +99,17 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; from Hopper on, INT8 weights are kept in two more ways.
+        """See `definition.store`; from Hopper on, INT8 weights are kept in more ways than one.
 
         Products of many rows read them as float16: they are bound by arithmetic, and int8 has to be
-        made float16 by every program anew. Products of the fewest rows read them as the matrix unit
-        wants them (see `thin`). Bits are the same; smaller GPUs have less memory for it.
+        made float16 by every program anew. On Hopper, products of the fewest rows read them as the
+        matrix unit wants them (see `thin`). Bits are the same; smaller GPUs have less memory.
         """
         if not self._overlap.possible:
             return matrix
         if gains_from_wide(self._most, len(matrix.weight)):
             matrix = dataclasses.replace(matrix, wide=matrix.weight.half())
-        if matrix.weight.dtype == torch.int8:
+        if self._packs and matrix.weight.dtype == torch.int8:
             thin = pack(matrix.weight, part_of(matrix.weight.shape[1]))
             matrix = dataclasses.replace(matrix, thin=thin.view(torch.int32))
         return matrix

@@ -140,6 +140,7 @@ def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
     ops._on_gpu, ops._overlap = True, Overlap(capability >= 90)  # as its launches would be there
+    ops._packs = capability == 90
     for ops._processors in (1, 100):
         layer(ops, 2, several=False, source=False, int8=True)
         layer(ops, 6, several=False, source=True, int8=False)
