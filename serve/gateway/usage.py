@@ -18,7 +18,7 @@ from pathlib import Path
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
 from serve.contract.server_config import GatewayConfig
-from serve.gateway import refusals
+from serve.gateway import refusals, sqlite
 from serve.gateway.background import Background
 from serve.gateway.callers import Caller
 from serve.gateway.refusals import Refusal
@@ -30,7 +30,6 @@ FILE = "usage.sqlite"
 
 _INTERVAL_S = 1.0
 _BUSY_S = 5.0  # most that another process is waited for
-_BUSY_LOOK_S = 0.002
 _DAY_S = 86_400
 
 _TABLE = """
@@ -127,24 +126,10 @@ class UsageFile:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite3.connect(self.path, _BUSY_S, check_same_thread=False)
-            self._join()
+            sqlite.join(self._connection, _BUSY_S)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(_TABLE)
         return self._connection
-
-    def _join(self) -> None:
-        """Wait for who closes the file as its last process, for whom SQLite does not wait."""
-        assert self._connection is not None
-        end_s = time.monotonic() + _BUSY_S
-        while True:
-            try:
-                self._connection.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
-                    raise
-                time.sleep(_BUSY_LOOK_S)
-            else:
-                return
 
     def _failed(self, error: sqlite3.Error) -> FileError:
         self.close()

@@ -19,6 +19,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import POSTGRESQL
+from serve.gateway import sqlite
 
 FILE = "jobs.sqlite"
 """Name in the jobs' folder, where no database is configured."""
@@ -299,7 +300,7 @@ def _first(jobs: Sequence[Job]) -> Job | None:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+    sqlite.join(connection, _BUSY_S)
     # What was accepted is on the disk when that is said, also where the machine loses power.
     connection.execute("PRAGMA synchronous = FULL")
 
