@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from serve.native.kernels.definition import LAYER_NORM_EPS, Matrix, Norm
 from serve.native.kernels.fragments import like, mma_layout
 from serve.native.kernels.launch import launch
-from serve.native.kernels.linear import Ending
+from serve.native.kernels.linear import Ending, finish
 from serve.native.kernels.packed import (
     OUTPUTS,
     TURN,
@@ -30,6 +30,7 @@ from serve.native.kernels.packed import (
     weights,
     words_layout,
 )
+from serve.native.kernels.pending import given
 from serve.native.kernels.tiles import part_of
 
 THIN_ROWS = 8
@@ -90,8 +91,7 @@ def multiply_thin(
         pdl=pdl,
     )
     gains = Gains(x, x) if params is None else Gains(params.weight, params.bias)
-    bias, residual = (x if given is None else given for given in (matrix.bias, residual))
-    ending = Ending(matrix.scale, bias, residual)
+    ending = Ending(matrix.scale, given(matrix.bias, x), given(residual, x))
     sizes = (len(x), len(matrix.weight), shape)
     launch(thin_kernel, programs)(
         x, gains, matrix.thin, ending, out, *sizes, num_warps=warps, launch_pdl=pdl
@@ -171,19 +171,6 @@ def _normed_row(x, norm: Gains, shape: gl.constexpr) -> gl.tensor:
 
 
 @gluon.jit
-def _exact_gelu(x) -> gl.tensor:
-    """See `linear.exact_gelu`."""
-    a = gl.minimum(gl.abs(x), 5.5)
-    p = 2.63047306e-05 * a - 0.000663731116
-    p = p * a + 0.00750743576
-    p = p * a - 0.0520332727
-    p = p * a - 0.460232544
-    p = p * a - 1.15064213
-    p = p * a - 1.00002956
-    return gl.maximum(x, 0.0) - a * gl.exp2(p)
-
-
-@gluon.jit
 def _outputs_of(tile: int, shape: gl.constexpr) -> gl.tensor:
     """A tile's outputs, (16, 1)."""
     return tile * OUTPUTS + gl.expand_dims(
@@ -251,12 +238,7 @@ def _store_tile(
     total = sums.slice(0, 16).load(lines)
     for part in gl.static_range(1, parts):
         total += sums.slice(part * 16, 16).load(lines)
-    if shape.has_bias:
-        total = gl.fma(total, like(scale, total), like(bias, total))
-    else:
-        total *= scale
-    if shape.gelu:
-        total = _exact_gelu(total)
+    total = finish(total, like(scale, total), like(bias, total), True, shape.has_bias, shape.gelu)
     if shape.has_residual:
         total += residual
     gl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
