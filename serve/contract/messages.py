@@ -283,7 +283,7 @@ class Segment:
 class Timings:
     """The parts of a request's time, in seconds."""
 
-    queue_s: float  # accepted -> its first window taken by the runtime, or found to have none
+    queue_s: float  # accepted -> its first window begun by the runtime, or found to have none
     encode_s: float
     decode_s: float
     total_s: float  # accepted -> final answer

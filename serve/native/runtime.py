@@ -109,6 +109,7 @@ class NativeRuntime:
             phrases=True,
             short_windows=True,
             urgent_first=True,
+            tells_begin=True,
         )
 
     @torch.inference_mode()
@@ -222,6 +223,7 @@ class NativeRuntime:
             self._enter()
             for begun in self._intake.begin(list(self._running.values())):
                 self._running[begun.submitted_id] = begun
+                events.append(Event(begun.submitted_id, began_s=begun.stopwatch.began_s))
             if self._running:
                 self._step()
                 events += self._collect()

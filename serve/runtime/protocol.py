@@ -45,6 +45,7 @@ class Capabilities:
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
     urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
+    tells_begin: bool = False  # by `Event.began_s`
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
 
@@ -165,6 +166,8 @@ class Event:
     error: EarshotError | None = None  # with `finished` "error"
     # with `finished` "eot", "length" or "loop", if the job asked for it and there is any text
     alignment: Alignment | None = None
+    # Monotonic time at which its window, with its slot, began to be encoded, told once.
+    began_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ class ActiveRequest:
     deadline_s: float  # monotonic time at which it has taken too long
     priority: Priority = "file"
     ended: bool = False  # got its terminal event
-    started_s: float | None = None  # monotonic time of the first job
+    started_s: float | None = None  # monotonic time at which its first window began
     duration_s: float = 0.0  # of its audio, as far as that is decoded
     untold_s: float = 0.0  # of voice in it, of which no text came
     submitted: int = 0  # windows
@@ -158,10 +158,10 @@ class ActiveRequest:
             self._windows[index] = window
         return index, window
 
-    def mark_started(self) -> None:
-        """Note that the runtime has a window of it."""
+    def mark_started(self, at_s: float | None = None) -> None:
+        """Note that the runtime works on it, since a monotonic time; None: now."""
         if self.started_s is None:
-            self.started_s = time.monotonic()
+            self.started_s = time.monotonic() if at_s is None else at_s
 
     def options(self, index: int, temperature: float) -> DecodingOptions:
         """Return a window's options at a temperature."""

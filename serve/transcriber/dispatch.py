@@ -132,6 +132,7 @@ class Dispatcher:
         """Take note of an event; return the window if it has ended and its request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
+        decoding.active.mark_started(event.began_s)
         self.loops += event.finished == "loop"
         if event.finished is None:
             return None
@@ -257,7 +258,8 @@ class Dispatcher:
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
         self._long_jobs += not urgent
-        active.mark_started()
+        if not (self._capabilities.tells_begin or self._capabilities.streaming):
+            active.mark_started()  # what happens next is not told before the end
 
 
 def _max_long_jobs(capabilities: Capabilities) -> int:

@@ -47,7 +47,7 @@ class Stats(Counters):
     """One moment of a transcriber; `accepted == ended + pending`."""
 
     pending: int  # requests accepted and not yet ended
-    queued: int  # of these, not yet started: no window submitted to the runtime
+    queued: int  # of these, not yet started: no window of theirs has a slot
     windows: int  # windows submitted to the runtime for the first time
     retries: int  # windows submitted again, nearly always at a higher temperature
     loops: int  # windows ended because their text repeated itself

@@ -6,6 +6,7 @@ A test that is added here reaches all of `tests.runtimes.SUBJECTS` by itself.
 import collections
 import dataclasses
 import random
+import time
 
 import pytest
 import torch
@@ -87,6 +88,18 @@ def test_every_job_ends_once_even_beyond_the_slots(runtime, job, engine, facts):
         assert len(entry.tokens) <= 12
         assert facts.eot not in entry.tokens
         assert all(0 <= token < engine.manifest.dims.n_vocab for token in entry.tokens)
+
+
+def test_it_tells_when_a_job_has_its_slot_if_it_can(runtime, job):
+    submitted_s = time.monotonic()
+    began_s = [
+        entry.began_s for entry in run(runtime, [job(id) for id in range(3 * SLOTS)]).values()
+    ]
+    if not runtime.capabilities.tells_begin:
+        assert set(began_s) == {None}
+        return
+    assert submitted_s < began_s[0] and began_s == sorted(began_s)
+    assert len(set(began_s)) >= 3, "the last ones waited for a slot"
 
 
 def test_length_means_that_max_tokens_were_sampled(runtime, job):

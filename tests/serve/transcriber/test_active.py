@@ -108,7 +108,14 @@ def test_the_first_job_starts_the_clock(make, monkeypatch):
     assert active.started_s is None
     active.mark_started()
     active.mark_started()
+    active.mark_started(9.0)
     assert active.started_s == 7.0
+
+
+def test_it_began_when_the_runtime_says(make):
+    active = make()
+    active.mark_started(5.0)
+    assert active.started_s == 5.0
 
 
 def test_the_answer_has_the_text_and_the_times(make, finish, tokenizer, monkeypatch):

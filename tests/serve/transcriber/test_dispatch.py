@@ -338,3 +338,19 @@ def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
     assert owners(runtime) == [(1, 0), (3, 0)]
     assert batches == [[1, 2, 3], [1], [2], [3]], "a good batch is one computation"
     assert dispatcher.windows == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "waiting"), [({}, 2), ({"streaming": False}, 0)], ids=["tells", "tells not"]
+)
+def test_a_request_waits_until_the_runtime_is_heard_to_work_on_it(told, waiting):
+    """Windows wait in the runtime, too: it is handed twice as many as it has slots."""
+    dispatcher, runtime = make(lambda job: Play((7, 8)), **told)
+    requests = [make_active(id, windows=1) for id in range(1, 2 * SLOTS + 1)]
+    for active in requests:
+        dispatcher.enqueue(active)
+    dispatcher.submit_windows()
+    assert len(runtime.jobs) == 2 * SLOTS
+    for event in runtime.poll(0):
+        dispatcher.record(event)
+    assert sum(active.started_s is None for active in requests) == waiting

@@ -36,7 +36,6 @@ from tests.serving import (
     audio_file,
     http_inputs,
     metrics_page,
-    outcomes,
     settled,
     wait_until,
 )
