@@ -6,8 +6,7 @@ from typing import get_args
 
 from eval.arguments import Flag, counts, names, positive, seconds, share, switch
 from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
-from serve.contract.config import ShortEncoder
-from serve.contract.fields import MAX_BEAMS
+from serve.contract.fields import MAX_BEAMS, ShortEncoder
 
 
 def beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from eval.bench.table import percentiles_ms
-from serve.contract.config import ShortEncoder
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
+from serve.contract.fields import ShortEncoder
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
 from serve.speech.features import (
     HOP_LENGTH,

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from eval.config import Config, changed
-from serve.contract.config import RuntimeConfig, ShortEncoder
+from serve.contract.config import RuntimeConfig
 from serve.contract.errors import ConfigError
+from serve.contract.fields import ShortEncoder
 
 WORKLOADS = {
     "start": "from an engine folder on the disk to a runtime that is ready",

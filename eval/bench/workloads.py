@@ -26,9 +26,10 @@ from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import HELD_S, Config
 from eval.measurement import Say
-from serve.contract.config import RuntimeConfig, ShortEncoder
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
+from serve.contract.fields import ShortEncoder
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.transcriber.spans import encoder_frames

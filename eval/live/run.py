@@ -133,7 +133,7 @@ def _offline(system: System, clip: Clip, config: Config) -> Offline:
     audio, live = clip.path.read_bytes(), config.live
     request = Request(audio, language=clip.language)
     alike = dataclasses.replace(request, beam_size=live.beam_size or None)
-    short = dataclasses.replace(alike, short_encoder=live.short_encoder)
+    short = dataclasses.replace(alike, short_encoder=live.asks_short_encoder)
     text = system.whole(dataclasses.replace(request, word_timestamps=True))
     texts = (system.whole(variant).text for variant in (alike, short))
     return Offline(tuple(_spoken(text)), text.text, *texts)

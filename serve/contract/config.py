@@ -27,6 +27,7 @@ from serve.contract.fields import (
     Seconds,
     SecondsOrNone,
     Share,
+    ShortEncoder,
     Temperatures,
 )
 from serve.contract.jobs_config import JobsConfig
@@ -49,7 +50,6 @@ ComputeType = Literal["auto", "float32", "bfloat16"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["auto", "full", "fp8"]
 VoiceActivity = Literal["auto", "on", "off"]
-ShortEncoder = Literal["auto", "on", "off"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""

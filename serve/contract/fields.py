@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ Temperature = Annotated[Finite, Field(ge=0, le=1)]
 Temperatures = Annotated[tuple[Temperature, ...], Field(min_length=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
+ShortEncoder = Literal["auto", "on", "off"]
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
 Factor = Annotated[Finite, Field(ge=0.1, le=10)]
 Power = Annotated[Finite, Field(ge=0, le=10)]

@@ -26,6 +26,7 @@ from serve.contract.fields import (
     Seconds,
     SecondsOrNone,
     Share,
+    ShortEncoder,
 )
 
 SpreadOrNone = Annotated[Finite, Field(ge=0)]
@@ -125,12 +126,17 @@ class LiveConfig:
     update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
     # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
-    # Whether the encoder sees the utterance and a second of silence alone; see
-    # `serve.contract.messages.Request.short_encoder`. On a CPU it is most of the work.
-    short_encoder: bool = False
+    # How much of 30 s the encoder sees of an utterance; "auto": as in [transcriber], where it is
+    # told. On a CPU it is most of the work.
+    short_encoder: ShortEncoder = "auto"
     max_streams: Count = 64  # at a time; more are refused
     idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
     max_session_s: Seconds = 3600.0  # one that lasts longer as well
+
+    @property
+    def asks_short_encoder(self) -> bool | None:
+        """What requests for live text ask for; None: as in [transcriber]."""
+        return None if self.short_encoder == "auto" else self.short_encoder == "on"
 
 
 @dataclasses.dataclass(frozen=True)

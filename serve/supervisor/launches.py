@@ -37,7 +37,7 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
         cross_kv="full",
         encoder_precision="full",
     )
-    live = dataclasses.replace(config.live, short_encoder=False)
+    live = dataclasses.replace(config.live, short_encoder="auto")
     config = dataclasses.replace(config, runtime=runtime, live=live)
     return prepare(own, config, shadow.engine)
 

@@ -49,14 +49,11 @@ def open_transcriber(
 def _check_short_encoder(config: Config, capabilities: Capabilities) -> None:
     if capabilities.short_windows:
         return
-    for wanted, key, others in (
-        (config.live.short_encoder, "live.short_encoder = true", "false"),
-        (config.transcriber.short_encoder == "on", 'transcriber.short_encoder = "on"', "auto, off"),
-    ):
-        if wanted:
+    for table in ("live", "transcriber"):
+        if getattr(config, table).short_encoder == "on":
             raise ConfigError(
-                f"{key}, but the runtime {capabilities.runtime} on {capabilities.device} encodes "
-                f"whole windows; expected {others}"
+                f'{table}.short_encoder = "on", but the runtime {capabilities.runtime} on '
+                f"{capabilities.device} encodes whole windows; expected auto, off"
             )
 
 

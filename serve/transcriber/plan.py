@@ -9,13 +9,13 @@ from serve.contract.config import (
     OPTIONS,
     SPEECH_OPTIONS,
     SearchConfig,
-    ShortEncoder,
     SpeechConfig,
     TranscriberConfig,
     VoiceActivity,
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection

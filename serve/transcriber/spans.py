@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from serve.contract.config import ShortEncoder
+from serve.contract.fields import ShortEncoder
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.speech.timeline import Timeline
 from serve.speech.windows import Window

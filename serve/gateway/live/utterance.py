@@ -53,7 +53,7 @@ class Window:
             voice=self.voice,
             temperature=0.0,
             beam_size=config.beam_size or None,
-            short_encoder=config.short_encoder,
+            short_encoder=config.asks_short_encoder,
             unfinished=True,
             draft=self.draft,
         )

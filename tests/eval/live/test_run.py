@@ -94,7 +94,7 @@ def measure(monkeypatch, tmp_path, run_of):
         monkeypatch.setattr(eval.live.run, "decode", lambda audio, limits: [])
         clip.path.write_bytes(b"audio")
         monkeypatch.setattr(eval.live.run, "passages", lambda config, join_s: [clip])
-        run = run_of(Config(live=LiveConfig(short_encoder=True)), "live")
+        run = run_of(Config(live=LiveConfig(short_encoder="on")), "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
     return measure
@@ -113,7 +113,7 @@ def test_live_text_is_held_against_whole_recordings_and_against_what_is_right(me
     assert level.from_written == pytest.approx(100 * 2 / len(SAID)), "the letter and the word"
     assert (level.torn, level.whole_torn, level.failed) == (1, 0, 0)
     record = json.loads((tmp_path / "live.json").read_text())
-    assert record["settings"]["live"]["short_encoder"] is True
+    assert record["settings"]["live"]["short_encoder"] == "on"
     assert [one["p95_s"] for one in record["figures"]] == [1.5]
 
 

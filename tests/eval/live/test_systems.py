@@ -20,7 +20,7 @@ from tests.checkpoints import write_engine
 from tests.serve.gateway.live.conftest import LoudIsSpeech
 
 DECODE_S = 0.25
-LIVE = LiveConfig(update_s=0.5, short_encoder=True)
+LIVE = LiveConfig(update_s=0.5, short_encoder="on")
 
 
 class WordASecond:

@@ -26,7 +26,7 @@ def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(r
     fast = RuntimeConfig(
         device="cuda", slots=64, kernels="triton", cuda_graph=True, encoder_precision="fp8"
     )
-    config = Config(runtime=fast, shadow=shadow, live=LiveConfig(short_encoder=True))
+    config = Config(runtime=fast, shadow=shadow, live=LiveConfig(short_encoder="on"))
     launch = prepare_reference(run, config)
     written = load_config(reference_folder(run) / CONFIG)
     assert launch.folder == reference_folder(run)
@@ -39,7 +39,7 @@ def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(r
         encoder_batch=1,
         memory_share=shadow.memory_share,
     )
-    assert not written.live.short_encoder
+    assert written.live.short_encoder == "auto"
     of_gpu = dataclasses.replace(shadow, device="cuda:1")
     other = run / "o"
     other.mkdir()

@@ -59,8 +59,8 @@ class TestOpening(TranscriberTests):
         self, paths, engine, monkeypatch
     ):
         runtime = FakeRuntime(None, dataclasses.replace(CAPABILITIES, short_windows=False))
-        config = dataclasses.replace(CONFIG, live=LiveConfig(short_encoder=True))
-        with pytest.raises(ConfigError, match=r"live\.short_encoder = true, but the runtime fake"):
+        config = dataclasses.replace(CONFIG, live=LiveConfig(short_encoder="on"))
+        with pytest.raises(ConfigError, match=r'live.short_encoder = "on", but the runtime'):
             open_transcriber(config, start=lambda *_: runtime)
         assert runtime.closed
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from serve.contract.messages import Segment, Timings, Transcript, Word
+from serve.contract.server_config import LiveConfig
 from serve.gateway.live.utterance import Utterance
 from serve.speech.rate import SAMPLE_RATE
 
@@ -48,6 +49,12 @@ def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
     assert hear(utterance, "It rains all day")[1] == "It rains"
     assert hear(utterance, "It rains at night")[1] == ""
     assert hear(utterance, "It rains at noon")[1] == " at"
+
+
+@pytest.mark.parametrize(("chosen", "asked"), [("auto", None), ("on", True), ("off", False)])
+def test_how_much_the_encoder_sees_is_left_to_the_engine_or_asked_for(chosen, asked):
+    window = spoken("first", 0.0, 2.0).window()
+    assert window.request(LiveConfig(short_encoder=chosen)).short_encoder is asked
 
 
 def test_a_window_tells_where_somebody_speaks_in_it():
