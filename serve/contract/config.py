@@ -289,6 +289,11 @@ def _check_jobs(jobs: JobsConfig, path: Path) -> None:
             f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
             'no jobs; expected folder = "jobs" or the like beside them'
         )
+    if jobs.store and not jobs.database:
+        raise ConfigError(
+            f"{path}: jobs.store = {jobs.store}, and no jobs.database, without which no other "
+            "server knows what lies there; expected both, or neither"
+        )
 
 
 def _check_shares(config: Config, path: Path) -> None:

@@ -38,6 +38,14 @@ Database = Annotated[
     ),
 ]
 
+Store = Annotated[
+    str,
+    text_that(
+        lambda text: text == "" or re.fullmatch(r"[a-z][a-z0-9]*://[^/?#@]+(/[^?#]*)?", text),
+        "an object store's folder such as s3://bucket/jobs, or nothing",
+    ),
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class JobsConfig:
@@ -47,6 +55,9 @@ class JobsConfig:
     # the server is started. It outlives the server.
     folder: NameOrNone = ""
     database: Database = ""
+    # Where audio lies, too, for servers that share a database and no folder: it has the ids of this
+    # database's jobs as names, and nothing else. Keys and endpoint are the environment's.
+    store: Store = ""
     workers: Count = 2  # that are under way at a time; each gateway process has its share
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
     # as all engines together have slots, or `server.max_inflight` where there is no engine.

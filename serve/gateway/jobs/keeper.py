@@ -16,7 +16,7 @@ from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
-_THREADS = 4  # of their own, so that a database that is away leaves others theirs
+_THREADS = 4  # of each, so that a database that is away leaves others theirs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,13 +33,36 @@ class Keeper:
     """
 
     def __init__(self, config: Config) -> None:
-        self.audio = AudioFolder(Path(config.jobs.folder))
+        self.audio = AudioFolder(Path(config.jobs.folder), config.jobs.store)
         self.table = Table(config)
-        self._threads = ThreadPoolExecutor(_THREADS, "earshot-jobs")
+        self.for_audio, self._for_table = _Threads("audio"), _Threads("table")
+        # A table's calls are short, and who works on a job is to hold it by one while audio moves.
+        self.do, self.quietly = self._for_table.do, self._for_table.quietly
+
+    def discard(self, id: str) -> None:
+        """Have a job's audio removed, soon."""
+        self.for_audio.begin(self.audio.remove, id)
+
+    def close(self) -> None:
+        """Close them."""
+        self.for_audio.close()
+        self._for_table.close()
+        self.table.close()
+
+
+class _Threads:
+    """Threads that wait for a disk, a database or a store. For one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
         self._works = True
 
+    def begin(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call something whose end nobody waits for."""
+        self._threads.submit(call, *args, **kwargs)
+
     async def do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something that waits for the disk or the database.
+        """Call something that waits.
 
         Raises:
             Refusal: that cannot be used just now; the log says why.
@@ -65,14 +88,13 @@ class Keeper:
             return None
 
     def close(self) -> None:
-        """Close them."""
+        """Wait for what was begun."""
         self._threads.shutdown()
-        self.table.close()
 
     def _tell(self, error: FileError | None) -> None:
-        """Log that the table has begun to fail, or to work again."""
+        """Log that something has begun to fail, or works again."""
         if error and self._works:
             logger.error("%s; jobs wait until they can be", error)
         if not (error or self._works):
-            logger.info("jobs are kept in %s again", self.table.name)
+            logger.info("jobs are kept again")
         self._works = error is None

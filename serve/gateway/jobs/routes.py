@@ -187,7 +187,7 @@ class Jobs:
         try:
             size = 0
             if file is not None:
-                sha256 = await self._keeper.do(audio.keep, job.id, file)
+                sha256 = await self._keeper.for_audio.do(audio.keep, job.id, file)
                 size = audio.path(job.id).stat().st_size
             sent = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
@@ -198,10 +198,10 @@ class Jobs:
             )
             kept = await self._keeper.do(self._keeper.table.add, job)
         except BaseException:
-            audio.remove(job.id)
+            self._keeper.discard(job.id)
             raise
         if kept.id != job.id:
-            audio.remove(job.id)
+            self._keeper.discard(job.id)
             if kept.fingerprint != job.fingerprint:
                 raise Refusal(
                     RequestError(
@@ -248,7 +248,7 @@ class Jobs:
             if await self._keeper.do(table.cancel, job.key, job.id, now):
                 self._runner.cancelled(job.id)
                 self._counts.ended(CANCELLED)
-                await self._keeper.do(self._keeper.audio.remove, job.id)
+                self._keeper.discard(job.id)
                 self._webhooks.wake()
             job = await self._named(request)
         return JSONResponse(described(job) | delivery(job))

@@ -139,7 +139,7 @@ class Runner(Workers):
         await self._keeper.quietly(table.forget, now - jobs.keep_s)
         ids = await self._keeper.quietly(table.open_ids)
         if ids is not None:
-            await self._keeper.quietly(self._keeper.audio.remove_orphans, ids)
+            await self._keeper.for_audio.quietly(self._keeper.audio.remove_orphans, ids)
             self._counts.open_jobs = len(ids)
 
     # ------------------------------------------------------------ one job
@@ -182,12 +182,14 @@ class Runner(Workers):
             Refusal: it cannot be had.
         """
         audio = self._keeper.audio
+        if not job.url:
+            await self._keeper.for_audio.do(audio.restore, job.id, job.token)
         if not job.url or audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:
             size = await self._outside.fetch(job.url, part)
-            await self._keeper.do(audio.seal, part, job.id)
+            await self._keeper.for_audio.do(audio.seal, part, job.id)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
             raise Refusal(why, URL_AWAY) from error
@@ -226,14 +228,14 @@ class Runner(Workers):
             raise Refusal(RequestError("the job's audio is there no more"), "jobs_audio") from None
         ticket.charge(size)
         if size <= SPOOL_BYTES:
-            parts = request_parts(fields.request, await keeper.do(path.read_bytes))
+            parts = request_parts(fields.request, await keeper.for_audio.do(path.read_bytes))
         else:  # the engine's process takes it from where uploads lie, and keeps nothing there
             file = tempfile.NamedTemporaryFile(dir=self._door.upstreams.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
-            await keeper.do(keeper.audio.copy, job.id, Path(copy))
+            await keeper.for_audio.do(keeper.audio.copy, job.id, Path(copy))
             parts = request_parts(fields.request, None)
         look = functools.partial(_sound_of, path, size)
-        visit.sound = await keeper.do(self._door.targets.look, look)
+        visit.sound = await keeper.for_audio.do(self._door.targets.look, look)
         target = Target(job.model, False)
         exchange = self._door.pass_on(visit, target, parts, ticket, False, copy, priority="job")
         run.given = True
@@ -276,7 +278,7 @@ class Runner(Workers):
 
     async def _over(self, job: Job, status: str) -> None:
         self._counts.ended(status)
-        await self._keeper.quietly(self._keeper.audio.remove, job.id)
+        self._keeper.discard(job.id)
         self._webhooks.wake()
 
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import http.client
 import http.server
+import io
 import json
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
+from serve.gateway.jobs.audio import AudioFolder
 from serve.gateway.jobs.places import is_inside
+from serve.gateway.jobs.store import AudioStore
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
 from serve.gateway.jobs.table import Job, Table
 from serve.gateway.jobs.webhooks import read_secret, signed
@@ -168,7 +171,7 @@ def test_a_job_is_done_and_its_result_is_had_in_every_format(start, config):
     assert (job["object"], job["status"], job["filename"]) == ("audio.job", "queued", "talk.wav")
     done = ended(running, job["id"])
     assert (done["status"], done["duration"], done["tries"]) == ("completed", 1.5, 1)
-    assert audio_of(config) == []
+    until(lambda: audio_of(config) == [])
     status, text = result(running, job["id"])
     verbose = json.loads(text)
     assert (status, verbose["text"]) == (200, "one two")
@@ -251,7 +254,7 @@ def test_a_failed_job_tells_the_error(start, config):
     assert job["status"] == "failed"
     assert job["error"]["code"] == "invalid_audio"
     assert job["error"]["message"] == "no audio"
-    assert audio_of(config) == []
+    until(lambda: audio_of(config) == [])
     status, text = result(running, job["id"])
     assert (status, json.loads(text)["error"]["code"]) == (409, "job_failed")
 
@@ -402,9 +405,73 @@ def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(start, config):
     with full_disk():
         status, error = send(running)
     assert (status, error["code"]) == (503, "server_unavailable")
-    assert audio_of(config) == []
+    until(lambda: audio_of(config) == [])
     assert json.loads(running.ask("GET", JOBS)[2])["data"] == []
     assert ended(running, accepted(running)["id"])["status"] == "completed"
+
+
+@pytest.fixture
+def stored(config):
+    """Jobs whose audio lies in a store, too, which begins empty."""
+    MemoryFileSystem.store.clear()
+    return dataclasses.replace(config, store="memory://bucket/jobs")
+
+
+def test_another_server_takes_audio_from_the_store(start, stored, monkeypatch, caplog):
+    monkeypatch.setattr("serve.gateway.jobs.runner._NOT_NOW_S", 0.05)
+    restored, got, given = AudioFolder.restore, AudioStore.get, threading.Event()
+
+    def restore(folder, id, token):
+        folder.path(id).unlink(missing_ok=True)  # as if another server had accepted it
+        restored(folder, id, token)
+
+    def get(store, id, to):
+        if not given.is_set():
+            raise FileError("the store is away")
+        return got(store, id, to)
+
+    monkeypatch.setattr(AudioFolder, "restore", restore)
+    monkeypatch.setattr(AudioStore, "get", get)
+    running = start(jobs=stored)
+    job = accepted(running, b"RIFF in a store")
+    until(lambda: "the store is away; jobs wait until they can be" in caplog.text)
+    assert show(running, job["id"])["tries"] <= 1
+    given.set()
+    assert ended(running, job["id"])["status"] == "completed"
+    until(lambda: not MemoryFileSystem().find("/bucket"))
+    until(lambda: audio_of(stored) == [])
+
+
+def test_what_the_store_does_not_take_is_not_accepted(start, stored, monkeypatch):
+    def full(*_):
+        raise RuntimeError("SlowDown")
+
+    running = start(jobs=stored)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "put_file", full)
+        status, error = send(running)
+    assert (status, error["code"]) == (503, "server_unavailable")
+    until(lambda: audio_of(stored) == [])
+    assert ended(running, accepted(running)["id"])["status"] == "completed"
+
+
+def test_what_is_left_of_no_job_goes_from_the_store(tmp_path, stored, monkeypatch):
+    here, there = (AudioFolder(tmp_path / name, stored.store) for name in ("here", "there"))
+    for id in ("job_a", "job_b"):
+        here.keep(id, io.BytesIO(id.encode()))
+    there.restore("job_a", "token")
+    there.restore("job_c", "token")
+    assert there.path("job_a").read_bytes() == b"job_a" and not there.path("job_c").exists()
+    there.remove_orphans({"job_a"})
+    assert MemoryFileSystem().find("/bucket") == ["/bucket/jobs/job_a", "/bucket/jobs/job_b"]
+    monkeypatch.setattr("serve.gateway.jobs.audio._ORPHAN_S", -1.0)
+    there.remove_orphans({"job_a"})
+    assert MemoryFileSystem().find("/bucket") == ["/bucket/jobs/job_a"]
+
+
+def test_a_store_that_cannot_be_had(tmp_path):
+    with pytest.raises(ConfigError, match=r"jobs.store = none://a cannot be used: .*s3fs"):
+        AudioFolder(tmp_path, "none://a")
 
 
 def test_a_full_server_is_waited_for(start, config, monkeypatch):
@@ -560,7 +627,7 @@ def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
     running = start(jobs=config, max_request_mb=1)
     job = ended(running, accepted(running, None, url=f"{hearer.place}/large")["id"])
     assert (job["status"], job["error"]["code"]) == ("failed", "request_too_large")
-    assert audio_of(config) == []
+    until(lambda: audio_of(config) == [])
 
 
 @pytest.mark.parametrize(
@@ -639,6 +706,8 @@ def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
         ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
         ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
         ('folder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
+        ('folder = "jobs"\nstore = "bucket"', "s3://bucket/jobs"),
+        ('folder = "jobs"\nstore = "s3://bucket/jobs"', "and no jobs.database"),
     ],
 )
 def test_a_config_that_makes_no_sense(tmp_path, keys, says):
