@@ -4,6 +4,7 @@ fsspec reaches the store, by the keys and the endpoint that the environment name
 """
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import fsspec
 
 from serve.contract.errors import ConfigError, FileError
+
+_ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class AudioStore:
@@ -65,18 +68,18 @@ class AudioStore:
             self._files.rm_file(self._name(id))
 
     def remove_others(self, ids: Collection[str], before: datetime) -> None:
-        """Remove what is of none of these jobs, and older than a moment.
+        """Remove the audio of all other jobs that is older than a moment; what is no job's stays.
 
         Raises:
             FileError: that failed.
         """
         with self._failing("lists nothing"):
             self._files.invalidate_cache()
-            there = self._files.find(self._folder)
-            others = [name for name in there if name.rpartition("/")[2] not in ids]
-            old = [name for name in others if self._files.modified(name) < before]
-        for name in old:
-            self.remove(name.rpartition("/")[2])
+            there = {name.rpartition("/")[2]: name for name in self._files.find(self._folder, 1)}
+            others = [id for id in there if _ID.fullmatch(id) and id not in ids]
+            old = [id for id in others if self._files.modified(there[id]) < before]
+        for id in old:
+            self.remove(id)
 
     def _name(self, id: str) -> str:
         return f"{self._folder}/{id}"

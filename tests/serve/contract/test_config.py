@@ -175,6 +175,7 @@ MAY_BE_EMPTY = {
     ("eval", "passages"),
     ("jobs", "folder"),
     ("jobs", "database"),
+    ("jobs", "store"),
     ("jobs", "webhook_secret_file"),
     ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),

@@ -457,16 +457,21 @@ def test_what_the_store_does_not_take_is_not_accepted(start, stored, monkeypatch
 
 def test_what_is_left_of_no_job_goes_from_the_store(tmp_path, stored, monkeypatch):
     here, there = (AudioFolder(tmp_path / name, stored.store) for name in ("here", "there"))
-    for id in ("job_a", "job_b"):
+    first, second, none = (f"job_{number:032x}" for number in range(3))
+    for id in (first, second, "letter"):
         here.keep(id, io.BytesIO(id.encode()))
-    there.restore("job_a", "token")
-    there.restore("job_c", "token")
-    assert there.path("job_a").read_bytes() == b"job_a" and not there.path("job_c").exists()
-    there.remove_orphans({"job_a"})
-    assert MemoryFileSystem().find("/bucket") == ["/bucket/jobs/job_a", "/bucket/jobs/job_b"]
+    for id in (first, none):
+        there.restore(id, "token")
+    assert there.path(first).read_text() == first and not there.path(none).exists()
+
+    def in_store():
+        return [name.rpartition("/")[2] for name in MemoryFileSystem().find("/bucket")]
+
+    there.remove_orphans({first})
+    assert in_store() == [first, second, "letter"], "younger than an hour"
     monkeypatch.setattr("serve.gateway.jobs.audio._ORPHAN_S", -1.0)
-    there.remove_orphans({"job_a"})
-    assert MemoryFileSystem().find("/bucket") == ["/bucket/jobs/job_a"]
+    there.remove_orphans({first})
+    assert in_store() == [first, "letter"]
 
 
 def test_a_store_that_cannot_be_had(tmp_path):
