@@ -55,8 +55,8 @@ class JobsConfig:
     # the server is started. It outlives the server.
     folder: NameOrNone = ""
     database: Database = ""
-    # Where audio lies, too, for servers that share a database and no folder; not for jobs of another
-    # database. Keys and endpoint are the environment's.
+    # Where audio lies, too, for servers that share a database and no folder; jobs of another
+    # database need another place. Keys and endpoint are the environment's.
     store: Store = ""
     workers: Count = 2  # that are under way at a time; each gateway process has its share
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
