@@ -60,7 +60,7 @@ BENCH = (
     ),
     Flag(
         "--short-encoder HOW",
-        "how much of them is encoded, as transcriber.short_encoder says it",
+        "how much of these and of live utterances is encoded, as transcriber.short_encoder says",
         default=Plan.short_encoder,
         options={"choices": get_args(ShortEncoder)},
     ),

@@ -20,10 +20,12 @@ from typing import Any
 from eval.bench.load import NoiseWindows
 from eval.bench.table import percentiles_ms
 from serve.contract.errors import EarshotError
+from serve.contract.fields import ShortEncoder
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.utterance import SURE_S
 from serve.runtime.protocol import DecodingOptions, Event, Job, Runtime
 from serve.speech.words import handovers
+from serve.transcriber.spans import encoder_frames
 
 WARM_S = 2.0  # words said before this are not counted
 WORDS_PER_S, TOKENS_PER_S = 2.5, 4.3  # 4.3 a second are MLPerf's 128 in 30 s
@@ -165,15 +167,23 @@ class Streams:
         count: how many streams.
         update_s: `live.update_s`.
         seconds: whose words are counted.
+        short: how much of their audio is encoded, as `LiveConfig.short_encoder` says.
     """
 
     def __init__(
-        self, runtime: Runtime, windows: NoiseWindows, count: int, update_s: float, seconds: float
+        self,
+        runtime: Runtime,
+        windows: NoiseWindows,
+        count: int,
+        update_s: float,
+        seconds: float,
+        short: ShortEncoder,
     ) -> None:
         self._runtime = runtime
         self._windows = windows
         self._features = windows.features(windows.batch)
         self._seconds = seconds
+        self._short = short
         self._end_s = WARM_S + seconds
         self._streams = [self._stream(i, update_s) for i in range(count)]
         self._under_way: dict[int, Update] = {}  # by its job
@@ -253,7 +263,7 @@ class Streams:
         said_s = min(update.audio_s, utterance.speech_s)
         job = Job(
             self._windows.new_id(),
-            self._features[stream.row],
+            self._features[stream.row][:, : encoder_frames(update.audio_s, self._short)],
             self._windows.prompt,
             DecodingOptions(timestamps=False, max_tokens=max(2, round(said_s * TOKENS_PER_S))),
             draft=(*utterance.tokens[:right], *wrong),

@@ -204,7 +204,7 @@ class Session:
     def live(self, plan: Plan) -> Iterator[Measurement]:
         """Search for the most streams whose words are final in time; yields each number tried."""
         search = Search(plan.streams, LIVE_TRIES)
-        self._streams(plan.streams, plan.update_s, LIVE_WARM_S)  # caches fill meanwhile
+        self._streams(plan.streams, plan, LIVE_WARM_S)  # caches fill meanwhile
         for count in search.counts():
             row = self._live(count, plan)
             search.note(count, row.figures["p95_ms"] <= 1e3 * HELD_S)
@@ -216,14 +216,14 @@ class Session:
             "streams",
             None,
             f"held: 95 of 100 words are final {HELD_S:g} s after their end; updates every "
-            f"{plan.update_s:g} s at the soonest, utterances of 2 to 10 s, {100 * RIGHT:.0f} % of "
-            "drafts right",
+            f"{plan.update_s:g} s at the soonest, utterances of 2 to 10 s, short windows "
+            f"{plan.short_encoder}, {100 * RIGHT:.0f} % of drafts right",
             {"update_s": plan.update_s, "seconds": plan.seconds},
         )
 
     def _live(self, count: int, plan: Plan) -> Measurement:
         """Measure so many streams."""
-        figures = self._streams(count, plan.update_s, plan.seconds).figures
+        figures = self._streams(count, plan, plan.seconds).figures
         return Measurement(
             f"live, {count} streams",
             self._system,
@@ -237,10 +237,10 @@ class Session:
             figures,
         )
 
-    def _streams(self, count: int, update_s: float, seconds: float) -> LiveLoad:
-        batch = self.config.encoder_batch
+    def _streams(self, count: int, plan: Plan, seconds: float) -> LiveLoad:
+        batch, short = self.config.encoder_batch, plan.short_encoder
         windows = NoiseWindows(self._engine, self.config.device, batch, REQUEST_S)
-        return Streams(self.runtime, windows, count, update_s, seconds).run()
+        return Streams(self.runtime, windows, count, plan.update_s, seconds, short).run()
 
     def open_loop_sweep(self, plan: Plan) -> Iterator[Measurement]:
         """Measure the saturated rate, then arrivals at shares of it."""
