@@ -147,7 +147,8 @@ class _Ours:
             for event in self._runtime.poll(1.0):
                 if event.error is not None:
                     raise event.error
-                tokens[event.job_id] = event.tokens
+                if event.finished:
+                    tokens[event.job_id] = event.tokens
         return [tokens[id] for id in range(len(windows))]
 
     @torch.inference_mode()

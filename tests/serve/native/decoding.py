@@ -17,16 +17,20 @@ def prompt_of(facts, language):
     return (facts.sot, facts.languages[language], facts.transcribe)
 
 
+def ends(runtime, timeout_s=0.0):
+    """Poll; returns the last events of jobs, of those that there are."""
+    return [event for event in runtime.poll(timeout_s) if event.finished]
+
+
 def run(runtime, jobs):
     """Decode all jobs together: job id -> its last event."""
     for job in jobs:
         runtime.submit(job)
     ended = {}
     while len(ended) < len(jobs):
-        for event in runtime.poll(1.0):
+        for event in ends(runtime, 1.0):
             assert event.job_id not in ended
             assert event.error is None
-            if event.finished:
-                ended[event.job_id] = event
+            ended[event.job_id] = event
     assert runtime.gauges().busy_slots == runtime.gauges().queued == 0
     return ended

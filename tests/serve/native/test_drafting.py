@@ -16,7 +16,7 @@ from serve.native.turns import DraftTurns
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import ends, prompt_of, run
 
 MOST = 4
 CONFIG = RuntimeConfig(slots=4, encoder_batch=4, threads=1, draft_tokens=MOST)
@@ -153,12 +153,12 @@ def test_guesses_go_on_where_they_were_when_urgent_windows_have_passed(
     assert len(long) == CONFIG.slots
     for job in long:
         runtime.submit(job)
-    assert not runtime.poll(0.0)
+    assert not ends(runtime)
     for job in jobs[:5]:
         runtime.submit(dataclasses.replace(job, urgent=True))
     while len(ended) < len(long) + 5:
         busy, before = runtime.gauges().busy_slots, runtime.gauges().step_slots
-        ended |= {event.job_id: event.tokens for event in runtime.poll(0.0)}
+        ended |= {event.job_id: event.tokens for event in ends(runtime)}
         rested += runtime.gauges().step_slots - before < busy
     assert rested > 0
     assert ended == {id: expected[0][id % 100].tokens for id in ended}

@@ -18,7 +18,7 @@ from serve.native.start import rows_of
 from serve.runtime.protocol import DecodingOptions, Detection, Job
 from serve.speech.words import handovers
 from tests.checkpoints import write_engine
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import ends, prompt_of, run
 from tests.serve.native.test_drafting import only_last_layer, whole, write_drafted
 from tests.serve.native.test_phrases import pairs_of
 
@@ -259,7 +259,7 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
     while len(ended) < len(again):
         if waiting and rng.random() < 0.3:
             runtime.submit(waiting.pop())
-        for event in runtime.poll(0.0):
+        for event in ends(runtime):
             ended[event.job_id] = event
     for job_id, event in ended.items():
         before = alone[job_id % 100]
@@ -280,7 +280,7 @@ def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, win
     for turn in range(5000):
         if turn < 9:
             runtime.cancel(turn * 3)
-        for event in runtime.poll(0.0):
+        for event in ends(runtime):
             assert event.job_id not in ended
             ended[event.job_id] = event
         if len(ended) == len(jobs):
@@ -340,7 +340,7 @@ def test_a_window_may_be_cancelled_while_it_is_aligned(graphs, int8_engine, chec
         for poll in range(1000):
             if poll == turn:
                 runtime.cancel(turn)
-            ended += [event for event in runtime.poll(0.0) if event.finished]
+            ended += ends(runtime)
             if ended and not runtime.gauges().busy_slots:
                 break
         assert len(ended) == 1 and ended[0].job_id == turn

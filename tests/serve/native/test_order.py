@@ -15,6 +15,7 @@ from serve.native.runtime import NativeRuntime
 from serve.native.slots import Slots
 from serve.runtime.protocol import DecodingOptions
 from tests.runtimes import mel_job
+from tests.serve.native.decoding import ends
 
 SLOTS = 4
 
@@ -127,10 +128,10 @@ def test_an_urgent_window_joins_at_once_where_many_wait(runtime, job):
     for id in range(3 * SLOTS):
         runtime.submit(job(id, max_tokens=400))
     for _ in range(2 * SLOTS):
-        assert runtime.poll(0.0) == []
+        assert ends(runtime) == []
     before = runtime.gauges()
     runtime.submit(urgent(job(99, max_tokens=400)))
-    assert runtime.poll(0.0) == []
+    assert ends(runtime) == []
     after = runtime.gauges()
     assert (before.busy_slots, after.busy_slots) == (SLOTS - 1, SLOTS)
     assert after.queued == before.queued
@@ -144,14 +145,14 @@ def test_none_starves_where_there_is_always_an_urgent_window(runtime, job):
     for made in kinds:
         runtime.submit(made)
         while made.id not in expected:
-            expected |= {event.job_id: event.tokens for event in runtime.poll(0.0)}
+            expected |= {event.job_id: event.tokens for event in ends(runtime)}
     for made in kinds:
         runtime.submit(made)
     ended, more = {}, itertools.count(100)
     for _ in range(3000):
         while runtime.gauges().queued + runtime.gauges().busy_slots < 6 + SLOTS - len(ended):
             runtime.submit(urgent(job(next(more), key=1, max_tokens=9)))
-        found = runtime.poll(0.0)
+        found = ends(runtime)
         ended |= {event.job_id: event.tokens for event in found if event.job_id < 100}
         if len(ended) == 6:
             break

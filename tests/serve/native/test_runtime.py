@@ -17,7 +17,7 @@ from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Detection, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from tests.checkpoints import write_engine
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import ends, prompt_of, run
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_results_do_not_depend_on_the_company(checkpoint, runtime, windows):
                 cancelled.add(job.id + 1000)
         if cancelled and rng.random() < 0.05:
             runtime.cancel(rng.choice(sorted(cancelled)))
-        for event in runtime.poll(0.0):
+        for event in ends(runtime):
             if event.job_id < 1000:
                 ended[event.job_id] = event
             else:

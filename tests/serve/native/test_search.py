@@ -13,7 +13,7 @@ from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import ends, prompt_of, run
 
 CPU = torch.device("cpu")
 PLAIN = DecodingOptions(timestamps=False, max_tokens=40)
@@ -198,7 +198,7 @@ def test_windows_that_need_more_rows_than_are_free_wait_for_them(engine, runtime
         runtime.submit(job)
     busy, ended = [], 0
     while ended < len(jobs):
-        ended += len(runtime.poll(1.0))
+        ended += len(ends(runtime, 1.0))
         busy.append(runtime.gauges().busy_slots)
     assert max(busy) == 2
 
@@ -209,10 +209,10 @@ def test_a_cancelled_search_leaves_its_rows_to_others(engine, runtime, some):
     for job in jobs[:2]:
         runtime.submit(job)
     for _ in range(3):
-        assert not runtime.poll(1.0)
+        assert not ends(runtime, 1.0)
     runtime.cancel(0)
     runtime.cancel(1)
-    assert [event.finished for event in runtime.poll(1.0)] == ["cancelled"] * 2
+    assert [event.finished for event in ends(runtime, 1.0)] == ["cancelled"] * 2
     after = run(runtime, jobs)
     assert after[0].tokens == run(runtime, [jobs[0]])[0].tokens
 

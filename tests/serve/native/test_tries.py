@@ -10,7 +10,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.runtime import NativeRuntime
 from serve.native.tries import best, next_try, try_of
 from serve.runtime.protocol import DecodingOptions, Detection, Event, Job, Scores
-from tests.serve.native.decoding import run
+from tests.serve.native.decoding import ends, run
 
 CONFIG = RuntimeConfig(slots=3, rows=9, encoder_batch=2, threads=1)
 ALL = Detection(certainty=1.0, tries=3)
@@ -117,9 +117,9 @@ def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, 
     runtime = NativeRuntime(engine, CONFIG)
     runtime.submit(job_of(windows, prompt, 0, detection=ALL))
     while not (trying := [one.tries for one in runtime._running.values()]) or not trying[0]:
-        assert not runtime.poll(0.0)
+        assert not ends(runtime)
     runtime.cancel(0)
-    assert runtime.poll(0.0) == [Event(0, finished="cancelled")]
+    assert ends(runtime) == [Event(0, finished="cancelled")]
     assert runtime.gauges().busy_slots == 0
     runtime._slots.check()
     runtime.close()
