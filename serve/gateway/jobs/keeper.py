@@ -1,6 +1,7 @@
 """The table and the audio of jobs, for an event loop: what waits for a disk does so in threads."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +60,8 @@ class _Threads:
 
     def begin(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call something whose end nobody waits for."""
-        self._threads.submit(call, *args, **kwargs)
+        with contextlib.suppress(RuntimeError):  # closed: what is not removed is an orphan later
+            self._threads.submit(call, *args, **kwargs)
 
     async def do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something that waits.
