@@ -30,7 +30,9 @@ GgmlKind = Literal["f16", "q8_0"]
 PREPARE_TIMEOUT_S = 3600.0
 CONVERTED_VERSION = "3"  # a part of the cache's key; to be raised when the conversion changes
 GGML_VERSION = "1"  # likewise
-OPENAI_VOCABULARIES = (51_864, 51_865, 51_866)  # English; multilingual; large-v3 and turbo
+OPENAI_ENGLISH = 51_864
+"""Tokens of OpenAI's English-only vocabulary, which names languages all the same."""
+OPENAI_VOCABULARIES = (OPENAI_ENGLISH, 51_865, 51_866)  # multilingual; large-v3 and turbo
 """Sizes of the vocabularies of published checkpoints; no other checkpoint has one of these."""
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _SPARE_TOKEN = "<|startoflm|>"
@@ -190,7 +192,8 @@ def vocabulary_size(folder: Path) -> int:
 
 def knows_languages(folder: Path) -> bool:
     """Return whether a converted checkpoint is multilingual: it can be told to transcribe."""
-    return "<|transcribe|>" in _vocabulary(folder)
+    tokens = _vocabulary(folder)
+    return "<|transcribe|>" in tokens and len(tokens) != OPENAI_ENGLISH
 
 
 def _vocabulary(folder: Path) -> list[str]:

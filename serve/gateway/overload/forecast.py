@@ -33,7 +33,10 @@ _FAST, _SLOW = 0.6, 0.8  # of the target
 _STEP_UP, _STEP_DOWN, _MOST_MORE = 1.02, 0.97, 4.0
 _MOST_FULL = 1.5  # of all slots: more at a time do not help an engine
 _FIRST_MARGIN = 0.3  # of the target
-_LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.9
+_LEAST_MARGIN = 0.05
+# What is later than forecast by more takes long whatever is before it, as where windows are decoded
+# again at higher temperatures: an engine that idles makes it no sooner.
+_MOST_MARGIN = 0.5
 
 Clock = Callable[[], float]
 

@@ -190,6 +190,15 @@ def test_a_vocabulary_with_an_empty_token_stays_as_it_is(tmp_path):
         assert json.loads((tmp_path / "vocabulary.json").read_text()) == tokens
 
 
+def test_openais_english_vocabulary_names_languages_and_knows_none(tmp_path):
+    """As faster-whisper's tiny.en has it: a token a line."""
+    tokens = [str(number) for number in range(51_862)] + ["<|transcribe|>", "<|startoflm|>"]
+    (tmp_path / "vocabulary.txt").write_text("".join(f"{token}\n" for token in tokens))
+    assert not prepare.knows_languages(tmp_path)
+    (tmp_path / "vocabulary.txt").write_text("".join(f"{token}\n" for token in [*tokens, ""]))
+    assert prepare.knows_languages(tmp_path)
+
+
 def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
     checkpoint = tmp_path / "checkpoint"

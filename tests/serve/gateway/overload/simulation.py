@@ -11,6 +11,7 @@ from serve.gateway.overload.target import ModelTarget
 from serve.gateway.refusals import Refusal
 
 MOST_TRIES = 6
+HARD = 10
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,10 +44,11 @@ class Client:
 class Simulation:
     """Slots that each do a share of the rate; who waits goes in order, jobs every 16th turn."""
 
-    def __init__(self, target_s, rate=300.0, slots=8, seed=0, noise=0.2):
+    def __init__(self, target_s, rate=300.0, slots=8, seed=0, noise=0.2, hard=0.0):
         self.now, self._events, self._numbers = 0.0, [], itertools.count()
         self.target = ModelTarget(target_s, slots, lambda: self.now)
         self._rate, self._free, self._noise = rate / slots, slots, noise
+        self._hard = hard  # share of requests that take ten times as long as others
         self._waiting = {priority: collections.deque() for priority in ("live", "file", "job")}
         self.clients, self._random, self._turns = [], random.Random(seed), 0
 
@@ -96,6 +98,7 @@ class Simulation:
             client, running = line.popleft()
             self._free -= 1
             noise = self._random.uniform(1 - self._noise, 1 + self._noise)
+            noise *= HARD if self._random.random() < self._hard else 1
             self.at(self.now + noise * running.work / self._rate, self._end, client, running)
 
     def _end(self, client, running):
