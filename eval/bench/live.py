@@ -163,7 +163,8 @@ class Streams:
 
     Args:
         runtime: idle; nobody else uses it meanwhile.
-        windows: of noise; their log-mel is computed anew for each update, as in serving.
+        windows: of noise; their log-mel is computed anew for each update, as in serving, but of
+            30 s however little of it is encoded.
         count: how many streams.
         update_s: `live.update_s`.
         seconds: whose words are counted.

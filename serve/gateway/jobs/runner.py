@@ -184,7 +184,8 @@ class Runner(Workers):
         audio = self._keeper.audio
         if not job.url:
             await self._keeper.for_audio.do(audio.restore, job.id, job.token)
-        if not job.url or audio.path(job.id).exists():
+            return
+        if audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:
