@@ -78,7 +78,8 @@ def test_an_engine_is_held_against_itself_and_against_the_other_precision(
 @pytest.mark.gpu
 def test_a_gpu_proves_it_and_takes_what_holds(tmp_path):
     demo = open_checkpoint("tests/fixture/checkpoint")
-    engine, config = write_engine(demo, tmp_path / "engine"), RuntimeConfig(device="cuda")
+    engine = write_engine(demo, tmp_path / "engine")
+    config = RuntimeConfig(device="cuda", encoder_precision="auto")
     proof = fp8.prove_fp8(engine, demo, "tests/data/manifest.jsonl", config)
     assert 0.5 < proof.agreement <= 1.0 and 0.5 < proof.int8_agreement <= 1.0
     for share in (0.0, 1.0):
