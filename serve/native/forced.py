@@ -138,7 +138,7 @@ class ForcedStep:
             ids=self._ids,
             rows=fed.rows,
             positions=fed.positions,
-            groups=Groups(fed.slots, fed.firsts, fed.counts, fed.most),
+            groups=Groups(fed.slots, fed.firsts, fed.counts, fed.most, whole=True),
             source=None,  # a first row's past is its own until beams change places
             several=True,
             length=min(fed.most, self._context),

@@ -33,6 +33,7 @@ from serve.native.kernels.packed import pack
 from serve.native.kernels.pending import Flow, Pending, given, unfinished
 from serve.native.kernels.splits import RUNS, Form, Keys, Shared, Workspace
 from serve.native.kernels.store import quantize_kernel
+from serve.native.kernels.texts import attend_to_audio, attend_to_texts
 from serve.native.kernels.thin import THIN_ROWS, multiply_thin, normalises
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
@@ -279,6 +280,8 @@ class TritonOps:
     ) -> torch.Tensor:
         """See `definition.self_attention`; of each row's past only what it has is read."""
         _, n_ctx, heads, head_dim = k_cache.shape
+        if feed.groups.whole and isinstance(qkv, torch.Tensor):
+            return attend_to_texts(qkv, heads, feed.groups)
         numbers, parts, quantized = unfinished(qkv)
         feeds, source = len(feed.rows), feed.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
@@ -318,6 +321,8 @@ class TritonOps:
 
         Triton's interpreter knows no Gluon: under it this is plain torch.
         """
+        if groups.whole and isinstance(q, torch.Tensor):
+            return attend_to_audio(q, cross, groups)
         if not self._on_gpu:
             return definition.cross_attention(self.finish(q), cross, groups)
         feeds = q.parts.shape[1] if isinstance(q, Pending) else len(q)

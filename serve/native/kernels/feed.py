@@ -19,6 +19,9 @@ class Groups:
     most: int  # no count is larger
     # What the host knows and kernels need not look up: that group i is feed i of slot i, alone.
     direct: bool = False
+    # That each group is a row's whole text, fed from position 0 on, from which no step goes on:
+    # what its feeds leave in the caches, and the last bits of what they get, are nobody's concern.
+    whole: bool = False
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int, int]]:

@@ -98,6 +98,18 @@ def layer(ops, count, several, source, int8, each=1):
     ops.logits(x, norm, words, torch.arange(min(count, 9)))
 
 
+def whole_texts(ops):
+    """The attention of texts that are fed at once, to INT8 and to float16."""
+    feed = feeds(70, several=True, source=False, each=1)
+    groups = dataclasses.replace(feed.groups, whole=True)
+    own = [torch.zeros(70, CONTEXT, HEADS, 64).half() for _ in range(2)]
+    qkv = torch.zeros(70, 3 * D).half()
+    ops.self_attention(qkv, *own, dataclasses.replace(feed, groups=groups))
+    for kind, scale in ((torch.int8, torch.ones(2, HEADS, 64)), (torch.float16, None)):
+        cross = CrossKV(*(torch.zeros(2, HEADS, KEYS, 64, dtype=kind) for _ in "kv"), scale, scale)
+        ops.cross_attention(qkv[:, :D].contiguous(), cross, groups)
+
+
 def widest(ops, int8):
     """The products that take the most shared memory: turbo's widths, many rows."""
     for n_out, n_in in ((1280, 5120), (51866, 1280), (3840, 1280)):
@@ -147,6 +159,7 @@ def main(capability):
     layer(ops, 70, several=True, source=False, int8=True)
     ops._processors = 1  # few enough for feeds to share what they read
     layer(ops, 8, several=True, source=False, int8=True, each=4)
+    whole_texts(ops)
     for int8 in (True, False):
         widest(ops, int8)
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)

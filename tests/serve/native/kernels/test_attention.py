@@ -300,3 +300,30 @@ def test_embed(ops, random, dtype):
     feed = feed_of([5, 0, 2, 2, 2], [0, 3, 445, 446, 447], ids)
     twin = definition.embed(feed, tokens, places)
     assert torch.equal(ops.embed(feed, tokens, places), twin)
+
+
+def text_groups(*counts, slots=(2, 0, 3, 1)):
+    """Groups of whole texts, one behind the other, those of no feeds among them."""
+    begins = [sum(counts[:i]) for i in range(len(counts))]
+    groups = groups_of(*zip(slots, begins, counts, strict=False))
+    return dataclasses.replace(groups, whole=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("counts", [(133, 0, 1, 65), (64,), (7, 200)], ids=str)
+def test_whole_texts_attend_to_their_own_past(ops, random, counts, dtype):
+    pairs = [(row, at) for row, count in enumerate(counts) for at in range(count)]
+    feed = dataclasses.replace(
+        feed_of(*zip(*pairs, strict=True), several=True), groups=text_groups(*counts)
+    )
+    qkv, caches = random(len(pairs), 3 * D, dtype=dtype, spread=0.5), self_caches(random, 5, dtype)
+    got = ops.self_attention(qkv, *caches, feed)
+    close(got, definition.self_attention(qkv, *caches, feed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+def test_whole_texts_attend_to_audio(ops, random, int8, dtype):
+    cross = cross_of(definition, random, 4, dtype, int8)
+    q = random(199, D, dtype=dtype, spread=0.5)
+    check_cross_attention(ops, q, cross, text_groups(133, 0, 1, 65))

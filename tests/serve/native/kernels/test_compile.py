@@ -35,6 +35,7 @@ def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
         "score_kernel",
         "self_attention_kernel",
         "sums_kernel",
+        "texts_kernel",
         "warp_kernel",
         *(hopper if capability == "90" else ()),
     }
