@@ -114,7 +114,7 @@ class TranscriberTests:
     def cheap_features(self, monkeypatch):
         """The fake runtime does not look at features."""
         monkeypatch.setattr(
-            "serve.transcriber.dispatch.log_mel",
+            "serve.speech.features.log_mel",
             lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
         )
 

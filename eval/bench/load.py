@@ -26,11 +26,10 @@ from serve.speech.features import (
     SAMPLE_RATE,
     WINDOW_S,
     WINDOW_SAMPLES,
-    log_mel,
-    upload,
+    LogMel,
 )
 from serve.speech.words import handovers
-from serve.transcriber.spans import encoder_frames
+from serve.transcriber.spans import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
 MOST_UNTIMED = 64  # windows; the runtime waits where their words are timed too slowly
@@ -70,7 +69,7 @@ class NoiseWindows:
         self._beam_size = beam_size
         self._align_frames = engine.manifest.dims.n_audio_ctx if words else 0
         self._device = torch.device(device)
-        self._mel_filters = engine.load_mel_filters().to(self._device)
+        self._log_mel = LogMel(engine.load_mel_filters(), self._device, WINDOW_LENGTHS)
         noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
         noise[:, round(seconds * SAMPLE_RATE) :] = 0
         noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
@@ -87,7 +86,7 @@ class NoiseWindows:
         The host does not wait for them.
         """
         assert count <= self.batch
-        return log_mel(upload(self._samples[:count], self._device), self._mel_filters)
+        return self._log_mel(self._samples[:count])
 
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """Make a job for each length in tokens, at most `batch`."""

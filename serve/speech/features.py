@@ -6,6 +6,7 @@ decades below the loudest bin of the window, then (x + 4) / 4. FP32 throughout.
 """
 
 import functools
+from collections.abc import Iterable
 
 import torch
 
@@ -79,6 +80,49 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
     log_power = (mel_filters @ power).clamp_min(1e-10).log10()
     loudest = log_power.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(log_power, loudest - 8.0) + 4.0) / 4.0
+
+
+class LogMel:
+    """Computes log-mel on a device.
+
+    One window on a GPU takes the host longer to launch, kernel by kernel, than the GPU to compute:
+    windows of certain lengths are replayed from CUDA graphs.
+
+    Args:
+        mel_filters: as of `log_mel`, on any device.
+        device: where to compute.
+        lengths: of windows that come one by one, in samples.
+    """
+
+    def __init__(
+        self, mel_filters: torch.Tensor, device: torch.device, lengths: Iterable[int] = ()
+    ) -> None:
+        self._device = device
+        self._mel_filters = mel_filters.to(device)
+        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        for length in lengths if device.type == "cuda" else ():
+            self._record(length)
+
+    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
+        """Compute it for windows on the host, which for a GPU are best in pinned memory.
+
+        Returns:
+            See `log_mel`; the host does not wait for it.
+        """
+        if len(samples) > 1 or samples.shape[1] not in self._recorded:
+            return log_mel(upload(samples, self._device), self._mel_filters)
+        graph, given, made = self._recorded[samples.shape[1]]
+        given.copy_(samples, non_blocking=True)
+        graph.replay()
+        return made.clone()
+
+    def _record(self, length: int) -> None:
+        given = torch.zeros((1, length), device=self._device)
+        log_mel(given, self._mel_filters)  # plans and window are made
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = log_mel(given, self._mel_filters)
+        self._recorded[length] = graph, given, made
 
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:

@@ -17,11 +17,12 @@ import torch
 
 from serve.contract.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Capabilities, Event, Job, Runtime
-from serve.speech.features import HOP_LENGTH, log_mel, upload, with_silence
+from serve.speech.features import HOP_LENGTH, LogMel, with_silence
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.fair_queue import FairQueue
 from serve.transcriber.guard import guarded, runtime_calls
+from serve.transcriber.spans import WINDOW_LENGTHS
 
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
 _SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
@@ -59,7 +60,8 @@ class Dispatcher:
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
-        self._mel_filters = mel_filters.to(self._device)
+        features = self._capabilities.takes == "features"
+        self._compute = LogMel(mel_filters, self._device, WINDOW_LENGTHS if features else ())
         self._on_taken = on_taken
         slots = self._capabilities.max_windows
         self._max_jobs = 2 * slots
@@ -208,7 +210,7 @@ class Dispatcher:
             row[: len(window.samples)] = window.samples
             row[len(window.samples) :] = 0.0
         try:
-            return log_mel(upload(padded, self._device), self._mel_filters).unbind()
+            return self._compute(padded).unbind()
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
 

@@ -14,6 +14,8 @@ _SILENCE_S = 1.0  # that the encoder sees behind the audio, at least
 # base: in shorter ones it hears more wrong than in whole windows.
 _SHORTEST_S = 3.0
 _SEEN_S = (10, 15, 20)
+WINDOW_LENGTHS = tuple(seconds * SAMPLE_RATE for seconds in (*_SEEN_S, WINDOW_S))
+"""Samples of windows as the encoder sees them, unless it is to see as little as there is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,3 +38,17 @@ def test_uploaded_samples_are_the_same_on_the_device(device):
     on_device = features.upload(given, torch.device(device))
     assert on_device.device.type == device
     assert torch.equal(on_device.cpu(), samples)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seconds", [10, 30])
+def test_a_window_that_is_replayed_is_the_window_that_is_computed(seconds):
+    """One after another, of which the first must not change when the second comes."""
+    device, filters, length = torch.device("cuda"), mel_filters(80), seconds * features.SAMPLE_RATE
+    replayed = features.LogMel(filters, device, [length])
+    windows = [torch.randn(1, length).pin_memory() for _ in range(3)]
+    made = [replayed(window) for window in windows]
+    for window, got in zip(windows, made, strict=True):
+        assert torch.equal(got, features.log_mel(window.to(device), filters.to(device)))
+    together = replayed(torch.cat(windows))
+    torch.testing.assert_close(together, torch.cat(made))

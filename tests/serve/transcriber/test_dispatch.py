@@ -21,7 +21,8 @@ CONFIG = TranscriberConfig()
 @pytest.fixture(autouse=True)
 def cheap_features(monkeypatch):
     """A window's features hold its first sample, padded with zeros."""
-    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", lambda samples, filters: samples)
+    monkeypatch.setattr("serve.speech.features.log_mel", lambda samples, filters: samples)
+    monkeypatch.setattr("serve.transcriber.dispatch.WINDOW_LENGTHS", ())  # no graph of nothing
 
 
 def make(script=lambda job: Play(), **capabilities):
@@ -327,7 +328,7 @@ def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
             raise ZeroDivisionError("a bug")
         return samples
 
-    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", log_mel)
+    monkeypatch.setattr("serve.speech.features.log_mel", log_mel)
     dispatcher, runtime = make()
     requests = [make_active(id, windows=1) for id in (1, 2, 3)]
     for each in requests:

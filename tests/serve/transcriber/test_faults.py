@@ -57,7 +57,7 @@ def plant(monkeypatch, place, tokenizer):
             loud,
         ),
         "log_mel": (
-            "serve.transcriber.dispatch.log_mel",
+            "serve.speech.features.log_mel",
             lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
             lambda samples, filters: loud(samples),
         ),
@@ -224,7 +224,7 @@ class TestTheRuntimesFault(TranscriberTests):
             raise torch.AcceleratorError("an illegal memory access was encountered")
 
         transcriber, _ = start(echo)
-        monkeypatch.setattr("serve.transcriber.dispatch.log_mel", broken)
+        monkeypatch.setattr("serve.speech.features.log_mel", broken)
         client = Client().send(transcriber, request())
         assert isinstance(client.error, DeviceError)
         assert "illegal memory access" in str(client.error)

@@ -36,7 +36,7 @@ class TestShort(TranscriberTests):
     def cheap_features(self, monkeypatch):
         """Features are as many as the encoder sees."""
         monkeypatch.setattr(
-            "serve.transcriber.dispatch.log_mel", lambda samples, _: samples[:, None, ::160]
+            "serve.speech.features.log_mel", lambda samples, _: samples[:, None, ::160]
         )
 
     @pytest.mark.parametrize(("seconds", "frames"), [(2.0, 300), (2.5, 400), (29.5, 3000)])

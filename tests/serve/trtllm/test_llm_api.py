@@ -227,7 +227,7 @@ class TestRefusals:
                 open_runtime(engine, settings(**changes))
 
     def test_the_dispatcher_hands_out_samples_and_computes_no_log_mel(self, monkeypatch, engine):
-        monkeypatch.setattr("serve.transcriber.dispatch.log_mel", None)
+        monkeypatch.setattr("serve.speech.features.log_mel", None)
         able = dataclasses.replace(FakeRuntime(lambda _: Play()).capabilities, takes="samples")
         runtime = FakeRuntime(lambda _: Play(), able)
         active = ActiveRequest(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
