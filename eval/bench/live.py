@@ -11,6 +11,7 @@ What is measured is how long words wait.
 import collections
 import concurrent.futures
 import dataclasses
+import heapq
 import itertools
 import random
 import time
@@ -115,6 +116,7 @@ def script(rng: random.Random, until_s: float) -> Iterator[Utterance]:
 class Stream:
     """Somebody who speaks."""
 
+    index: int
     row: int  # of the noise that they make
     pace: Pace
     utterances: collections.deque[Utterance]  # the first one is decoded
@@ -163,8 +165,7 @@ class Streams:
 
     Args:
         runtime: idle; nobody else uses it meanwhile.
-        windows: of noise; their log-mel is computed anew for each update, as in serving, but of
-            30 s however little of it is encoded.
+        windows: of noise; their log-mel is computed anew for each update, as in serving.
         count: how many streams.
         update_s: `live.update_s`.
         seconds: whose words are counted.
@@ -182,11 +183,12 @@ class Streams:
     ) -> None:
         self._runtime = runtime
         self._windows = windows
-        self._features = windows.features(windows.batch)
         self._seconds = seconds
         self._short = short
         self._end_s = WARM_S + seconds
         self._streams = [self._stream(i, update_s) for i in range(count)]
+        self._idle = list[tuple[float, int]]()
+        """When each stream without an update under way is due, the soonest first, and its index."""
         self._under_way: dict[int, Update] = {}  # by its job
         self._timers = concurrent.futures.ThreadPoolExecutor(2)  # as many as a transcriber has
         self._timing = dict[concurrent.futures.Future[Any], Update]()
@@ -198,7 +200,7 @@ class Streams:
         rng, pace = random.Random(index), Pace(update_s)
         pace.speech(-rng.uniform(0, update_s))
         row = index % self._windows.batch
-        return Stream(row, pace, collections.deque(script(rng, self._end_s)))
+        return Stream(index, row, pace, collections.deque(script(rng, self._end_s)))
 
     def run(self) -> LiveLoad:
         """Let them speak; the runtime is empty afterwards.
@@ -207,6 +209,8 @@ class Streams:
             EarshotError: an update failed, or no word was said.
         """
         self._began = time.perf_counter()
+        for stream in self._streams:
+            self._wait(stream)
         while (now_s := self._now_s()) < self._end_s or (
             any(self._waiting()) and now_s < self._end_s + _GRACE_S
         ):
@@ -243,17 +247,14 @@ class Streams:
         for event in self._runtime.poll(_NAP_S):
             note(event)
 
+    def _wait(self, stream: Stream) -> None:
+        heapq.heappush(self._idle, (stream.due_s(), stream.index))
+
     def _hand_over(self, now_s: float) -> None:
         """Begin the updates that are due, longest first."""
-        busy = {id(update.stream) for update in self._under_way.values()}
-        busy |= {id(update.stream) for update in self._timing.values()}
-        idle = [stream for stream in self._streams if id(stream) not in busy]
-        due = sorted((stream for stream in idle if stream.due_s() <= now_s), key=Stream.due_s)
-        for begin in range(0, len(due), self._windows.batch):
-            group = due[begin : begin + self._windows.batch]
-            self._windows.features(len(group))
-            for stream in group:
-                self._decode(stream, now_s)
+        while self._idle and self._idle[0][0] <= now_s:
+            _, index = heapq.heappop(self._idle)
+            self._decode(self._streams[index], now_s)
 
     def _decode(self, stream: Stream, now_s: float) -> None:
         """Decode what a stream has said by now."""
@@ -264,7 +265,7 @@ class Streams:
         said_s = min(update.audio_s, utterance.speech_s)
         job = Job(
             self._windows.new_id(),
-            self._features[stream.row][:, : encoder_frames(update.audio_s, self._short)],
+            self._windows.beginning(stream.row, encoder_frames(update.audio_s, self._short)),
             self._windows.prompt,
             DecodingOptions(timestamps=False, max_tokens=max(2, round(said_s * TOKENS_PER_S))),
             draft=(*utterance.tokens[:right], *wrong),
@@ -307,6 +308,7 @@ class Streams:
             stream.utterances.popleft()
             for following in itertools.islice(stream.utterances, 1):
                 stream.pace.speech(following.begins_s)
+        self._wait(stream)
 
     def _give_up(self) -> None:
         for job_id in list(self._under_way):

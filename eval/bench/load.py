@@ -88,6 +88,11 @@ class NoiseWindows:
         assert count <= self.batch
         return self._log_mel(self._samples[:count])
 
+    @torch.inference_mode()
+    def beginning(self, row: int, frames: int) -> torch.Tensor:
+        """Compute the log-mel of the first frames of one of `batch` windows, (n_mels, frames)."""
+        return self._log_mel(self._samples[row : row + 1, : frames * HOP_LENGTH])[0]
+
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """Make a job for each length in tokens, at most `batch`."""
         options = [
@@ -236,7 +241,9 @@ def closed_loop(
     """Keep `in_flight` windows in the runtime at any time: a new one for each that ends.
 
     Counted for at least `seconds`, once twice as many windows as there are slots have ended: their
-    ages are mixed by then as they will stay. The runtime is empty afterwards.
+    ages are mixed by then as they will stay. Where all are of one length they may stay alike and
+    end together, so that as many are counted as make every slot's rounds whole. The runtime is
+    empty afterwards.
 
     Args:
         load: empty.
@@ -251,7 +258,10 @@ def closed_loop(
         load.fill(lengths, in_flight)
         done += len(load.poll())
     before, used, began, done = load.runtime.gauges(), joules(), time.perf_counter(), 0
-    while (wall_s := time.perf_counter() - began) < seconds or not done:
+    rounds = 1
+    while (wall_s := time.perf_counter() - began) < seconds or done < rounds * slots:
+        if wall_s < seconds:
+            rounds = done // slots + 1
         load.fill(lengths, in_flight)
         done += len(load.poll())
         load.wait_for_words(MOST_UNTIMED)

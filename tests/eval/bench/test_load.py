@@ -96,8 +96,8 @@ def load_of(clock, **kind):
 def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock):
     load, runtime = load_of(clock)
     found = closed_loop(load, itertools.repeat(5), slots=4, in_flight=7, seconds=10.0)
-    assert (found.windows, found.wall_s, found.rate) == (10, 10.0, 1.0)
-    assert found.gauges.steps == 10 and found.gauges.encode_s == 2.5  # not the 8 of the warm-up
+    assert (found.windows, found.wall_s, found.rate) == (12, 12.0, 1.0)  # three rounds of 4 slots
+    assert found.gauges.steps == 12 and found.gauges.encode_s == 3.0  # not the 8 of the warm-up
     assert runtime.most == 7 and load.in_flight == 0
     assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
     assert found.joules is None and found.energy == {}
@@ -106,8 +106,24 @@ def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock
 def test_a_closed_loop_counts_the_energy_of_what_it_counts(clock):
     load, _ = load_of(clock)
     found = closed_loop(load, itertools.repeat(5), 4, 7, 10.0, lambda: 600.0 * clock.now)
-    assert found.joules == 6000.0 and found.detail.endswith("; 600 W")
-    assert found.energy == {"joules_per_audio_hour": 6000.0 / (10 * 30 / 3600)}
+    assert found.joules == 7200.0 and found.detail.endswith("; 600 W")
+    assert found.energy == {"joules_per_audio_hour": 7200.0 / (12 * 30 / 3600)}
+
+
+def test_windows_that_end_together_are_counted_by_whole_rounds(clock):
+    """A round of 4 takes 4 s; by the clock alone 10 s would count two of them, 0.8 a second."""
+
+    class AllAtOnce(OneSecondEach):
+        def poll(self, timeout_s):
+            self._clock.now += 1.0
+            if self._clock.now % 4:
+                return []
+            ended, self._waiting = list(self._waiting), collections.deque()
+            return [Event(job.id, (7,) * job.options.max_tokens, "length") for job in ended]
+
+    load = Load(AllAtOnce(clock), Numbers())
+    found = closed_loop(load, itertools.repeat(5), slots=4, in_flight=4, seconds=10.0)
+    assert (found.windows, found.rate) == (12, 1.0)
 
 
 def test_windows_at_hand_at_the_start_are_timed_with_fill_and_drain(clock):
