@@ -5,13 +5,11 @@ It computes on the very memory that it was recorded with, so what changes betwee
 there first.
 """
 
-import gc
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 
-Work = Callable[[], None]
+from serve.speech.cuda_graph import Work, capture
 
 
 class Replay:
@@ -56,31 +54,3 @@ class Replay:
     def launch(self, key: Hashable) -> None:
         """Launch a piece of work, on the current stream."""
         self._graphs[key].replay()
-
-
-def capture(work: Work, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record, and replay once.
-
-    What is recorded on one stream shares the libraries' workspaces, on two it does not. The first
-    replay of a graph takes it to the device, for which no window is to wait.
-
-    Nothing is collected meanwhile: garbage may hold a graph of a runtime that is gone, and CUDA
-    refuses to free one while another is recorded.
-    """
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            work()
-    finally:
-        if collects:
-            gc.enable()
-    with torch.cuda.stream(stream):
-        graph.replay()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph

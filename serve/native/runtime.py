@@ -161,7 +161,7 @@ class NativeRuntime:
     ) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
         aligners = [self._aligner] if self._aligner else []
-        stepping = [self._loop.replay, *(aligner.replay for aligner in aligners)]
+        stepping = [self._loop.replay, starter.replay, *(aligner.replay for aligner in aligners)]
         sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
@@ -176,7 +176,7 @@ class NativeRuntime:
             torch.cuda.empty_cache()
         if self._streams is not None:
             encoder.replay.record(self._streams.encoder)
-            for replay in (*stepping, starter.replay):
+            for replay in stepping:
                 replay.record(self._streams.steps)
         for work in sizes:
             work()

@@ -128,6 +128,8 @@ class Slots:
 
 def _first_run(free: list[bool], count: int) -> int | None:
     """Return the first of `count` free rows side by side; None if there are none."""
+    if count == 1:  # as of nearly all, and by the list's own search
+        return free.index(True) if True in free else None
     length = 0
     for row, is_free in enumerate(free):
         length = length + 1 if is_free else 0

@@ -5,17 +5,19 @@ the language that it names takes its place in the prompt.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.native.feeds import FEEDS, ShortPrompt, Span, feed_of_spans, upload
+from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
 from serve.native.parts import Parts
+from serve.native.prompts import PromptFeed, sizes
 from serve.native.replay import Replay
-from serve.native.rules.state import NOWHERE, Picks, new_state
+from serve.native.rules.state import NO_GUESS, NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
@@ -57,12 +59,12 @@ class Starter:
         self._slots = parts.cache.cross.shape[2]
         # In graphs no host looks after the second decoder: it knows the prompts from the start.
         self._draft = parts.draft if parts.graphs else None
-        self._short = ShortPrompt(parts.state.tokens)
-        self._short_logits: torch.Tensor  # float32, good until the next short prompt is fed
+        self._recorded = list[PromptFeed]()  # smallest first
+        self._logits = dict[PromptFeed, torch.Tensor]()  # what their graphs leave
         self.replay = Replay()
-        """Of short prompts; recorded while all rows are free."""
+        """Of prompts, and of what is chosen after them; recorded while all rows are free."""
         if parts.graphs:
-            self.replay.add(FEEDS, self._feed_short)
+            self.add_graphs()
 
     def start(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
@@ -75,6 +77,16 @@ class Starter:
         for some in (plain, drafted):
             if some:
                 self._feed_prompts(some)
+
+    def add_graphs(self) -> None:
+        """Have prompts fed, and first tokens chosen, by graphs once they are recorded."""
+        for size in sizes(self._slots):
+            self._recorded.append(PromptFeed(self._state.tokens, size))
+        for prompts in reversed(self._recorded):
+            self.replay.add(prompts, functools.partial(self._feed, prompts))
+            for turns in prompts.size.turns:
+                choice = functools.partial(self._choose_recorded, prompts, turns)
+                self.replay.add((prompts, turns), choice)
 
     def warm_up(self) -> None:
         """Have kernels compiled for prompts and guesses of every size, fed to rows still free.
@@ -95,15 +107,26 @@ class Starter:
 
     def _step(self, spans: Sequence[Span], wanted: Sequence[int]) -> torch.Tensor:
         """Feed spans; return logits after the wanted feeds, float32 (wanted, n_vocab)."""
-        if FEEDS in self.replay and self._short.holds(spans, wanted):
-            self._short.write(spans[0], wanted)
-            self.replay.launch(FEEDS)
-            return self._short_logits[: len(wanted)]
+        prompts = self._graph_for(spans, wanted)
+        if prompts is not None:
+            prompts.write(spans, wanted)
+            self.replay.launch(prompts)
+            return self._logits[prompts][: len(wanted)]
         feed = feed_of_spans(self._state.tokens, spans, self._device)
         return self._launch(feed, upload(wanted, self._device))
 
-    def _feed_short(self) -> None:
-        self._short_logits = self._launch(self._short.feed, self._short.wanted)
+    def _graph_for(self, spans: Sequence[Span], wanted: Sequence[int]) -> PromptFeed | None:
+        fit = (prompts for prompts in self._recorded if prompts.holds(spans, wanted))
+        return next((prompts for prompts in fit if prompts in self.replay), None)
+
+    def _feed(self, prompts: PromptFeed) -> None:
+        self._logits[prompts] = self._launch(prompts.feed, prompts.wanted)
+
+    def _choose_recorded(self, prompts: PromptFeed, turns: int) -> None:
+        """Choose first tokens of rows that each stand for themselves, as drafts if without any."""
+        self._state.trusted.fill_(True)
+        for picks in prompts.picks(turns):
+            self._advance(self._state, picks, self._logits[prompts], drafted=True)
 
     def _launch(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Return logits after the wanted feeds; a second decoder is fed the same."""
@@ -148,16 +171,34 @@ class Starter:
             spans.append(Span(window.place, begin, end))
             fed += end - begin
             lasts.append(fed - 1)
-            guesses = self._guesses(window)
-            if guesses:
-                spans.append(Span(window.place, end, end + guesses))
-            drafts.append(list(range(fed, fed + guesses)))
-            fed += guesses
+            guessed = self._guesses(window)
+            if guessed:
+                spans.append(Span(window.place, end, end + guessed))
+            drafts.append(list(range(fed, fed + guessed)))
+            fed += guessed
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
         logits = self._step(spans, wanted)
         if noting:
             self._note_start(noting, logits[: len(noting)])
-        self._choose(begun, logits[len(noting) :], [len(feeds) for feeds in drafts])
+        guesses = [len(feeds) for feeds in drafts]
+        prompts = self._graph_for(spans, wanted)
+        if prompts is None or not self._choose_by_graph(prompts, begun, len(noting), guesses):
+            self._choose(begun, logits[len(noting) :], guesses)
+
+    def _choose_by_graph(
+        self, prompts: PromptFeed, begun: Sequence[Begun], before: int, guesses: list[int]
+    ) -> bool:
+        """Choose from the logits that a graph left, behind so many lines; whether it could."""
+        if any(window.place.count > 1 for window in begun):
+            return False
+        first = before + len(begun)
+        firsts = list(itertools.accumulate(guesses[:-1], initial=first))
+        lines = [list(range(before, first))]
+        lines += [[at + turn for at in firsts] for turn in range(max(guesses))]
+        turns = prompts.choose([window.place.first_row for window in begun], lines)
+        if turns is not None:
+            self.replay.launch((prompts, turns))
+        return turns is not None
 
     def _guesses(self, window: Begun) -> int:
         """Count a job's guessed tokens that are fed: one less than it may say in all."""
@@ -197,7 +238,9 @@ class Starter:
         known = [
             (*window.job.prompt, *window.job.draft[: self._guesses(window)]) for window, _ in lines
         ]
-        rows = new_state(len(lines), max(map(len, known)), torch.device("cpu"))
+        longest = min(max(map(len, known)) + 1, context)
+        rows = new_state(len(lines), longest, torch.device("cpu"))
+        rows.tokens.fill_(NO_GUESS)  # what was said there before might be what is chosen
         for line, tokens in enumerate(known):
             rows.tokens[line, : len(tokens)] = torch.tensor(tokens)
         for name, column in self._columns(lines, context).items():

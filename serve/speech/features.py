@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from serve.speech.cuda_graph import capture
 from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
 
 N_FFT = 400
@@ -118,11 +119,13 @@ class LogMel:
 
     def _record(self, length: int) -> None:
         given = torch.zeros((1, length), device=self._device)
-        log_mel(given, self._mel_filters)  # plans and window are made
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            made = log_mel(given, self._mel_filters)
-        self._recorded[length] = graph, given, made
+        made = log_mel(given, self._mel_filters)
+
+        def work() -> None:
+            made.copy_(log_mel(given, self._mel_filters))
+
+        with torch.cuda.device(self._device):
+            self._recorded[length] = capture(work), given, made
 
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:

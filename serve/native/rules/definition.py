@@ -13,7 +13,7 @@ from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.native.rules.loops import end_loops
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
 from serve.native.rules.search import best_tokens, extend
-from serve.native.rules.state import NEVER, Picks, RowState
+from serve.native.rules.state import NEVER, NO_ROW, Picks, RowState
 
 
 class Rules:
@@ -111,7 +111,7 @@ class Rules:
                 computed with it: rows whose last guess was not what was chosen are passed over,
                 from `begin_draft` on. Such a row must stand for itself.
         """
-        live = ~state.finished[picks.rows]
+        live = (picks.rows != NO_ROW) & ~state.finished[picks.rows]
         if drafted:
             live &= state.trusted[picks.rows]
         picks = Picks(picks.rows[live], picks.at[live])

@@ -75,9 +75,10 @@ def _forbidden(state: Fields, row, id, at, length, n_ctx: int, form: tl.constexp
 
 @triton.jit
 def _live(state: Fields, row, drafted: tl.constexpr) -> tl.tensor:
-    live = tl.load(state.finished + row) == 0
+    there = row >= 0  # else `NO_ROW`
+    live = tl.load(state.finished + row, mask=there, other=1) == 0
     if drafted:
-        live = live & (tl.load(state.trusted + row) != 0)
+        live = live & (tl.load(state.trusted + row, mask=there, other=0) != 0)
     return live
 
 

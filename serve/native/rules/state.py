@@ -8,6 +8,8 @@ import torch
 
 NEVER = -math.inf
 NOWHERE = 1 << 30  # a position that no sequence reaches
+NO_ROW = -1  # in place of a row: nobody chooses
+NO_GUESS = -2  # in place of a token: nothing is guessed, and nothing that is chosen is this
 
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
@@ -166,5 +168,5 @@ class Picks:
     choice all of them read its leader's logits, and `logprob_sum` of all but the leader is -inf.
     """
 
-    rows: torch.Tensor  # int64 (m,)
+    rows: torch.Tensor  # int64 (m,); `NO_ROW` = none
     at: torch.Tensor  # int64 (m,): the line of the logits that each reads

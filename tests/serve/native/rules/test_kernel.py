@@ -9,7 +9,7 @@ from serve.contract.engine import Dims, TokenizerFacts
 from serve.contract.phrases import build_trie
 from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import Phrasebook
-from serve.native.rules.state import Picks, new_state
+from serve.native.rules.state import NO_ROW, Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE
 
 FACTS = TokenizerFacts(
@@ -230,9 +230,11 @@ def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
             state.tokens[row, at : at + 4] = guide.tokens[row, at : at + 4]
             state.tokens[row, at + kept] += 1  # beyond the draft of the last
         rules.begin_draft(state, torch.tensor(rows, device=DEVICE))
-    chooser = kernels[1].TritonChoice(rules, 6, searching=False)
+    chooser = kernels[1].TritonChoice(rules, 8, searching=False)
     for step, logits in enumerate(steps_of(5)):
-        picks = picks_of(twin, False, rows)
+        picks = Picks(
+            *(torch.tensor(x, device=DEVICE) for x in ([*rows, NO_ROW, NO_ROW], range(8)))
+        )
         rules.advance(twin, picks, logits[:6], drafted=True)
         chooser.advance(mine, picks, logits[:6].contiguous(), drafted=True)
         same(mine, twin, step)
