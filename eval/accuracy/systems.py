@@ -87,6 +87,7 @@ def specs(config: Config) -> dict[str, Spec]:
         "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
         "faster-whisper-float32": faster_whisper(config, "float32", fair()),
         "faster-whisper-float32-greedy": faster_whisper(config, "float32", fair(**one_row)),
+        "faster-whisper-float16": faster_whisper(config, "float16", fair()),  # GPUs alone have it
         "faster-whisper-int8": faster_whisper(config, "int8", fair()),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", fair(**one_row)),
         "faster-whisper-library-defaults": faster_whisper(config, "default", dict),
