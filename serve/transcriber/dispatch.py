@@ -5,12 +5,15 @@ before all others the short ones: requests of a single window. These always find
 runtime that has them wait behind others gets so few windows of longer requests at a time that a few
 slots stay free. One that puts them first gets half as many again as it has slots, for it needs some
 that wait to encode them as full batches, and room is left for short ones. Short ones alone may take
-every slot and wait in the runtime for as many again.
+every slot and wait in the runtime for as many again. While somebody streams, live text alone has
+what short ones have otherwise, and files of a single window are as long ones.
 """
 
 import dataclasses
 import functools
 import itertools
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,11 +23,12 @@ from serve.runtime.protocol import Capabilities, Event, Job, Runtime
 from serve.speech.features import HOP_LENGTH, LogMel, with_silence
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.fair_queue import FairQueue
+from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue
 from serve.transcriber.guard import guarded, runtime_calls
 from serve.transcriber.spans import WINDOW_LENGTHS
 
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
+_STREAMING_S = 5.0  # after live text came, more of it is expected
 _SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
 _FEWEST_SLOTS = 4  # with fewer, an empty one costs too much
 
@@ -69,7 +73,8 @@ class Dispatcher:
         self._ids = itertools.count()
         self._ready: FairQueue[ActiveRequest] = FairQueue()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
-        self._long_jobs = 0  # of these, of requests that are not short
+        self._long_jobs = 0  # of these, those that are not urgent
+        self._live_s = -math.inf  # when live text came last
 
     @property
     def idle(self) -> bool:
@@ -78,6 +83,8 @@ class Dispatcher:
 
     def enqueue(self, active: ActiveRequest) -> None:
         """Give a request its turn if it has a window to submit now."""
+        if active.priority == "live":
+            self._live_s = time.monotonic()
         if active.ready and active.id not in self._ready:
             self._ready.add(active.id, active.rank, active)
 
@@ -88,25 +95,28 @@ class Dispatcher:
             DeviceError: the device failed.
         """
         failed: list[tuple[ActiveRequest, EarshotError]] = []
-        picked: list[tuple[ActiveRequest, int, Window]] = []
+        picked: list[tuple[ActiveRequest, int, Window, bool]] = []
         room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
         room_for_long = self._max_long_jobs - self._long_jobs
+        streaming = time.monotonic() - self._live_s < _STREAMING_S
         while len(picked) < room:
-            active = self._ready.pop(newcomers_only=room_for_long <= 0)
+            urgent_only = LIVE if streaming else NEWCOMERS
+            active = self._ready.pop(below=urgent_only if room_for_long <= 0 else None)
             if active is None:
                 break
             taken = guarded(f"taking a window of request {active.id}", active.next_window)
             if isinstance(taken, EarshotError):
                 failed.append((active, taken))
                 continue
-            picked.append((active, *taken))
-            room_for_long -= not _is_urgent(active, *taken)
+            urgent = _is_urgent(active, *taken, streaming)
+            picked.append((active, *taken, urgent))
+            room_for_long -= not urgent
             self._on_taken(active)
             self.enqueue(active)
-        sized = [(window, active.encoder_frames(index)) for active, index, window in picked]
+        sized = [(window, active.encoder_frames(index)) for active, index, window, _ in picked]
         features = self._features(sized) if sized else []
-        for (active, index, window), feature in zip(picked, features, strict=True):
-            error = self._submit_first(active, index, _is_urgent(active, index, window), feature)
+        for (active, index, _, urgent), feature in zip(picked, features, strict=True):
+            error = self._submit_first(active, index, urgent, feature)
             if error is not None:
                 failed.append((active, error))
         return failed
@@ -274,6 +284,10 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
     return slots - max(1, slots // _SLOTS_PER_FREE_ONE)
 
 
-def _is_urgent(active: ActiveRequest, index: int, window: Window) -> bool:
-    """Tell whether a window is the only one of its request, and that is no job."""
-    return index == 0 and window.last and active.priority != "job"
+def _is_urgent(active: ActiveRequest, index: int, window: Window, streaming: bool) -> bool:
+    """Tell whether a window is the only one of its request, and that is no job.
+
+    While somebody streams, that is live text's alone: files as short would hold its places.
+    """
+    only = index == 0 and window.last
+    return only and (active.priority == "live" or (active.priority == "file" and not streaming))

@@ -17,7 +17,8 @@ from serve.contract.messages import Priority
 T = TypeVar("T")
 Rank = tuple[int, ...]
 
-_SERVED: Rank = (1,)  # ranks from here on are those of whoever has had something
+NEWCOMERS: Rank = (1,)  # below it are the ranks of those that have had nothing
+LIVE: Rank = (0, True)  # and below this of live text that has not
 _JOBS: Rank = (1_000_000,)  # and from here on those of jobs
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
@@ -77,17 +78,17 @@ class FairQueue(Generic[T]):
         self._waiting.clear()
         self._by_rank.clear()
 
-    def pop(self, *, newcomers_only: bool = False) -> T | None:
+    def pop(self, *, below: Rank | None = None) -> T | None:
         """Take out whoever goes next; None: nobody may.
 
         Args:
-            newcomers_only: only somebody who has had nothing, as a rank that begins with 0 says.
+            below: only somebody who ranks lower than this, such as `NEWCOMERS`.
         """
         self._drop_stale()
-        if not self._by_rank or (newcomers_only and self._by_rank[0][0] >= _SERVED):
+        if not self._by_rank or (below is not None and self._by_rank[0][0] >= below):
             return None
         self._turns += 1
-        if newcomers_only or self._turns % _LONGEST_WAIT_EVERY:
+        if below is not None or self._turns % _LONGEST_WAIT_EVERY:
             _, id = heapq.heappop(self._by_rank)
         else:
             id = self._longest_wait()

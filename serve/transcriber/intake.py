@@ -26,7 +26,7 @@ from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
-from serve.transcriber.fair_queue import FairQueue, rank_of
+from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
@@ -236,7 +236,7 @@ class Intake:
     def _next(self) -> _Decoding | None:
         with self._lock:
             full = self._ahead >= self._max_ahead
-            decoding = self._waiting.pop(newcomers_only=full)
+            decoding = self._waiting.pop(below=NEWCOMERS if full else None)
             if decoding is None:
                 self._working -= 1
                 return None

@@ -1,6 +1,7 @@
 """Handing out windows: fair between requests, bounded, and nobody's job is lost."""
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -31,9 +32,10 @@ def make(script=lambda job: Play(), **capabilities):
     return Dispatcher(runtime, torch.zeros(80, 201)), runtime
 
 
-def make_active(id, windows, prompt_tokens=1):
+def make_active(id, windows, prompt_tokens=1, priority="file"):
     options = DecodingOptions(max_tokens=10)
-    made = ActiveRequest(id, Plan((1,) * prompt_tokens, "en", options, False), print, 0.0, 1e9)
+    plan = Plan((1,) * prompt_tokens, "en", options, False)
+    made = ActiveRequest(id, plan, print, 0.0, 1e9, priority=priority)
     samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
     for i, part in enumerate(samples):
         made.add_window(Window(i * 30.0, part, last=i == windows - 1))
@@ -133,6 +135,32 @@ def test_only_windows_are_urgent_and_stay_so_when_decoded_again():
         dispatcher.retry(dispatcher.record(event), 0.4)
     assert owners(runtime) == [(2, 0), (1, 0), (1, 1), (2, 0), (1, 0)]
     assert [job.urgent for job in runtime.jobs] == [True, False, False, True, False]
+
+
+def test_while_somebody_streams_live_text_alone_is_urgent(monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("serve.transcriber.dispatch.time", clock)
+    dispatcher, runtime = make(lambda job: Play(delay=10**9), max_windows=8, urgent_first=True)
+    pending = set(range(1, 30))
+
+    def come(id, priority):
+        dispatcher.enqueue(make_active(id, windows=1, priority=priority))
+        dispatcher.submit_windows()
+        dispatcher.check_invariants(pending)
+
+    come(1, "live")
+    for id in range(2, 20):
+        come(id, "file")
+    assert len(runtime.jobs) == 1 + 12, "as many as of long requests"
+    come(20, "live")
+    assert owners(runtime)[-1] == (20, 0)
+    assert [job.urgent for job in runtime.jobs] == [True, *[False] * 12, True]
+    now[0] += 60.0
+    come(21, "file")
+    assert runtime.jobs[-1].urgent and len(runtime.jobs) == 2 * 8, (
+        "short ones again, till it is full"
+    )
 
 
 def test_the_runtime_holds_twice_what_it_decodes_at_a_time():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from serve.transcriber.fair_queue import FairQueue, rank_of
+from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue, rank_of
 
 
 def waiting(*had):
@@ -51,8 +51,16 @@ def test_nobody_starves_beside_a_stream_of_new_ones():
 
 def test_only_new_ones_where_nobody_else_may():
     queue = waiting(1, 0, 3, 0)
-    assert [queue.pop(newcomers_only=True) for _ in range(3)] == [1, 3, None]
+    assert [queue.pop(below=NEWCOMERS) for _ in range(3)] == [1, 3, None]
     assert (len(queue), queue.pop()) == (2, 0)
+
+
+def test_only_live_text_where_no_file_may():
+    queue = FairQueue()
+    for id, (priority, had) in enumerate([("file", 0), ("live", 1), ("live", 0), ("job", 0)]):
+        queue.add(id, rank_of(priority, had, 5), id)
+    assert [queue.pop(below=LIVE) for _ in range(2)] == [2, None]
+    assert queue.pop(below=NEWCOMERS) == 0
 
 
 def test_who_was_removed_has_no_turn_and_may_come_back():
@@ -82,7 +90,7 @@ def test_each_gets_each_of_its_turns_once():
     for id in had:
         queue.add(id, (0,), id)
     for _ in range(2000):
-        id = queue.pop(newcomers_only=dice.random() < 0.1)
+        id = queue.pop(below=NEWCOMERS if dice.random() < 0.1 else None)
         if id is not None:
             had[id] += 1
             left.append(id)
@@ -119,5 +127,5 @@ def test_jobs_are_no_newcomers_and_have_all_turns_that_nobody_else_wants():
     queue = FairQueue()
     for id in range(20):
         queue.add(id, rank_of("job", id % 2, 1), id)
-    assert queue.pop(newcomers_only=True) is None
+    assert queue.pop(below=NEWCOMERS) is None
     assert len({queue.pop() for _ in range(20)}) == 20
