@@ -117,7 +117,6 @@ class Stream:
     """Somebody who speaks."""
 
     index: int
-    row: int  # of the noise that they make
     pace: Pace
     utterances: collections.deque[Utterance]  # the first one is decoded
 
@@ -199,8 +198,7 @@ class Streams:
     def _stream(self, index: int, update_s: float) -> Stream:
         rng, pace = random.Random(index), Pace(update_s)
         pace.speech(-rng.uniform(0, update_s))
-        row = index % self._windows.batch
-        return Stream(index, row, pace, collections.deque(script(rng, self._end_s)))
+        return Stream(index, pace, collections.deque(script(rng, self._end_s)))
 
     def run(self) -> LiveLoad:
         """Let them speak; the runtime is empty afterwards.
@@ -263,9 +261,10 @@ class Streams:
         right = round(RIGHT * len(utterance.tokens))
         wrong = (token - 1 if token else 1 for token in utterance.tokens[right:])
         said_s = min(update.audio_s, utterance.speech_s)
+        row = stream.index % self._windows.batch  # of the noise that they make
         job = Job(
             self._windows.new_id(),
-            self._windows.beginning(stream.row, encoder_frames(update.audio_s, self._short)),
+            self._windows.beginning(row, encoder_frames(update.audio_s, self._short)),
             self._windows.prompt,
             DecodingOptions(timestamps=False, max_tokens=max(2, round(said_s * TOKENS_PER_S))),
             draft=(*utterance.tokens[:right], *wrong),

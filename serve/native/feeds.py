@@ -68,6 +68,31 @@ def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device
     )
 
 
+def fixed_numbers(
+    columns: Sequence[tuple[Sequence[int] | NDArray[np.int64], int]],
+    slots: Sequence[int],
+    counts: Sequence[int],
+    groups: int,
+) -> NDArray[np.int64]:
+    """The numbers of a feed of fixed size, one column behind the other, then those of its groups.
+
+    What it has less is filled up with its last feed: as that is fed again at its own place, it
+    writes what it has written, and nobody asks for it.
+
+    Args:
+        columns: with the size of each; the first has a number of each feed.
+        slots: of each group.
+        counts: the feeds of each.
+        groups: the most that it holds; those that are not there have no feed.
+    """
+    begins = np.cumsum([0, *counts[:-1]])
+    # Those that fill up belong to the last group, or its keys would come to hold anything.
+    counts = [*counts[:-1], counts[-1] + columns[0][1] - sum(counts)]
+    filled = [np.pad(column, (0, size - len(column)), mode="edge") for column, size in columns]
+    filled += [np.pad(column, (0, groups - len(slots))) for column in (slots, begins, counts)]
+    return np.concatenate(filled)
+
+
 def _groups(slots: list[int], counts: list[int], device: torch.device) -> Groups:
     firsts = list(itertools.accumulate(counts, initial=0))[:-1]
     return Groups(

@@ -1,9 +1,8 @@
 """The decoder step of a forced pass: windows' texts fed at once, replayed from CUDA graphs.
 
 A host needs longer to launch a step's kernels than a GPU to run them. So there is a graph for each
-of some numbers of feeds, and a pass takes the next larger one. What it has less, its last feed
-fills up: that is fed again at its own place, writes what it has written, and nobody asks for it.
-Where nothing is replayed, the same step is run at the size that is needed.
+of some numbers of feeds, and a pass takes the next larger one, filled up as `feeds.fixed_numbers`
+says. Where nothing is replayed, the same step is run at the size that is needed.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from serve.contract.engine import HEAD_DIM
 from serve.native.decoder import Cache, Decoder
-from serve.native.feeds import upload
+from serve.native.feeds import fixed_numbers, upload
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.replay import Replay
 from serve.native.slots import Place
@@ -168,9 +167,5 @@ def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int6
         np.concatenate(wanted),
         np.concatenate([window.text for window in windows]),
     ]
-    filled = [np.pad(column, (0, size - len(column)), mode="edge") for column in columns]
-    # The feeds that fill up belong to the last window, or its keys would come to hold anything.
-    counts = [*lengths[:-1], lengths[-1] + size - sum(lengths)]
-    groups = ([window.place.slot for window in windows], begins, counts)
-    filled += [np.pad(column, (0, most - len(windows))) for column in groups]
-    return np.concatenate(filled)
+    slots = [window.place.slot for window in windows]
+    return fixed_numbers([(column, size) for column in columns], slots, lengths, most)

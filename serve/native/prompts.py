@@ -2,9 +2,8 @@
 
 A host takes longer to launch a step of a decoder, kernel by kernel, than the device for several
 windows' prompts and guesses, and as long again for the choices that follow the guesses. So there
-are graphs of a few sizes, and what starts takes the smallest that holds it. What it has less is
-filled up with its last feed: as that is fed again at its own position, it writes what it has
-written, and nobody asks for its logits.
+are graphs of a few sizes, and what starts takes the smallest that holds it, filled up as
+`feeds.fixed_numbers` says.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from serve.native.feeds import Span, upload
+from serve.native.feeds import Span, fixed_numbers, upload
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.rules.state import NO_ROW, Picks
 
@@ -88,20 +87,12 @@ class PromptFeed:
     def write(self, spans: Sequence[Span], wanted: Sequence[int]) -> None:
         """Feed these from now on; `wanted` are the feeds whose logits are asked for."""
         counts = [len(span) for span in spans]
-        begins = np.cumsum([0, *counts[:-1]])
         rows = np.repeat([span.place.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
-        counts[-1] += self.size.feeds - len(rows)  # its keys would come to hold anything otherwise
-        most = (self.size.feeds, self.size.feeds, self.size.wanted)
-        numbers = [
-            np.pad(column, (0, size - len(column)), mode="edge")
-            for column, size in zip((rows, positions, np.asarray(wanted)), most, strict=True)
-        ]
-        numbers += [
-            np.pad(column, (0, self.size.spans - len(spans)))
-            for column in ([span.place.slot for span in spans], begins, counts)
-        ]
-        self._fed.copy_(upload(np.concatenate(numbers), self._ids.device))
+        feeds, slots = self.size.feeds, [span.place.slot for span in spans]
+        columns = [(rows, feeds), (positions, feeds), (wanted, self.size.wanted)]
+        numbers = fixed_numbers(columns, slots, counts, self.size.spans)
+        self._fed.copy_(upload(numbers, self._ids.device))
 
     def choose(self, rows: Sequence[int], lines: Sequence[Sequence[int]]) -> int | None:
         """Have rows choose from now on, each by itself.

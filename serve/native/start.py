@@ -105,15 +105,21 @@ class Starter:
             logits = self._launch(feed, upload(ends, self._device))
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
-    def _step(self, spans: Sequence[Span], wanted: Sequence[int]) -> torch.Tensor:
-        """Feed spans; return logits after the wanted feeds, float32 (wanted, n_vocab)."""
+    def _step(
+        self, spans: Sequence[Span], wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, PromptFeed | None]:
+        """Feed spans.
+
+        Returns:
+            logits after the wanted feeds, float32 (wanted, n_vocab); whose graph left them, if any.
+        """
         prompts = self._graph_for(spans, wanted)
         if prompts is not None:
             prompts.write(spans, wanted)
             self.replay.launch(prompts)
-            return self._logits[prompts][: len(wanted)]
+            return self._logits[prompts][: len(wanted)], prompts
         feed = feed_of_spans(self._state.tokens, spans, self._device)
-        return self._launch(feed, upload(wanted, self._device))
+        return self._launch(feed, upload(wanted, self._device)), None
 
     def _graph_for(self, spans: Sequence[Span], wanted: Sequence[int]) -> PromptFeed | None:
         fit = (prompts for prompts in self._recorded if prompts.holds(spans, wanted))
@@ -141,7 +147,8 @@ class Starter:
     def _detect(self, begun: Sequence[Begun]) -> None:
         spans = [Span(window.place, 0, self._sot_at(window.job) + 1) for window in begun]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
-        self._note_start(begun, self._step(spans, ends))
+        logits, _ = self._step(spans, ends)
+        self._note_start(begun, logits)
 
     def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
         leaders = upload([window.place.first_row for window in begun], self._device)
@@ -177,11 +184,10 @@ class Starter:
             drafts.append(list(range(fed, fed + guessed)))
             fed += guessed
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
-        logits = self._step(spans, wanted)
+        logits, prompts = self._step(spans, wanted)
         if noting:
             self._note_start(noting, logits[: len(noting)])
         guesses = [len(feeds) for feeds in drafts]
-        prompts = self._graph_for(spans, wanted)
         if prompts is None or not self._choose_by_graph(prompts, begun, len(noting), guesses):
             self._choose(begun, logits[len(noting) :], guesses)
 

@@ -130,8 +130,8 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     )
     for timestamps in (True, False):
         asked = prompt + (() if timestamps else (facts.no_timestamps,))
-        expected = greedy(reference, features, asked, 32, facts.eot, timestamps)
-        options = DecodingOptions(timestamps=timestamps, max_tokens=32)
+        expected = greedy(reference, features, asked, 64, facts.eot, timestamps)
+        options = DecodingOptions(timestamps=timestamps, max_tokens=64)
         ended = run(runtime, [Job(i, features[i], asked, options) for i in range(2)])
         got = [sampled(ended[i], facts.eot) for i in range(2)]
         assert got == expected
