@@ -47,6 +47,20 @@ DROP = """
     new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 }
 """
+# A transaction without end, until `busy` is told to be false; resolves once it has begun.
+BUSY = """
+() => new Promise((resolve) => {
+  window.busy = true;
+  indexedDB.open("earshot").onsuccess = ({ target }) => {
+    const jobs = target.result.transaction(["jobs", "audio"], "readwrite").objectStore("jobs");
+    const again = () => {
+      resolve();
+      if (window.busy) jobs.get("none").onsuccess = again;
+    };
+    jobs.get("none").onsuccess = again;
+  };
+})
+"""
 # The contrasts of controls' borders to what is behind them, as WCAG 2 counts it, smallest first.
 # Contrasts of texts are axe's.
 BORDERS = """
@@ -155,6 +169,12 @@ def done(page, text, name=CLIP.name):
     return card(page, name)
 
 
+def reload(page):
+    """Load the page anew, once all that it keeps is written."""
+    expect(page.locator("#cards")).to_have_attribute("data-writes", "0")
+    page.reload()
+
+
 def downloaded(page, found, format):
     """What a card's button for a format saves."""
     name = found.get_attribute("aria-label")
@@ -256,7 +276,7 @@ def test_a_reload_loses_nothing(page, gateway):
     drop(page, CLIPS / "en_two.wav")
     expect(card(page, "en_two.wav").locator(".word")).to_have_text(["wait"])
     page.wait_for_timeout(1100)  # what comes is kept once a second
-    page.reload()
+    reload(page)
     found = done(page, "one two")
     found.get_by_role("button", name=f"Play {CLIP.name}").click()
     expect(found.locator(".lit")).to_have_text("one")
@@ -272,9 +292,29 @@ def test_a_reload_loses_nothing(page, gateway):
     assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
     half.get_by_role("button", name="Remove").click()
     expect(half).to_have_count(0)
-    page.reload()
+    reload(page)
     done(page, "one two")
     assert card(page, "en_two.wav").count() == 0
+
+
+def test_it_is_not_left_unasked_before_a_correction_is_written(page):
+    say(page, "one two")
+    drop(page, CLIP)
+    found = done(page, "one two")
+    other = page.context.new_page()  # its own use of the database has all others wait
+    other.goto(page.url)
+    other.evaluate(BUSY)
+    found.get_by_text("two", exact=True).dblclick()
+    page.keyboard.type("three")
+    page.keyboard.press("Enter")
+    done(page, "one three")
+    with page.expect_event("dialog") as asked:
+        page.evaluate("() => void setTimeout(() => location.reload())")
+    assert asked.value.type == "beforeunload"
+    asked.value.dismiss()
+    other.evaluate("() => { window.busy = false; }")
+    reload(page)
+    done(page, "one three")
 
 
 def test_what_is_said_is_written_while_it_is_said(page, gateway):
@@ -296,7 +336,7 @@ def test_what_is_said_is_written_while_it_is_said(page, gateway):
     text = found.locator(".text").inner_text()
 
     say(page, "one two")
-    page.reload()
+    reload(page)
     expect(found.locator(".text")).to_contain_text("wait")
     cue = re.fullmatch(
         r"1\n00:00:0(\d),\d{3} --> 00:00:0(\d),\d{3}\n(.*)\n", downloaded(page, found, "srt")
@@ -365,7 +405,7 @@ def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
         page.get_by_label("API key").fill("secret-a")
         page.get_by_label("API key").blur()
         expect(page.locator("#status")).to_have_text("demo, ready")
-        page.reload()  # the tab keeps it
+        reload(page)  # the tab keeps it
         expect(page.locator("#status")).to_have_text("demo, ready")
         card(page).get_by_role("button", name="Try again").click()
         done(page, "hello")
@@ -423,7 +463,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     expect(found.locator(".text")).to_be_focused()
     found.get_by_role("button", name="Correct").click()
 
-    page.reload()
+    reload(page)
     found = done(page, "one to <i> three four")
     expect(found.locator(".facts")).to_contain_text("corrected")
     found.get_by_text("three", exact=True).dblclick()
@@ -467,7 +507,7 @@ def test_doubtful_words_are_marked_for_those_who_want_it(page):
     expect(doubtful).to_have_css("text-decoration-style", "dotted")
     expect(page.locator("#chosen")).to_contain_text("doubts marked")
 
-    page.reload()
+    reload(page)
     found = done(page, "one clear mumbled")
     expect(found.locator(".doubtful")).to_have_css("text-decoration-line", "underline")
     words = [word for one in read_words(page, found) for word in one]
@@ -489,7 +529,7 @@ def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     page.keyboard.type("two and a half")
     page.keyboard.press("Enter")
     done(page, "one two and a half")
-    page.reload()
+    reload(page)
     assert downloaded(page, done(page, "one two and a half"), "txt") == "one\ntwo and a half\n"
 
 
@@ -538,7 +578,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     page.select_option("#beam_size", "3")
     page.select_option("#vad", "false")
     page.uncheck("#words")
-    page.reload()
+    reload(page)
     expect(page.locator("#chosen")).to_have_text("English, beam 3, all of the audio, with hints")
     drop(page, CLIP)
     found = done(page, "one")
@@ -617,7 +657,7 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     page.keyboard.type("Ann")
     page.keyboard.press("Escape")  # not kept
     expect(names).to_have_text(["A", "Zoë", "A"])
-    page.reload()
+    reload(page)
     expect(names).to_have_text(["A", "Zoë", "A"])
     assert page.input_value("#speakers") == "voice"
     assert Axe().run(page, options=WCAG).violations_count == 0

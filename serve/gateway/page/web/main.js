@@ -35,6 +35,9 @@ const queue = new Queue({
     count();
     search.again();
   },
+  writing(count) {
+    $("cards").dataset.writes = count;
+  },
   lost() {
     notice("This browser keeps nothing for this page: what is here is gone when you leave it.");
   },
@@ -147,6 +150,11 @@ $("remove-all").onclick = () => {
   if (confirm("Remove all transcripts and recordings from this browser?"))
     queue.jobs.forEach((job) => queue.remove(job));
 };
+
+// A browser drops what is not written yet with the page: it asks before it does.
+addEventListener("beforeunload", (event) => {
+  if (Number($("cards").dataset.writes)) event.preventDefault();
+});
 
 // ------------------------------------------------------------ begin
 

@@ -21,11 +21,13 @@ export class Queue {
   #files = new Map(); // by id, as long as the page is there
   #running = new Map(); // id -> AbortController
   #saved = new Map(); // id -> when
+  #writes = 0; // that have not ended
 
-  // `changed(job)` is called after each change, `removed(id)`, and `lost()` where the browser turns
-  // out not to keep anything; `options()` gives {settings, key}.
-  constructor({ changed, removed, lost, options }) {
-    Object.assign(this, { changed, removed, lost, options });
+  // `changed(job)` is called after each change, `removed(id)`, `writing(count)` when a write begins
+  // or ends, and `lost()` where the browser turns out not to keep anything; `options()` gives
+  // {settings, key}.
+  constructor({ changed, removed, writing, lost, options }) {
+    Object.assign(this, { changed, removed, writing, lost, options });
   }
 
   get jobs() {
@@ -160,10 +162,13 @@ export class Queue {
   }
 
   async #keep(work) {
+    this.writing((this.#writes += 1));
     try {
       await work();
     } catch {
       this.lost();
+    } finally {
+      this.writing((this.#writes -= 1));
     }
   }
 
