@@ -265,10 +265,7 @@ class Aligner:
         longest = max(len(window.tokens) for window in windows)
         sizes = _sizes(windows, longest, self._device)
         frames = max(window.frames for window in windows)
-        where = (self._layers, 0, sizes.slots[:, None], self._heads)
-        keys = self._cache.cross[(*where, slice(frames))].float()
-        if self._cache.cross_scale is not None:
-            keys = keys * self._cache.cross_scale[where][:, :, None]
+        keys = self._cache.cross_keys(self._layers, sizes.slots, self._heads, frames)
         query = queries[sizes.at].float().transpose(1, 2)
         return probs, query @ keys.transpose(2, 3), sizes
 

@@ -16,6 +16,7 @@ from serve.contract.engine import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
 from serve.native.kernels.definition import CrossKV, Matrix, linear
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.short import ShortWindows
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 _CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go
@@ -34,13 +35,35 @@ class Cache:
     self_v: torch.Tensor
     cross: torch.Tensor
     cross_scale: torch.Tensor | None
+    short: ShortWindows | None = None  # of a CPU
 
     def cross_kv(self, layer: int) -> CrossKV:
         """The keys and values that cross-attention of a layer reads."""
         k, v = self.cross[layer]
-        if self.cross_scale is None:
-            return CrossKV(k, v)
-        return CrossKV(k, v, *self.cross_scale[layer])
+        if self.cross_scale is not None:
+            return CrossKV(k, v, *self.cross_scale[layer])
+        return CrossKV(k, v, short=None if self.short is None else self.short.of_slots(layer))
+
+    def cross_keys(
+        self, layers: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, frames: int
+    ) -> torch.Tensor:
+        """The keys of some heads of cross-attention.
+
+        Args:
+            layers, heads: int64 (n,), one of each a head.
+            slots: int64 (windows,).
+            frames: the first so many; what a shorter window lacks of them is anything.
+
+        Returns:
+            float32 (windows, n, frames, 64).
+        """
+        if self.short is not None:
+            return self.short.cross_keys(layers, slots.tolist(), heads, frames)
+        where = (layers, 0, slots[:, None], heads)
+        keys = self.cross[(*where, slice(frames))].float()
+        if self.cross_scale is not None:
+            keys = keys * self.cross_scale[where][:, :, None]
+        return keys
 
     @property
     def device(self) -> torch.device:
@@ -49,9 +72,9 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
-        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return sum(tensor.nbytes for tensor in fields if tensor is not None)
+        """Bytes allocated."""
+        tensors = (self.self_k, self.self_v, self.cross, self.cross_scale)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +152,8 @@ class Decoder:
         heads = (2, slots, dims.n_text_head)
         cross = zeros(*heads, dims.n_audio_ctx, HEAD_DIM, dtype=kind)
         scale = zeros(*heads, HEAD_DIM, dtype=torch.float32) if int8 else None
-        return Cache(own_k, own_v, cross, scale)
+        shortens = self.device.type == "cpu" and not int8
+        return Cache(own_k, own_v, cross, scale, ShortWindows(cross) if shortens else None)
 
     def slot_bytes(self, cross_kv: CrossPrecision) -> int:
         """Bytes of one slot in the caches: what cross-attention reads of a window."""
@@ -147,9 +171,13 @@ class Decoder:
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, seen, d) into the caches of int64 `slots`.
 
-        What the caches have behind `seen`, where that is less than n_audio_ctx, stays.
+        What the caches have behind `seen`, where that is less than n_audio_ctx, stays, or is what
+        `ShortWindows` has for windows of so many frames.
         """
         dims, seen = self.dims, encoded.shape[1]
+        cross = cache.cross
+        if cache.short is not None:
+            cross = cache.short.take(seen, slots.tolist())
         width = 2 * dims.n_text_state  # of one layer
         each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
         for begin in range(0, dims.n_text_layer, each):
@@ -158,7 +186,7 @@ class Decoder:
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
             self.ops.decoder.store_cross(
-                linear(encoded, part), slots, cache.cross[begin:end, ..., :seen, :], scale
+                linear(encoded, part), slots, cross[begin:end, ..., :seen, :], scale
             )
 
     def step(

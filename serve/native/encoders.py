@@ -50,23 +50,19 @@ class _Slots:
     def __init__(self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]]) -> None:
         self._network = network
         self._decoders = decoders
-        # A CPU takes long to project what can be copied. INT8 has a scale for each channel of a
-        # whole window, so there it must be projected with the rest.
-        self._copies = network.device.type == "cpu" and all(
-            cache.cross_scale is None for _, cache in decoders
-        )
 
     def fill(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
         """Fill int64 `slots` with the encoder's output, (batch, seen, d)."""
         seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
-        if seen < whole and not self._copies:
-            behind = self._silence[:, seen:].expand(len(encoded), -1, -1)
-            encoded = torch.cat([encoded, behind], dim=1)
+        if seen < whole:
+            shorts = [cache.short for _, cache in self._decoders if cache.short is not None]
+            if shorts and shorts[0].fits(seen):
+                for short, silence in zip(shorts, self._silent_caches, strict=True):
+                    short.prepare(seen, silence)
+            else:
+                behind = self._silence[:, seen:].expand(len(encoded), -1, -1)
+                encoded = torch.cat([encoded, behind], dim=1)
         self.project(encoded, slots)
-        if seen < whole and self._copies:
-            for (_, cache), silence in zip(self._decoders, self._silent_caches, strict=True):
-                for slot in slots.tolist():
-                    cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
 
     def project(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
         """Fill slots as far as the encoder's output goes."""

@@ -6,8 +6,9 @@ the device, so a decoder step made of these can be captured in a CUDA graph.
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -220,7 +221,11 @@ def _cudnn_first() -> contextlib.AbstractContextManager[None]:
 
 
 def attend(
-    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor | None = None
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    unseen: torch.Tensor | None = None,
+    log_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of few queries, already scaled.
 
@@ -228,6 +233,7 @@ def attend(
         query: (batch, heads, queries, head_dim).
         k, v: (batch, heads, time, head_dim).
         unseen: bool (batch, 1, queries, time), what is not attended to; None = nothing.
+        log_weights: float32 (heads, time), added to the scores.
 
     Returns:
         (batch, heads, queries, head_dim).
@@ -235,7 +241,16 @@ def attend(
     score = (query @ k.transpose(-1, -2)).float()
     if unseen is not None:
         score.masked_fill_(unseen, -math.inf)
+    if log_weights is not None:
+        score += log_weights[:, None]
     return score.softmax(-1).to(v.dtype) @ v
+
+
+def attend_audio(
+    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """See `attend`; all is attended to."""
+    return attend(query, k, v, None, log_weights)
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -293,6 +308,10 @@ class CrossKV:
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    # What is added to the scores of keys, float32 (heads, n_audio_ctx).
+    log_weights: torch.Tensor | None = None
+    # By slot: what is read in place of this, of all slots as well, but with fewer keys.
+    short: "Sequence[CrossKV | None] | None" = None
 
 
 def store_cross(
@@ -318,7 +337,7 @@ def store_cross(
 
 
 def cross_attention(
-    q: torch.Tensor, cross: CrossKV, groups: Groups, attend: Attend = attend
+    q: torch.Tensor, cross: CrossKV, groups: Groups, attend: Attend = attend_audio
 ) -> torch.Tensor:
     """One decoder step of attention to the encoder's output, each slot's read once for its feeds.
 
@@ -333,16 +352,29 @@ def cross_attention(
     """
     _, heads, _, head_dim = cross.k.shape
     out = torch.zeros_like(q)
-    for slot, slots, first, each in groups.runs:
-        k, v = cross.k[slot : slot + slots], cross.v[slot : slot + slots]
+    for slot, slots, first, each, own in _alike(groups, cross):
+        k, v = own.k[slot : slot + slots], own.v[slot : slot + slots]
         if cross.k_scale is not None and cross.v_scale is not None:
             k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
         feeds = slice(first, first + slots * each)
         query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
-        mixed = attend(query, k, v, None)
+        mixed = attend(query, k, v, own.log_weights)
         out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
     return out
+
+
+def _alike(groups: Groups, cross: CrossKV) -> Iterator[tuple[int, int, int, int, CrossKV]]:
+    """Yield runs of groups, whose slots' keys are in the same place, and that place."""
+    for slot, slots, first, each in groups.runs:
+        places = [cross] * slots
+        if cross.short is not None:
+            places = [short or cross for short in cross.short[slot : slot + slots]]
+        at = 0
+        for _, same in itertools.groupby(places, id):
+            count = len(list(same))
+            yield slot + at, count, first + at * each, each, places[at]
+            at += count
 
 
 def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:

@@ -43,9 +43,10 @@ class OneDnnOps:
         self._dtype = dtype
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; an INT8 matrix stays as it is."""
+        """See `definition.store`."""
         if matrix.scale is not None:
-            return matrix
+            packed = torch.ops.onednn.qlinear_prepack(matrix.weight, None)
+            return dataclasses.replace(matrix, weight=packed)
         packed = torch.ops.mkldnn._reorder_linear_weight(matrix.weight.contiguous(), None)
         return dataclasses.replace(matrix, weight=packed)
 
@@ -92,7 +93,7 @@ class OneDnnOps:
 
     def cross_attention(self, q: Tensor, cross: CrossKV, groups: Groups) -> Tensor:
         """See `definition.cross_attention`."""
-        attend = definition.attend if self._dtype == torch.float32 else _attend_audio
+        attend = definition.attend_audio if self._dtype == torch.float32 else _attend_audio
         return definition.cross_attention(q, cross, groups, attend)
 
     def logits(
@@ -144,24 +145,26 @@ def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> 
     return mixed
 
 
-def _attend_audio(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
-    """See `definition.attend`; all is attended to.
+def _attend_audio(query: Tensor, k: Tensor, v: Tensor, log_weights: Tensor | None) -> Tensor:
+    """See `definition.attend_audio`.
 
     Times the queries, and not the queries times them, keys are read as they lie: for bfloat16 half
     the time, for float32 more.
     """
     score = (k @ query.transpose(-1, -2)).transpose(-1, -2)
-    return score.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+    if log_weights is None:
+        return score.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+    weighted = torch.empty(score.shape, dtype=torch.float32)  # laid out as the softmax likes it
+    torch.add(score, log_weights[:, None], out=weighted)
+    return weighted.softmax(-1).to(v.dtype) @ v
 
 
 def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Rows times an INT8 matrix; each number of a row goes as two of INT8, and so as 15 bits.
 
-    Few rows take as long as the matrix takes to be read, and twice as many as long.
-
     Args:
         x: float32 (n, in).
-        weight: int8 (out, in), whose rows stand for weight * scale.
+        weight: int8 (out, in), laid out, whose rows stand for weight * scale.
         scale: float32 (out,).
 
     Returns:
@@ -172,6 +175,8 @@ def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     first = whole.round()
     second = (whole - first) * _FINER
     pairs = torch.cat([first, second.round()]).to(torch.int8)
-    both = torch._int_mm(pairs, weight.T)
-    sums, finer = both[: len(x)], both[len(x) :]
-    return sums.float().add_(finer, alpha=1 / _FINER).mul_(scale).mul_(step)
+    zeros = torch.zeros(len(scale), dtype=torch.int32)
+    both: Tensor = torch.ops.onednn.qlinear_pointwise(
+        pairs, 1.0, 0, weight, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return both[: len(x)].add_(both[len(x) :], alpha=1 / _FINER).mul_(step)

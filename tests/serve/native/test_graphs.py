@@ -52,7 +52,7 @@ class Network:
 
 class Cache:
     device = torch.device("cpu")
-    cross_scale = torch.ones(1)  # so of a short window all is projected, as on a GPU
+    short = None  # so of a short window all is projected, as on a GPU
 
     def __init__(self, nbytes=1 << 20):
         self.cross = torch.empty(nbytes, dtype=torch.int8, device="meta")

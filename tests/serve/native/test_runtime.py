@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,6 +13,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.contract.errors import OptionError, UnavailableError
 from serve.native.encoders import SILENCE
+from serve.native.kernels.definition import attend_audio
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Detection, Job
@@ -191,22 +193,39 @@ def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, window
     clip, language, features = windows[0]
     assert clip == "en_question.wav"  # 2.6 s
     prompt = prompt_of(checkpoint.facts, language)
-    whole, short = Job(0, features, prompt), Job(1, features[:, :400], prompt, align_frames=128)
-    ended = run(runtime, [whole, short])
+    whole = Job(0, features, prompt, align_frames=128)
+    short = Job(1, features[:, :400], prompt, align_frames=128)
+    longer = Job(2, windows[2][2], prompt, align_frames=1200)  # more than short ones' keys
+    ended = run(runtime, [whole, short, longer])
     assert ended[0].tokens == ended[1].tokens
-    assert ended[1].alignment.matrix.shape[1] == 128
+    matrices = [ended[job].alignment.matrix for job in (0, 1)]
+    assert matrices[1].shape[1] == 128
+    assert np.corrcoef(*(matrix.flat for matrix in matrices))[0, 1] > 0.98, (
+        "words are where they were"
+    )
 
 
 def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
+    """Of 4 s, which is kept where short windows are, and of 16 s, which is among whole ones."""
     features, prompt = windows[0][2], prompt_of(checkpoint.facts, "en")
     silent = torch.full((len(features), 3000), SILENCE)
-    caches = []
-    for seen in (silent, features, features[:, :400], silent):
+    cache = runtime._intake._encoder._slots._decoders[0][1]
+    kept = []
+    for seen in (silent, features, features[:, :1600], features[:, :400]):
         run(runtime, [Job(0, seen, prompt)])
-        caches.append(runtime._intake._encoder._slots._decoders[0][1].cross[:, :, 0].clone())
-    assert torch.equal(caches[2][..., 200:, :], caches[0][..., 200:, :])
-    assert not torch.equal(caches[1][..., 200:, :], caches[0][..., 200:, :])
-    assert torch.equal(caches[3], caches[0])
+        kept.append(cache.cross[:, :, 0].clone())
+    assert torch.equal(kept[2][..., 800:, :], kept[0][..., 800:, :])
+    assert not torch.equal(kept[1][..., 800:, :], kept[0][..., 800:, :])
+    assert torch.equal(kept[3], kept[2]), "a short window is elsewhere"
+    for layer, whole in enumerate(kept[0]):
+        query = torch.randn(1, whole.shape[1], 1, 64, dtype=whole.dtype)
+        own = cache.cross_kv(layer).short[0]
+        behind = own.k[:1, :, 200:], own.v[:1, :, 200:], own.log_weights[:, 200:]
+        expected = attend_audio(query, *whole[:, None, :, 200:], None)
+        error = attend_audio(query, *behind).sub(expected).norm() / expected.norm()
+        assert error < 0.1
+    run(runtime, [Job(0, silent, prompt)])
+    assert torch.equal(cache.cross[:, :, 0], kept[0]) and cache.cross_kv(0).short == [None] * 4
 
 
 def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, windows):
