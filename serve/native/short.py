@@ -1,10 +1,10 @@
-"""Cross-attention's keys and values of short windows, on a CPU: fewer than of whole ones.
+"""Keys and values of cross-attention for short windows, on a CPU: fewer than for whole windows.
 
-A window that is encoded at its own length is followed by what the encoder gives for silence: for
-one of 10 s that is two frames of three. They are the same for every window. So those whose keys lie
-close together have one key and one value, their means, and the logarithm of how many they are is
-added to its score. (Frames that follow each other will not do: their keys lie far apart.) Of base
-that changes what attention gives by 1.5 %.
+Behind a window that is encoded at its own length stands what the encoder gives for silence: behind
+10 s that is two frames of three. These are the same for every window, so frames of silence whose
+keys are alike share one key and one value, their means, and the logarithm of how many they are is
+added to its score. (Frames that follow each other will not do: their keys differ.) With base this
+changes what attention gives by 1.5 %.
 """
 
 import dataclasses
@@ -14,21 +14,21 @@ import torch
 
 from serve.native.kernels.definition import CrossKV
 
-_LENGTHS = (640, 896)  # keys of windows up to 10 and up to 15 s; one layout for each
-_SILENT = 140  # of which no more are of silence
+_LENGTHS = (640, 896)  # keys for windows of up to 10 and of up to 15 s, silence's included
+_SILENT = 140  # keys that stand for silence
 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
     """Where windows of one length have their keys and values."""
 
-    cross: torch.Tensor  # (layers, 2, slots, heads, length, 64), of all such lengths
-    silence: torch.Tensor  # (layers, 2, heads, count, 64), which follows their own frames
-    layers: Sequence[CrossKV]  # of all slots, with the weights
+    cross: torch.Tensor  # (layers, 2, slots, heads, one of _LENGTHS, 64), keys before values
+    silence: torch.Tensor  # (layers, 2, heads, _SILENT, 64), what follows a window's own frames
+    layers: Sequence[CrossKV]  # of `cross`, with the weights of keys
 
 
 class ShortWindows:
-    """Which slots have short windows, and their keys and values.
+    """Which slots hold short windows, and their keys and values.
 
     Args:
         whole: of whole windows, (layers, 2, slots, heads, n_audio_ctx, 64).
@@ -60,9 +60,9 @@ class ShortWindows:
             self._cross[length] = self._whole.new_zeros(shape)
         cross = self._cross[length]
         few, log_weights = merged(silence[..., seen:, :], _SILENT)
-        behind = (0, length - seen - _SILENT)  # what nothing is attended to
-        log_weights = torch.nn.functional.pad(log_weights, behind, value=-torch.inf)
-        log_weights = torch.nn.functional.pad(log_weights, (seen, 0))
+        unused = length - seen - _SILENT
+        log_weights = torch.nn.functional.pad(log_weights, (0, unused), value=-torch.inf)
+        log_weights = torch.nn.functional.pad(log_weights, (seen, 0))  # a frame stands for itself
         layers = [
             CrossKV(k, v, log_weights=weights)
             for (k, v), weights in zip(cross, log_weights, strict=True)
@@ -70,10 +70,11 @@ class ShortWindows:
         self._rooms[seen] = Room(cross, few, layers)
 
     def take(self, seen: int, slots: list[int]) -> torch.Tensor:
-        """Say where slots' keys and values go, of windows of so many frames; silence is there.
+        """Put silence into slots for windows of so many frames.
 
         Returns:
-            (layers, 2, slots, heads, at least `seen`, 64).
+            Where the windows' own keys and values go: (layers, 2, slots, heads, at least `seen`,
+            64).
         """
         room = self._rooms.get(seen)
         for slot in slots:
@@ -84,7 +85,7 @@ class ShortWindows:
         return self._whole if room is None else room.cross
 
     def of_slots(self, layer: int) -> list[CrossKV | None]:
-        """Of each slot what cross-attention of a layer reads in place of the whole windows'."""
+        """For each slot, what a layer reads in place of whole windows' keys; None = those."""
         return [None if room is None else room.layers[layer] for room in self._of_slot]
 
     def cross_keys(
@@ -101,7 +102,7 @@ class ShortWindows:
 
 
 def merged(cross: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put keys that lie close together into one, their mean, and their values.
+    """Merge keys that lie close together into their mean, and their values likewise.
 
     Each belongs to the nearest of `count` of them, which are chosen one by one, each the farthest
     from those before (T. F. Gonzalez, Clustering to minimize the maximum intercluster distance,
