@@ -283,13 +283,10 @@ def self_attention(
     keys.index_copy_(0, feed.own_places, k)
     values.index_copy_(0, feed.own_places, v)
     mixed = []
-    for first, rows, each in feed.runs:
+    for run in feed.runs:
+        first, rows, each = run
         feeds = slice(first, first + rows * each)
-        places = feed.past_places[feeds][::each]  # of one row, the same for all its feeds
-        k, v = (
-            F.embedding(places, cache).view(rows, feed.past, heads, head_dim).transpose(1, 2)
-            for cache in (keys, values)
-        )
+        k, v = (feed.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
         query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
         unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
         out = attend(query, k, v, unseen)

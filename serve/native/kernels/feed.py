@@ -84,6 +84,40 @@ class Feed:
         return self.source[self.rows, : self.past].long() * self.ids.shape[1] + past
 
     @functools.cached_property
+    def side_by_side(self) -> dict[tuple[int, int, int], int]:
+        """The first row of those `runs` whose rows follow each other, with a past of their own.
+
+        On a GPU none, for the host would have to wait to know.
+        """
+        if self.source is not None or self.rows.is_cuda:
+            return {}
+        rows = self.rows.tolist()
+        return {
+            (first, count, each): rows[first]
+            for first, count, each in self.runs
+            if rows[first : first + count * each : each]
+            == [*range(rows[first], rows[first] + count)]
+        }
+
+    def past_of(self, run: tuple[int, int, int], cache: torch.Tensor) -> torch.Tensor:
+        """Return what a cache holds of the past of a run's rows, which all feeds of a row share.
+
+        Args:
+            run: one of `runs`.
+            cache: (all rows, n_text_ctx, heads, head_dim).
+
+        Returns:
+            (rows, past, heads, head_dim).
+        """
+        first, rows, each = run
+        if run in self.side_by_side:  # they are read as they lie
+            row = self.side_by_side[run]
+            return cache[row : row + rows, : self.past]
+        places = self.past_places[first : first + rows * each : each]
+        past = torch.nn.functional.embedding(places, cache.flatten(2).flatten(0, 1))
+        return past.unflatten(-1, cache.shape[2:])
+
+    @functools.cached_property
     def seen(self) -> torch.Tensor:
         """Which of those each feed attends to: bool (n, past)."""
         past = torch.arange(self.past, device=self.rows.device)

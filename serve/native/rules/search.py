@@ -32,12 +32,24 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
     peaks = [values[:, :whole].view(len(values), -1, tile).amax(-1)]
     if whole < n:
         peaks.append(values[:, whole:].amax(1, keepdim=True))
-    tiles = torch.cat(peaks, dim=1).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    tiles = _highest(torch.cat(peaks, dim=1), count)
     tiles = tiles.sort(dim=1).values  # so that of equals the lower id comes first
     ids = (tiles[..., None] * tile + torch.arange(tile, device=values.device)).flatten(1)
     kept = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
     # Beyond the end there are the highest ids, which are the last of equals.
-    return ids.gather(1, kept.sort(dim=1, descending=True, stable=True).indices[:, :count])
+    return ids.gather(1, _highest(kept, count))
+
+
+def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Where a stable sort of float32 (m, n) would have each row's highest: int64 (m, at most count).
+
+    No two keys are equal, and whole numbers in the order of the values above the places; so it
+    takes no sort, which for some hundred values a row takes four times as long.
+    """
+    bits = (values + 0.0).view(torch.int32).long()  # of zeros there is one then
+    ordered = bits ^ ((bits >> 31) & 0x7FFF_FFFF)  # of negative numbers the others are higher
+    places = torch.arange(values.shape[1], device=values.device)
+    return ((ordered << 31) - places).topk(min(count, len(places)), dim=1).indices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,13 @@ import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import UnavailableError
+from serve.native.decoder import one_each
 from serve.native.kernels import definition, onednn
 from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import Matrix, Norm
+from serve.native.kernels.feed import Feed
 from serve.native.kernels.onednn import OneDnnOps
+from tests.serve.native.kernels.parity import CTX, HEADS
 from tests.serve.native.kernels.test_kernels import VOCAB
 
 CPU = torch.device("cpu")
@@ -103,6 +106,29 @@ def test_logits_of_int8_are_as_good_as_float32s(rows):
     assert (got - expected).abs().max() / expected.std() < 1e-3
     alone = torch.cat([ops.logits(row, norm, stored) for row in x.split(1)])
     assert torch.equal(alone, got), "who else is in the batch changes nothing"
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+def test_the_past_of_rows_side_by_side_is_read_as_it_lies(dtype):
+    """Rows in order, out of order, and a prompt; the bits are those of rows that are looked up."""
+    ops, caches = of(dtype), [torch.randn(9, CTX, HEADS, 64).to(dtype) for _ in range(2)]
+    table = torch.arange(9, dtype=torch.int32)[:, None].repeat(1, CTX)
+    ordered = ([2, 3, 4, 5], [7, 31, 0, 40])
+    prompt = ([6] * 4, [3, 4, 5, 6])
+    for (rows, positions), together in (
+        (ordered, True),
+        (prompt, True),
+        (([3, 1, 2], [9, 9, 9]), False),
+    ):
+        at = torch.tensor(rows), torch.tensor(positions)
+        ids = torch.zeros((9, CTX), dtype=torch.int64)
+        feed = Feed(ids, *at, one_each(at[0]), None, rows == [6] * 4, max(positions) + 1)
+        assert bool(feed.side_by_side) == together
+        qkv = (torch.randn(len(rows), 3 * HEADS * 64) / 8).to(dtype)
+        looked_up = dataclasses.replace(feed, source=table)
+        assert not looked_up.side_by_side
+        got, expected = (ops.self_attention(qkv.clone(), *caches, one) for one in (feed, looked_up))
+        assert torch.equal(got, expected)
 
 
 def test_a_processor_has_what_it_can(monkeypatch):
