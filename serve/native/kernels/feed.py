@@ -114,8 +114,9 @@ class Feed:
             row = self.side_by_side[run]
             return cache[row : row + rows, : self.past]
         places = self.past_places[first : first + rows * each : each]
-        past = torch.nn.functional.embedding(places, cache.flatten(2).flatten(0, 1))
-        return past.unflatten(-1, cache.shape[2:])
+        heads, head_dim = cache.shape[2:]
+        past = torch.nn.functional.embedding(places, cache.view(-1, heads * head_dim))
+        return past.view(rows, self.past, heads, head_dim)
 
     @functools.cached_property
     def seen(self) -> torch.Tensor:
