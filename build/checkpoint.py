@@ -29,6 +29,7 @@ from build.hub import (
     checkpoint_folder,
 )
 from build.names import Naming, foreign_name
+from build.published import original_id
 from serve.contract.engine import (
     HEAD_DIM,
     TOKENIZER_FILE,
@@ -37,7 +38,7 @@ from serve.contract.engine import (
     TokenizerFacts,
     tensor_kinds,
 )
-from serve.contract.errors import CheckpointError
+from serve.contract.errors import CheckpointError, MissingCheckpointError
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -113,25 +114,43 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
     Args:
         checkpoint: name of a published one, hub id with or without @revision, folder of Hugging
             Face's or CTranslate2's format, or OpenAI `.pt` file.
-        tokenizer: folder or hub id with tokenizer.json and generation_config.json; a `.pt` needs
-            it, and a folder's own files are used where it is empty.
+        tokenizer: folder or hub id with tokenizer.json and generation_config.json. Where it is
+            empty a folder's own files are used. For a `.pt` of a size that OpenAI published these
+            are the files of OpenAI's checkpoint on the hub; other `.pt` files need it.
 
     Raises:
         CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
             as expected; the message names it.
     """
-    if not tokenizer and Path(checkpoint).is_file():
-        raise CheckpointError(
-            f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
-            f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
-        )
     network = open_network(checkpoint)
-    folder = checkpoint_folder(tokenizer, with_weights=False).path if tokenizer else network.path
+    found = ()
+    if tokenizer:
+        folder = checkpoint_folder(tokenizer, with_weights=False).path
+    elif network.naming == "openai":
+        place = _original_tokenizer(network)
+        folder, found = place.path, (f"the .pt holds no tokenizer: it has that of {place.id}",)
+    else:
+        folder = network.path
     tokens = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=bool(tokenizer))
+    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=folder != network.path)
     return Checkpoint(
-        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=notes
+        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=found + notes
     )
+
+
+def _original_tokenizer(network: Network) -> Found:
+    """Find the tokenizer of OpenAI's checkpoint that has the network's sizes."""
+    advice = (
+        f"{network.path} holds weights only; name a folder with {TOKENIZER_FILE} and "
+        f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
+    )
+    hub_id = original_id(network.dims)
+    if hub_id is None:
+        raise CheckpointError(advice)
+    try:
+        return checkpoint_folder(hub_id, with_weights=False)
+    except MissingCheckpointError as error:
+        raise MissingCheckpointError(f"{advice} ({error})") from error
 
 
 def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
