@@ -7,7 +7,6 @@ are read with `weights_only`. `build.draft` opens a second one beside it.
 
 import dataclasses
 import hashlib
-import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -202,7 +201,8 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
-            f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`"
+            f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`; "
+            "of a checkpoint of another format name the folder"
         )
     return _openai_dims(content["dims"], str(path)), content["model_state_dict"]
 
@@ -222,7 +222,8 @@ def _weights_or_index(folder: Path) -> Path:
     path = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
     if path is None:
         raise CheckpointError(
-            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}"
+            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}; name the "
+            "folder of a checkpoint, or an OpenAI .pt file itself"
         )
     return path
 
@@ -259,7 +260,9 @@ def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
+        raise CheckpointError(
+            f"cannot read {path}: {error}; is it damaged or cut off? fetch it again"
+        ) from error
 
 
 def _load_pickle(path: Path) -> Any:
@@ -267,9 +270,16 @@ def _load_pickle(path: Path) -> Any:
         # Only the zip format can be mapped from disk instead of being read into memory.
         mapped = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"cannot read {path} as PyTorch weights: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    # Whatever the bytes of another file lead the unpickler to. What torch says of it is left out:
+    # it recommends to read the file without `weights_only`, which may run code in it.
+    except Exception as error:
+        raise CheckpointError(
+            f"cannot read {path} as PyTorch weights ({type(error).__name__}): expected an OpenAI "
+            ".pt or a pytorch_model.bin that holds tensors alone; is it another file, damaged or "
+            "cut off?"
+        ) from error
 
 
 def _sha256(files: list[Path]) -> str:

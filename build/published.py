@@ -91,9 +91,8 @@ PUBLISHED = (
     ),
 )
 
-# OpenAI's checkpoints by width, decoder layers, mel bins and vocabulary. The first large has the
-# sizes of large-v2, and the same tokenizer.
-_ORIGINALS = {
+_SIZES = {
+    # (width, decoder layers, mel bins, vocabulary)
     (384, 4, 80, 51_865): "tiny",
     (384, 4, 80, 51_864): "tiny.en",
     (512, 6, 80, 51_865): "base",
@@ -102,14 +101,15 @@ _ORIGINALS = {
     (768, 12, 80, 51_864): "small.en",
     (1024, 24, 80, 51_865): "medium",
     (1024, 24, 80, 51_864): "medium.en",
-    (1280, 32, 80, 51_865): "large-v2",
+    (1280, 32, 80, 51_865): "large-v2",  # the first large has the same, and the same tokenizer
     (1280, 32, 128, 51_866): "large-v3",
     (1280, 4, 128, 51_866): "large-v3-turbo",
 }
+ORIGINALS = {sizes: f"openai/whisper-{name}" for sizes, name in _SIZES.items()}
+"""Hub ids of OpenAI's checkpoints by width, decoder layers, mel bins and vocabulary."""
 
 
 def original_id(dims: Dims) -> str | None:
     """Return the hub id of OpenAI's checkpoint that has these sizes; None where it made none."""
     sizes = (dims.n_text_state, dims.n_text_layer, dims.n_mels, dims.n_vocab)
-    name = _ORIGINALS.get(sizes)
-    return None if name is None else f"openai/whisper-{name}"
+    return ORIGINALS.get(sizes)

@@ -67,7 +67,7 @@ def test_openai_weights_of_a_published_size_have_its_tokenizer(
 ):
     """From the hub, without the weights there; an error says what else one can do."""
     sizes = (NANO.width, NANO.decoder_layers, NANO.n_mels, NANO.n_vocab)
-    monkeypatch.setitem(published._ORIGINALS, sizes, "nano")
+    monkeypatch.setitem(published.ORIGINALS, sizes, "openai/whisper-nano")
     path = write_openai(tmp_path / "a.pt", NANO, weights)
     hub = FakeHub(folder, tmp_path / "cache", "openai/whisper-nano").install(monkeypatch)
     hub.failure = OSError("no route")
