@@ -69,11 +69,12 @@ class Bounds:
 
 
 # One token that INT8 rounding changes also changes the tokens after it, so a sound engine may agree
-# little on a clip that is hard to hear. Logits and tokens given the same text tell how good the
-# rounding is. Free decoding tells that the engine's own steps work, which all else would miss.
+# little on a clip that is hard to hear. Logits given the same text tell how good the rounding is;
+# shares of the few hundred tokens are coarse. Free decoding tells that the engine's own steps work,
+# which all else would miss.
 BOUNDS: dict[Precision, Bounds] = {
     "fp16": Bounds(logits_relative=0.01, token_agreement=0.99, greedy_agreement=0.95),
-    "int8": Bounds(logits_relative=0.05, token_agreement=0.95, greedy_agreement=0.5),
+    "int8": Bounds(logits_relative=0.05, token_agreement=0.9, greedy_agreement=0.5),
 }
 
 

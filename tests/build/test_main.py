@@ -276,7 +276,9 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     )
     code, message = error(capsys, "engine", "--config", tmp_path / "none.toml")
     assert code == 2 and "none.toml: No such file" in message
-    code, message = error(capsys, "engine", "--checkpoint", "no/such/folder")
+    code, message = error(
+        capsys, "engine", "--checkpoint", "no/such/folder", "--engine", tmp_path / "new"
+    )
     assert code == 3 and "no checkpoint at no/such/folder" in message
     code, message = error(
         capsys, "engine", "--config", config, "--engine", nano_folder, "--no-verify"
