@@ -28,7 +28,7 @@ from build.hub import (
     checkpoint_folder,
 )
 from build.names import Naming, foreign_name
-from build.published import original_id
+from build.published import ORIGINALS
 from serve.contract.engine import (
     HEAD_DIM,
     TOKENIZER_FILE,
@@ -143,7 +143,8 @@ def _original_tokenizer(network: Network) -> Found:
         f"{network.path} holds weights only; name a folder with {TOKENIZER_FILE} and "
         f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
     )
-    hub_id = original_id(network.dims)
+    dims = network.dims
+    hub_id = ORIGINALS.get((dims.n_text_state, dims.n_text_layer, dims.n_mels, dims.n_vocab))
     if hub_id is None:
         raise CheckpointError(advice)
     try:

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from serve.contract.engine import Dims
-
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
@@ -107,9 +105,3 @@ _SIZES = {
 }
 ORIGINALS = {sizes: f"openai/whisper-{name}" for sizes, name in _SIZES.items()}
 """Hub ids of OpenAI's checkpoints by width, decoder layers, mel bins and vocabulary."""
-
-
-def original_id(dims: Dims) -> str | None:
-    """Return the hub id of OpenAI's checkpoint that has these sizes; None where it made none."""
-    sizes = (dims.n_text_state, dims.n_text_layer, dims.n_mels, dims.n_vocab)
-    return ORIGINALS.get(sizes)

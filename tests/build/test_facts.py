@@ -85,8 +85,8 @@ def test_openai_weights_of_a_published_size_have_its_tokenizer(
 def test_each_published_size_is_known():
     for name, shape in PUBLISHED.items():
         expected = None if name.startswith("distil-") else f"openai/whisper-{name}"
-        assert published.original_id(shape.dims) == expected
-    assert published.original_id(NANO.dims) is None
+        sizes = (shape.width, shape.decoder_layers, shape.n_mels, shape.n_vocab)
+        assert published.ORIGINALS.get(sizes) == expected
 
 
 def test_missing_tokenizer(folder):
