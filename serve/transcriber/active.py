@@ -272,10 +272,11 @@ class ActiveRequest:
             return None
         assert alignment is not None, "the runtime was asked for an alignment and gave none"
         self._untimed.add(index)
-        text = [token for piece in window.pieces for token in piece.tokens]
+        text = [piece.tokens for piece in window.pieces]
         frames = max(1, round(window.duration_s * FRAMES_PER_S))
-        alignment = of_first(alignment, len(text), frames)
-        language = self._languages.of(index)
+        alignment = of_first(alignment, sum(map(len, text)), frames)
+        translated = tokenizer.facts.translate in self.plan.start
+        language = "en" if translated else self._languages.of(index)
         logprobs = self.plan.tells_logprobs
         voice = self._spans[index].voice or ()
         return functools.partial(
