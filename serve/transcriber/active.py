@@ -21,6 +21,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speakers.words import lettered
 from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import N_FRAMES
@@ -98,7 +99,7 @@ class ActiveRequest:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
-        self._languages = Languages(plan.language, plan.multilingual)
+        self._languages = Languages(plan.language, plan.multilingual, plan.script)
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt of a window's next job: of its first one, or of another attempt."""
@@ -323,6 +324,7 @@ class ActiveRequest:
                 begin_s = window.timeline.start_s
                 stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
                 stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
+            stitched = self._languages.in_script(index, stitched)
             stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
             if self.plan.mode == "sequential" and window.pieces:
                 self._go_on_from(window, stitched, tokenizer.facts)
@@ -337,8 +339,8 @@ class ActiveRequest:
     def _told_by_speaker(self) -> list[Segment]:
         """Return all segments in order of time, each of one speaker if these are told apart."""
         segments = self._segments
-        if self._by_speaker is not None:
-            segments = list(self._by_speaker(segments))
+        if self._by_speaker is not None and self.plan.speakers is not None:
+            segments = lettered(list(self._by_speaker(segments)), self.plan.speakers.names)
             if not self.plan.tells_words:
                 segments = [dataclasses.replace(segment, words=None) for segment in segments]
         if self.plan.channels:
