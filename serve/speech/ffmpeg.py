@@ -90,21 +90,18 @@ class FFmpegFile:
             return float(self._file.duration) / 1_000_000  # FFmpeg's unit is 1 us
         return None
 
-    def blocks(self) -> Iterator[Samples]:
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
         """See `Source`."""
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
-        to_float, layout = av.AudioResampler(format="flt"), ""
+        to_float, kind = av.AudioResampler(format="flt"), (0, "")
         for frame in self._frames():
-            if frame.sample_rate != self.rate:
-                raise AudioError(
-                    f"audio changes from {self.rate} to {frame.sample_rate} samples a second; "
-                    "expected one rate"
-                )
-            if frame.layout.name != layout:  # as a broadcast's does: the next part is stereo
-                to_float, layout = av.AudioResampler(format="flt"), frame.layout.name
+            if (frame.sample_rate, frame.layout.name) != kind:
+                # A broadcast's next programme may have another rate or other channels.
+                kind = frame.sample_rate, frame.layout.name
+                to_float = av.AudioResampler(format="flt")
             for part in to_float.resample(frame):
                 values: Samples = part.to_ndarray()  # type: ignore[assignment]
-                yield values.reshape(part.samples, -1)
+                yield frame.sample_rate, values.reshape(part.samples, -1)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
         for packet in self._file.demux(self._stream):

@@ -61,7 +61,7 @@ def decode(
 
 
 def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, None]:
-    yield from samples_of(open_source(audio, meter), meter)
+    yield from samples_of((open_source(part, meter) for part in [audio]), meter)
 
 
 def open_source(audio: containers.Bytes, meter: Meter) -> Source:
@@ -115,13 +115,13 @@ class _SndFile:
         known = file.format in _CHUNKED_FORMATS and self.rate
         self.present_s = file.frames / self.rate if known else None
 
-    def blocks(self) -> Iterator[Samples]:
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
         size = max(1, self._block_values // self._file.channels)
         while True:
             block: Samples = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block):
                 return
-            yield block
+            yield self.rate, block
 
     def close(self) -> None:
         self._file.close()
