@@ -36,8 +36,10 @@ import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers
+from serve.speech import centre, containers, tracks
 from serve.speech.containers import Bytes
+from serve.speech.crosstalk import OwnChannel
+from serve.speech.downmix import COLUMNS, Downmix
 from serve.speech.meter import Limits, Meter, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
 from serve.speech.rate import SAMPLE_RATE
@@ -75,7 +77,7 @@ def decode(
         UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
     """
     meter = Meter(limits, stopped, warn)
-    return meter.steps(_decoded(audio, meter))
+    return centre.chosen(meter.steps(_decoded(audio, meter)), warn)
 
 
 def from_samples(
@@ -122,6 +124,7 @@ def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     if (header := containers.pcm16_header(audio)) is not None:
+        tracks.check_only(meter.limits.track, "WAV")
         yield from samples_of([Pcm16(audio, header)], meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
@@ -146,6 +149,7 @@ def _checked_samples(
 def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Samples]]:
     """Yield the blocks of all parts: each block's rate in Hz, and its samples, mono."""
     before_s, channels = 0.0, 0
+    mix: Downmix | OwnChannel | None = None
     for source in sources:
         with contextlib.closing(source):
             meter.end_header()
@@ -159,8 +163,13 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
                         "channels = mix"
                     )
                 before_s += len(block) / rate
-                yield rate, _mono(block, meter.limits.channel)
+                mix = mix or _mix(source, meter.limits.channel)
+                yield from mix.push(rate, source.layout, block)
         meter.begin_header()
+    if mix is not None:
+        yield from mix.finish()
+        for text in mix.warnings():
+            meter.warn(text)
 
 
 def _check_header(source: Source, meter: Meter, before_s: float) -> None:
@@ -194,11 +203,11 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[tuple[int, Samples]]:
         _check_whole(source, decoded_s, meter)
 
 
-def _mono(block: Samples, channel: int) -> Samples:
-    if channel < 0 and block.shape[1] > 1:
-        mean: Samples = block.mean(axis=1, dtype=np.float32)
-        return mean
-    return block[:, max(0, channel)]
+def _mix(source: Source, channel: int) -> Downmix | OwnChannel:
+    """Return what makes one channel of a file's channels: of all, or of one alone."""
+    if channel < 0 or source.channels < 2:
+        return Downmix(source.layout, source.channels)
+    return OwnChannel(channel)
 
 
 def _check_channel(channels: int, channel: int) -> None:
@@ -235,7 +244,7 @@ def _check_rate(rate: int) -> None:
 def _to_16_khz(
     blocks: Iterable[tuple[int, Samples]], max_s: float
 ) -> Generator[Samples, None, None]:
-    """Check, resample and clip blocks of mono samples; raise an error beyond `max_s`.
+    """Check, resample and clip blocks of samples; raise an error beyond `max_s`.
 
     Args:
         blocks: each block's rate in Hz, and its samples. The rate may change between two blocks.
@@ -267,11 +276,18 @@ def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
         if rate == SAMPLE_RATE:
             yield from map(operator.itemgetter(1), group)
             continue
-        resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+        resampler: soxr.ResampleStream | None = None
         for _, block in group:
+            if resampler is None:
+                columns = 1 if block.ndim == 1 else COLUMNS
+                nothing = block[:0]
+                resampler = soxr.ResampleStream(
+                    rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ"
+                )
             yield resampler.resample_chunk(block)
         # What it holds back until it knows that nothing follows.
-        yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        if resampler is not None:
+            yield resampler.resample_chunk(nothing, last=True)
 
 
 def _check_values(block: Samples, start_s: float) -> None:

@@ -27,6 +27,7 @@ class Limits:
     max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
     partial: bool = False  # partial: what is there of audio that was cut short is taken
     channel: int = -1  # that alone is decoded, of several; -1: all of them together
+    track: str = ""  # audio_track: number or language of the file's track; empty: the default one
 
 
 def too_slow(limits: Limits) -> AudioLimitError:

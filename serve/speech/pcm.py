@@ -7,6 +7,7 @@ import numpy as np
 
 from serve.contract.messages import Samples
 from serve.speech import containers
+from serve.speech.layouts import UNKNOWN, Layout
 
 EXPECTED = (
     "expected a recording: WAV, FLAC, MP3, OGG, MP4, M4A, WebM, AAC, AMR, WMA, CAF or another "
@@ -20,6 +21,7 @@ class Source(Protocol):
 
     rate: int  # the rate of its first block; the ones after it may have another
     channels: int
+    layout: Layout  # of the latest block; before the first one, of that
     declared_s: float | None  # None where the file does not say, or not reliably
     present_s: float | None  # what the file can hold, where that is known before it is decoded
     tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
@@ -41,6 +43,7 @@ class Pcm16:
     """
 
     tolerance_s = 0.0
+    layout = UNKNOWN
 
     def __init__(self, audio: containers.Bytes, header: containers.Pcm16Header) -> None:
         channels = header.channels

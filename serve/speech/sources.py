@@ -18,7 +18,7 @@ import soundfile
 
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers, ends, kinds
+from serve.speech import containers, ends, kinds, layouts, tracks
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
@@ -29,8 +29,17 @@ _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 # for sound besides recordings, samplers' instruments and matrices.
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
+_ORDERED = ("OGG", "CAF")
+"""Formats with an order of channels of their own, which FFmpeg knows."""
+# Values of a block. One that cannot be read in whole is lost, so a damaged file wants small ones.
+_SNDFILE_VALUES = BLOCK_VALUES >> 4
 _JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes_on}
 """Checks whether a file of a format is several, one behind the other."""
+_LAYOUTS = {
+    "WAV": layouts.wav_layout,
+    "WAVEX": layouts.wav_layout,
+    "FLAC": layouts.flac_layout,
+}
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -96,7 +105,11 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     if file.format in _JOINED and _JOINED[file.format](audio):
         file.close()  # libsndfile would read the first alone
         return FFmpegFile(audio, meter, file.format.lower())
-    return _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
+    if file.channels > 2 and file.format in _ORDERED:
+        file.close()
+        return FFmpegFile(audio, meter, file.format.lower())
+    tracks.check_only(meter.limits.track, file.format)
+    return _SndFile(audio, file)
 
 
 class _SndFile:
@@ -104,11 +117,12 @@ class _SndFile:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: containers.Bytes, file: Any, block_values: int) -> None:
+    def __init__(self, audio: containers.Bytes, file: Any) -> None:
         self._file = file
-        self._block_values = block_values  # a block that cannot be read in whole is lost
         self.rate: int = file.samplerate
         self.channels: int = file.channels
+        layout_of = _LAYOUTS.get(file.format)
+        self.layout = layout_of(audio, file.channels) if layout_of else layouts.UNKNOWN
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # Compressed formats repeat what their header declares.
@@ -116,7 +130,7 @@ class _SndFile:
         self.present_s = file.frames / self.rate if known else None
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        size = max(1, self._block_values // self._file.channels)
+        size = max(1, _SNDFILE_VALUES // self._file.channels)
         while True:
             block: Samples = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block):
