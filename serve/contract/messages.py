@@ -123,6 +123,13 @@ class Request:
         "take what is there of a cut file; default: as configured",
         help="transcribe what is there of a file that was cut short; default: as in the config",
     )
+    audio_track: str | None = option(
+        None,
+        "number from 1 on, or language, of the file's audio track; default: the file's own",
+        help="number from 1 on, or language, of the audio track; default: the file's own",
+        metavar="TRACK",
+        max_bytes=64,
+    )
     timestamps: bool = option(
         True,
         "whether the model marks times; default: true",

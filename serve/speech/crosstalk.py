@@ -110,7 +110,10 @@ class OwnChannel:
         return found
 
     def _is_copy(
-        self, signals: npt.NDArray[np.float64], energies: npt.NDArray[np.float64], other: int,
+        self,
+        signals: npt.NDArray[np.float64],
+        energies: npt.NDArray[np.float64],
+        other: int,
         rate: int,
     ) -> bool:
         own_energy, other_energy = float(energies[self._channel]), float(energies[other])

@@ -82,9 +82,7 @@ class Downmix:
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
         channels = window.shape[1]
         shares = layouts.weights(layout, channels)
-        mean: Samples = (
-            window.mean(axis=1, dtype=np.float32) if shares is None else window @ shares
-        )
+        mean: Samples = window.mean(axis=1, dtype=np.float32) if shares is None else window @ shares
         mono = self._uncancelled(rate, window, mean, shares)
         if not self._columns:
             return mono

@@ -22,9 +22,7 @@ _GUESSED_CENTRE = 2
 _GUESSED_COUNTS = (3, 5, 6, 7, 8)
 
 # The order of the bits in WAVE_FORMAT_EXTENSIBLE's channel mask.
-_MASK_NAMES = tuple(
-    "FL FR FC LFE BL BR FLC FRC BC SL SR TC TFL TFC TFR TBL TBC TBR".split()
-)
+_MASK_NAMES = tuple("FL FR FC LFE BL BR FLC FRC BC SL SR TC TFL TFC TFR TBL TBC TBR".split())
 _FLAC_LAYOUTS: dict[int, Layout] = {
     3: ("FL", "FR", "FC"),
     4: ("FL", "FR", "BL", "BR"),

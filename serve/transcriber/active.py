@@ -208,7 +208,9 @@ class ActiveRequest:
         attempt = attempt_of(
             tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
         )
-        verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
+        # Higher temperatures would only invent more where no speech can be heard.
+        fixed_temperature = self.plan.fixed_temperature or span.narrow
+        verdict = judge(attempt, config, fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature

@@ -22,7 +22,7 @@ from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.audio import audio_track_of, check_audio, is_number, stretches_of
 from serve.transcriber.detection import check_languages, detection_of
 from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
 from serve.transcriber.prompts import (
@@ -68,6 +68,7 @@ class Plan:
     detection: Detection = dataclasses.field(default_factory=Detection)
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     partial: bool = False  # audio may be cut short
+    audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # to be told apart by their voices; None: they are not
     channels: bool = False  # each of the audio's is a speaker's
@@ -163,6 +164,7 @@ def plan_request(
         multilingual=request.multilingual,
         detection=detection,
         partial=config.partial if request.partial is None else request.partial,
+        audio_track=audio_track_of(request),
         repetitive=config.compression_ratio_threshold,
         speakers=speakers_of(request),
         channels=has_channels(request),
