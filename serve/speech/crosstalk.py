@@ -18,13 +18,16 @@ from serve.speech.layouts import Layout
 _WINDOWS_PER_S = 4
 _RATE = 4_000  # Hz, about, at which channels are compared
 _MAX_DELAY_S = 0.02
-_SAME = 0.9  # share of a window that the other channel explains, for it to be the same sound
-_LEAKED = 0.4  # the same for sound that is much quieter
+# The share of a window that the other channel must explain, after speech and after a repetition.
+_SAME = (0.9, 0.6)
+_LEAKED = (0.4, 0.25)  # the same for sound that is much quieter than the other channel's
 _QUIETER = 0.1  # energy ratio below which sound is much quieter
 _LOUDER = 4.0  # energy ratio above which of two copies the louder one is kept, not the first
 _SILENCE = 1e-9  # mean square: 90 dB below full scale
 _PAUSE = 1e-3  # energy below that of the loudest window, in which nobody speaks
 _FORGET = 0.998  # of the loudest window, from one to the next
+
+_Signals = npt.NDArray[np.float64]
 
 
 class OwnChannel:
@@ -95,44 +98,46 @@ class OwnChannel:
             energies = np.einsum("ij,ij->j", signals, signals)
         own = float(energies[self._channel])
         self._loudest = max(_FORGET * self._loudest, own)
-        if not own > max(_PAUSE * self._loudest, _SILENCE * len(signals)):
-            return self._repeats  # nobody speaks
-        found = False
-        for other in range(window.shape[1]):
-            if other == self._channel or not float(energies[other]) * _LOUDER > own:
-                continue
-            found = self._is_copy(signals, energies, other, rate) or found
-            if found:
-                self._of.add(other)
-                break
-        if found:
+        if not own > _SILENCE * len(signals):
+            return self._repeats
+        source = next(
+            (
+                other
+                for other in range(window.shape[1])
+                if other != self._channel and self._is_copy(signals, energies, other, rate)
+            ),
+            None,
+        )
+        if own <= _PAUSE * self._loudest:  # speech would be louder
+            return self._repeats or source is not None
+        if source is not None:
+            self._of.add(source)
             self._repeated_s += len(window) / rate
-        return found
+        return source is not None
 
-    def _is_copy(
-        self,
-        signals: npt.NDArray[np.float64],
-        energies: npt.NDArray[np.float64],
-        other: int,
-        rate: int,
-    ) -> bool:
+    def _is_copy(self, signals: _Signals, energies: _Signals, other: int, rate: int) -> bool:
+        """Tell whether a window repeats another channel's; each pair is judged by both alike."""
         own_energy, other_energy = float(energies[self._channel]), float(energies[other])
+        if not other_energy > 0:
+            return False
         step = max(1, rate // _RATE)
+        first, second = sorted((self._channel, other))
         explained = _explained(
-            signals[:, self._channel], signals[:, other], round(_MAX_DELAY_S * rate / step)
+            signals[:, first], signals[:, second], round(_MAX_DELAY_S * rate / step)
         ) / (own_energy * other_energy)
-        leads = self._leads.setdefault(other, self._channel < other)
-        if explained > _SAME:
+        if explained > _SAME[False]:
             if own_energy > _LOUDER * other_energy:
-                leads = True
+                self._leads[other] = True
             elif other_energy > _LOUDER * own_energy:
-                leads = False
-            self._leads[other] = leads
-            return not leads
-        return own_energy < _QUIETER * other_energy and explained > _LEAKED
+                self._leads[other] = False
+        if own_energy < _QUIETER * other_energy:
+            return explained > _LEAKED[self._repeats]
+        leads = self._leads.get(other, self._channel < other)
+        much_louder = own_energy > _LOUDER * other_energy
+        return explained > _SAME[self._repeats] and not (leads or much_louder)
 
 
-def _slowed(window: Samples, rate: int) -> npt.NDArray[np.float64]:
+def _slowed(window: Samples, rate: int) -> _Signals:
     """Return channels at a low rate and without their mean, float64 (m, channels)."""
     step = max(1, rate // _RATE)
     whole = max(1, len(window) // step)
@@ -142,7 +147,7 @@ def _slowed(window: Samples, rate: int) -> npt.NDArray[np.float64]:
     return slow - slow.mean(axis=0)
 
 
-def _explained(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], delay: int) -> float:
+def _explained(a: _Signals, b: _Signals, delay: int) -> float:
     """Return the highest squared correlation of two signals, at a delay of at most so much."""
     size = 1 << (2 * len(a) - 1).bit_length()
     products = np.fft.irfft(np.fft.rfft(a, size) * np.conj(np.fft.rfft(b, size)), size)
