@@ -12,6 +12,7 @@ its blocks.
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from serve.contract.messages import Samples
 from serve.speech import layouts
@@ -22,7 +23,8 @@ COLUMNS = 3
 """The mix, the centre alone, and the mix without the centre."""
 
 _WINDOWS_PER_S = 2
-_DECAY = 0.5  # weight of the windows before
+_FORGET = 0.5  # weight of the windows before
+_PAUSE = 0.01  # energy, relative to the windows before, in which nobody speaks
 # The mix's energy, relative to the sum of its channels' energies.
 _CANCELS_BELOW = 0.15
 _CANCELS_NO_MORE = 0.4
@@ -41,8 +43,8 @@ class Downmix:
     def __init__(self, layout: Layout, channels: int) -> None:
         self._columns = layouts.centre(layout, channels) is not None
         self._framer = Framer(_WINDOWS_PER_S)
-        self._mix_energy = 0.0
-        self._energies = np.zeros(0)
+        self._energies: npt.NDArray[np.float64] = np.zeros(0)  # of channels, weighed
+        self._loudness = 0.0
         self._taken: int | None = None  # the channel that is taken instead of the mix
         self._s = self._cancelled_s = 0.0
 
@@ -103,14 +105,12 @@ class Downmix:
             return mean
         weights = np.full(channels, 1 / channels) if shares is None else shares
         if len(self._energies) != channels:
-            self._energies, self._mix_energy, self._taken = np.zeros(channels), 0.0, None
+            self._energies, self._loudness, self._taken = np.zeros(channels), 0.0, None
         before = self._taken
         with np.errstate(all="ignore"):  # values that make no sense are refused later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
-            self._energies = _DECAY * self._energies + energies * weights**2
-            self._mix_energy = _DECAY * self._mix_energy + float(np.dot(mean, mean))
-        if energies.max() > _SILENCE * len(window):
-            self._decide()
+            if energies.max() > _SILENCE * len(window):
+                self._decide(float(np.dot(mean, mean)), energies * weights**2)
         if self._taken is not None:
             self._cancelled_s += len(window) / rate
         new = mean if self._taken is None else window[:, self._taken]
@@ -118,13 +118,16 @@ class Downmix:
             return new
         return faded(mean if before is None else window[:, before], new, rate)
 
-    def _decide(self) -> None:
-        """Decide from the energies which channel is taken, if not the mix."""
-        share = self._mix_energy / float(self._energies.sum())
-        loudest = int(self._energies.argmax())
-        if share < _CANCELS_BELOW:
-            taken = self._taken
+    def _decide(self, mix: float, energies: npt.NDArray[np.float64]) -> None:
+        """Decide from a window's energies which channel is taken, if not the mix."""
+        apart = float(energies.sum())
+        self._loudness = max(apart, _FORGET * self._loudness)
+        if not apart > _PAUSE * self._loudness:
+            return  # nobody speaks, or all of it is in channels that are left out
+        self._energies = _FORGET * self._energies + energies
+        if mix < _CANCELS_BELOW * apart:
+            loudest, taken = int(self._energies.argmax()), self._taken
             if taken is None or self._energies[loudest] > _LOUDER * self._energies[taken]:
                 self._taken = loudest
-        elif not share < _CANCELS_NO_MORE:
+        elif not mix < _CANCELS_NO_MORE * apart:
             self._taken = None

@@ -5,6 +5,7 @@ some 350 formats; among them are lists of files and addresses to open, scripts, 
 captures of the screen, and each is code that a hostile file could aim at.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import av
@@ -95,9 +96,12 @@ class FFmpegFile:
             raise
         codec = self._stream.codec_context
         codec.thread_count = 1  # in the calling thread, whose processor time is counted
+        self._decoded = self._frames()
         self.rate: int = self._stream.rate
         self.channels: int = codec.channels
         self.layout = _layout(codec.layout)
+        if not self.rate:  # it begins so late that FFmpeg has not seen it
+            self._look_ahead()
         self.declared_s = self._declared_s(len(audio))
 
     def _picked_stream(self) -> av.AudioStream:
@@ -129,12 +133,20 @@ class FFmpegFile:
             return None if too_long and self._format.startswith(_CLOCKED) else declared_s
         return declared_s
 
+    def _look_ahead(self) -> None:
+        """Learn from the first frame what FFmpeg does not know of the track."""
+        first = next(self._decoded, None)
+        if first is not None:
+            self._decoded = itertools.chain([first], self._decoded)
+            self.rate, self.layout = first.sample_rate, _layout(first.layout)
+            self.channels = len(first.layout.channels)
+
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         """See `Source`."""
         clock = self._clock()
         try:
             yield from self._timed(clock)
-        except av.FFmpegError:
+        except Exception:
             self._tell(clock)
             raise
         self._tell(clock)
@@ -143,7 +155,7 @@ class FFmpegFile:
         """Yield the sound, and silence where the file's clock has none."""
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
         to_float, kind = av.AudioResampler(format="flt"), (0, "")
-        for frame in self._frames():
+        for frame in self._decoded:
             if (frame.sample_rate, frame.layout.name) != kind:
                 # A broadcast's next programme may have another rate or other channels.
                 kind = frame.sample_rate, frame.layout.name

@@ -1,10 +1,13 @@
 """A tone in every format, for tests of decoders."""
 
+import dataclasses
 import io
+from fractions import Fraction
 
 import av
 import numpy as np
 import soundfile
+from av.stream import Disposition
 
 RATE = 16_000
 SECONDS = 3.0
@@ -31,6 +34,77 @@ def wide_amr(frames: int = 150) -> bytes:
     """AMR-WB, of which there is no encoder here: frames of 20 ms of whatever random bits say."""
     random = np.random.default_rng(0)
     return b"#!AMR-WB\n" + b"".join(b"\x44" + random.bytes(60) for _ in range(frames))
+
+
+@dataclasses.dataclass
+class Sound:
+    """An audio track: what is in it, and when."""
+
+    samples: np.ndarray  # float32 (n,) or (n, channels)
+    rate: int = 24_000
+    layout: str = "mono"
+    codec: str = "aac"
+    begins_s: float = 0.0
+    gap: tuple[float, float] = (0.0, 0.0)  # seconds of sound before it, and its length
+    default: bool | None = None
+    language: str = ""
+
+
+def tracks(
+    fmt: str, *sounds: Sound, picture_s: float = 0.0, options: dict[str, str] | None = None
+) -> bytes:
+    """Make a file of several tracks, whose packets lie in order of time."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=fmt, options=options or {}) as container:
+        codec = "flv" if fmt == "flv" else "mpeg4"
+        packets = _picture(container, codec, picture_s) if picture_s else []
+        streams = [_stream(container, sound) for sound in sounds]
+        container.start_encoding()
+        for stream, sound in zip(streams, sounds, strict=True):
+            packets += _packets(stream, sound)
+        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
+            container.mux(packet)
+    return file.getvalue()
+
+
+def _picture(container, codec: str, seconds: float) -> list:
+    stream = container.add_stream(codec, rate=25)
+    stream.width = stream.height = 32
+    packets = []
+    for number in range(round(25 * seconds)):
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        packets += stream.encode(frame)
+    return packets + stream.encode(None)
+
+
+def _stream(container, sound: Sound):
+    stream = container.add_stream(sound.codec, rate=sound.rate, layout=sound.layout)
+    if sound.default is not None:
+        stream.disposition = Disposition.default if sound.default else Disposition(0)
+    if sound.language:
+        stream.metadata["language"] = sound.language
+    return stream
+
+
+def _packets(stream, sound: Sound) -> list:
+    values = (np.clip(sound.samples, -1, 1) * 32767).astype(np.int16).reshape(1, -1)
+    whole = av.AudioFrame.from_ndarray(values, format="s16", layout=sound.layout)
+    whole.sample_rate = sound.rate
+    resampler = av.AudioResampler(
+        format=stream.format,
+        layout=sound.layout,
+        rate=sound.rate,
+        frame_size=stream.codec_context.frame_size or 1024,
+    )
+    packets, at = [], 0
+    gap_at, gap_s = sound.gap
+    for frame in [*resampler.resample(whole), *resampler.resample(None)]:
+        late_s = sound.begins_s + (gap_s if at >= gap_at * sound.rate else 0.0)
+        frame.pts, frame.time_base = at + round(late_s * sound.rate), Fraction(1, sound.rate)
+        at += frame.samples
+        packets += stream.encode(frame)
+    return packets + stream.encode(None)
 
 
 def encode_ffmpeg(
