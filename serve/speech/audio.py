@@ -73,6 +73,7 @@ def decode(
         AudioError: at the first block: empty, not audio, a sample rate that makes no sense, cut
             short or beyond a limit as its header tells. At any block: cut short, damaged, without
             samples, beyond a limit, or with sample values that make no sense.
+        OptionError: the file has no such track.
         CancelledError: nobody wants it any more.
         UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
     """

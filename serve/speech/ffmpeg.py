@@ -13,7 +13,7 @@ import numpy as np
 from av.codec import codecs_available
 from av.stream import Disposition
 
-from serve.contract.errors import AudioError
+from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
 from serve.speech import kinds, layouts, tracks
 from serve.speech.clock import FileClock
@@ -70,8 +70,8 @@ class FFmpegFile:
         demuxers: formats that are tried.
 
     Raises:
-        AudioError: FFmpeg knows it, but it has no sound that can be decoded, or not the track that
-            is asked for.
+        AudioError: FFmpeg knows it, but it has no sound that can be decoded.
+        OptionError: it does not have the track that is asked for.
         Exception: FFmpeg's own, where it is of no such format.
     """
 
@@ -91,7 +91,7 @@ class FFmpegFile:
         self._format = self._file.format.name
         try:
             self._stream = self._picked_stream()
-        except AudioError:
+        except EarshotError:
             self._file.close()
             raise
         codec = self._stream.codec_context

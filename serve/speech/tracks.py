@@ -7,7 +7,7 @@ file calls its default, as players take it, or the first.
 import dataclasses
 from collections.abc import Sequence
 
-from serve.contract.errors import AudioError, shown
+from serve.contract.errors import OptionError, shown
 from serve.speech.languages import language_code
 
 _MAX_SHOWN = 16  # tracks of a list
@@ -53,7 +53,7 @@ def pick(tracks: Sequence[Track], wanted: str) -> int:
         wanted: number or language; empty: the default one.
 
     Raises:
-        AudioError: there is no such track; its text lists those there are.
+        OptionError: there is no such track; its text lists those there are.
     """
     if not wanted:
         return min(range(len(tracks)), key=lambda i: _rank(tracks[i]))
@@ -66,7 +66,7 @@ def pick(tracks: Sequence[Track], wanted: str) -> int:
         spoken = [i for i, track in enumerate(tracks) if code and _code(track.language) == code]
         if spoken:
             return min(spoken, key=lambda i: _rank(tracks[i]))
-    raise AudioError(
+    raise OptionError(
         f"audio_track = {shown(wanted)}, but the file has no such track; expected one of "
         f"{_listed(tracks)}"
     )
@@ -76,7 +76,7 @@ def check_only(wanted: str, kind: str) -> None:
     """Refuse a track that is asked for of a file whose format holds one alone.
 
     Raises:
-        AudioError: it is not that one.
+        OptionError: it is not that one.
     """
     pick([Track("", kind)], wanted)
 

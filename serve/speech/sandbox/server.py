@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import soundfile
 
-from serve.contract.errors import AudioError, CancelledError
+from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
 from serve.speech.meter import Limits
@@ -226,7 +226,7 @@ def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
         for samples in sources.decode(file, limits, results.gone, results.warn):
             results.put(samples)
         results.end(Kind.WHOLE)
-    except AudioError as error:
+    except (AudioError, OptionError) as error:
         results.end(next(kind for kind, of in ERRORS.items() if isinstance(error, of)), str(error))
     except MemoryError:
         results.end(Kind.NO_MEMORY)

@@ -15,6 +15,7 @@ from serve.contract.errors import (
     AudioLimitError,
     ChannelError,
     EarshotError,
+    OptionError,
     UnavailableError,
 )
 from serve.speech.meter import Limits, too_slow
@@ -41,12 +42,14 @@ class Kind(enum.IntEnum):
     WARNING = 5  # its text follows
     CHANNEL_ERROR = 6  # the same
     COLUMNS = 7  # float32 of shape (n, COLUMNS) follows
+    OPTION_ERROR = 8  # its text follows
 
 
-ERRORS: dict[Kind, type[AudioError]] = {
+ERRORS: dict[Kind, type[EarshotError]] = {
     Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
     Kind.CHANNEL_ERROR: ChannelError,
     Kind.AUDIO_ERROR: AudioError,
+    Kind.OPTION_ERROR: OptionError,
 }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serve.contract.errors import AudioError
+from serve.contract.errors import OptionError
 from serve.speech import audio
 from serve.speech.meter import Limits
 from tests.serve.speech.sounds import RATE, Sound, encode, tone, tracks
@@ -72,7 +72,7 @@ def test_a_track_is_chosen_by_number_or_language(fmt: str, track: str, place: in
 
 @pytest.mark.parametrize("track", ["4", "de", "und", "xyz"])
 def test_a_track_that_is_not_there_is_an_error_that_lists_those_that_are(track: str):
-    with pytest.raises(AudioError) as refused:
+    with pytest.raises(OptionError) as refused:
         decode(film("matroska", 1), track)
     text = str(refused.value)
     assert text.startswith(f"audio_track = '{track}'")
@@ -84,7 +84,7 @@ def test_files_of_one_track_have_a_first(fmt: str):
     data = encode(tone(), fmt)
     assert decode(data, "1") == decode(data)
     for track in ("2", "es"):
-        with pytest.raises(AudioError, match=r"expected one of 1 \(no language"):
+        with pytest.raises(OptionError, match=r"expected one of 1 \(no language"):
             decode(data, track)
 
 
