@@ -36,7 +36,7 @@ import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers
+from serve.speech import containers, sizes
 from serve.speech.containers import Bytes
 from serve.speech.meter import Limits, Meter, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
@@ -121,7 +121,8 @@ def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, No
 def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
-    if (header := containers.pcm16_header(audio)) is not None:
+    header = containers.pcm16_header(audio)
+    if header is not None and sizes.is_settled(audio):
         yield from samples_of([Pcm16(audio, header)], meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
@@ -160,7 +161,6 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
                     )
                 before_s += len(block) / rate
                 yield rate, _mono(block, meter.limits.channel)
-        meter.begin_header()
 
 
 def _check_header(source: Source, meter: Meter, before_s: float) -> None:

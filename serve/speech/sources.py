@@ -11,14 +11,14 @@ in processes that end with their file.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import soundfile
 
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers, ends, kinds
+from serve.speech import captured, containers, ends, joined, kinds, mpeg_frames, sizes
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
@@ -29,8 +29,6 @@ _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 # for sound besides recordings, samplers' instruments and matrices.
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
-_JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes_on}
-"""Checks whether a file of a format is several, one behind the other."""
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -61,7 +59,22 @@ def decode(
 
 
 def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, None]:
-    yield from samples_of((open_source(part, meter) for part in [audio]), meter)
+    parts = joined.split(captured.body(audio), meter.check)
+    yield from samples_of(_opened_parts(parts, meter), meter)
+
+
+def _opened_parts(parts: Sequence[containers.Bytes], meter: Meter) -> Iterator[Source]:
+    """Open the parts of a joined file, each when it is asked for."""
+    for number, part in enumerate(parts, 1):
+        if len(parts) > 1:
+            meter.begin_part(number, len(parts))
+        try:
+            yield open_source(part, meter)
+        except AudioError as error:
+            meter.check()  # a file that gives no more looks damaged
+            if len(parts) == 1 or not meter.limits.partial:
+                raise
+            meter.warn(str(error))
 
 
 def open_source(audio: containers.Bytes, meter: Meter) -> Source:
@@ -80,6 +93,9 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
 
 
 def _opened(audio: containers.Bytes, meter: Meter) -> Source:
+    audio, warning = sizes.corrected(audio)
+    if warning:
+        meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
         return Pcm16(audio, header)
     if ends.is_cut_off(audio):
@@ -87,16 +103,38 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
-        return FFmpegFile(audio, meter)
-    # A WAV header that was never filled in; libsndfile takes it for an empty file.
-    endless = file.frames == 0 and audio[4:8] in (b"\0" * 4, b"\xff" * 4)
-    if file.format not in _SNDFILE_FORMATS or endless:
+        return _ffmpeg_file(audio, meter)
+    if file.format not in _SNDFILE_FORMATS:
         file.close()
-        return FFmpegFile(audio, meter)
-    if file.format in _JOINED and _JOINED[file.format](audio):
-        file.close()  # libsndfile would read the first alone
-        return FFmpegFile(audio, meter, file.format.lower())
+        return _ffmpeg_file(audio, meter)
+    if file.format == "MP3" and _is_joined_mp3(audio):
+        file.close()  # libsndfile would read the first MP3 alone
+        return FFmpegFile(audio, meter, "mp3")
     return _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
+
+
+def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
+    """Open a file by FFmpeg; a stream that it does not know, from its first whole frame on."""
+    try:
+        return FFmpegFile(audio, meter)
+    except (EarshotError, MemoryError):
+        raise
+    except Exception:
+        if (found := mpeg_frames.first_frame(audio)) is None:
+            raise
+        begin, demuxer = found
+        file = FFmpegFile(containers.Section(audio, begin, len(audio)), meter, demuxer)
+    if begin > containers.id3_bytes(audio):
+        meter.warn(
+            f"audio begins inside a frame of {demuxer.upper()}, as a part of a stream does: its "
+            f"first {begin} bytes are left out"
+        )
+    return file
+
+
+def _is_joined_mp3(audio: containers.Bytes) -> bool:
+    goes_on = containers.mp3_goes_on(audio)
+    return mpeg_frames.mp3_changes(audio) if goes_on is None else goes_on
 
 
 class _SndFile:
