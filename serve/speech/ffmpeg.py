@@ -41,6 +41,10 @@ _DECLARING_WHOLE = ("matroska", "flv")
 """The same of the file, whose pictures may last longer than its sound."""
 
 
+_STREAMS = ("mp3", "aac", "ac3", "eac3")
+"""Formats that are frames alone, so that a part of a stream is a file as well."""
+
+
 class FFmpegFile:
     """A file that FFmpeg reads: a `serve.speech.pcm.Source`.
 
@@ -66,7 +70,7 @@ class FFmpegFile:
         self._file = av.open(
             MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
         )
-        self._format = self._file.format.name
+        self.format = self._file.format.name
         streams = self._file.streams.audio
         if not streams:
             self._file.close()
@@ -83,10 +87,10 @@ class FFmpegFile:
         self.declared_s = self._declared_s()
 
     def _declared_s(self) -> float | None:
-        if self._format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
+        if self.format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
             return float(self._stream.duration * self._stream.time_base)
         alone = len(self._file.streams) == 1
-        if self._format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
+        if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
             return float(self._file.duration) / 1_000_000  # FFmpeg's unit is 1 us
         return None
 
@@ -104,12 +108,20 @@ class FFmpegFile:
                 yield frame.sample_rate, values.reshape(part.samples, -1)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
+        begun, error = False, None
         for packet in self._file.demux(self._stream):
             try:
-                yield from packet.decode()
-            except av.InvalidDataError:
-                if self._format != "mp3":
-                    raise  # between two MP3 it is the second's tag, say: libsndfile resumes, too
+                for frame in packet.decode():
+                    begun = True
+                    yield frame
+            except av.InvalidDataError as found:
+                # Between two MP3 it is the second's tag, for example. Streams may begin inside a
+                # frame.
+                if self.format != "mp3" and (begun or self.format not in _STREAMS):
+                    raise
+                error = found
+        if error is not None and not begun:
+            raise error
 
     def close(self) -> None:
         """See `Source`."""

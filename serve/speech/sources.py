@@ -114,22 +114,28 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
 
 
 def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
-    """Open a file by FFmpeg; a stream that it does not know, from its first whole frame on."""
+    """Open a file by FFmpeg; a stream of MP3 or AAC from its first whole frame on."""
+    file: FFmpegFile | None = None
     try:
-        return FFmpegFile(audio, meter)
+        file = FFmpegFile(audio, meter)
     except (EarshotError, MemoryError):
         raise
     except Exception:
         if (found := mpeg_frames.first_frame(audio)) is None:
             raise
-        begin, demuxer = found
-        file = FFmpegFile(containers.Section(audio, begin, len(audio)), meter, demuxer)
+    else:
+        found = mpeg_frames.first_frame(audio) if file.format == "aac" else None
+    begin, demuxer = found or (0, "")
     if begin > containers.id3_bytes(audio):
         meter.warn(
-            f"audio begins inside a frame of {demuxer.upper()}, as a part of a stream does: its "
-            f"first {begin} bytes are left out"
+            f"audio's first {begin} bytes are no whole frame of {demuxer.upper()}, as where a "
+            "recording of a stream begins; they are left out"
         )
-    return file
+    elif file is not None:
+        return file
+    if file is not None:
+        file.close()
+    return FFmpegFile(containers.Section(audio, begin, len(audio)), meter, demuxer)
 
 
 def _is_joined_mp3(audio: containers.Bytes) -> bool:
