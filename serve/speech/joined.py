@@ -4,9 +4,8 @@ Recorders append a new file to the old one, and people join files with `cat`. Li
 first part, or the first part's header for all of them. Here each part is found by its header, and
 is decoded as a file of its own.
 
-The search for the next header starts where the sound of a part ends, if its own header tells that
-and the bytes are there, so a good file with sizes is not searched. Any other file is searched
-once, in time proportional to its length. The headers searched for have at least seven bytes that
+A file whose header tells its size, and is right, is not searched. Any other file is searched once,
+in time proportional to its length. The headers searched for have at least seven bytes that
 are the same in each file, which sound does not hold by chance. MP3, AAC, AC3 and MPEG are not
 listed here: they are streams of frames with a header each, so their parts are one stream.
 """
@@ -17,7 +16,7 @@ from collections.abc import Callable
 
 from serve.contract.errors import AudioError
 from serve.speech.containers import OGG_HEADER, Bytes, Section
-from serve.speech.sizes import sound_chunk
+from serve.speech.sizes import is_settled
 
 MAX_PARTS = 1_000
 
@@ -74,10 +73,8 @@ def _next_mark(
 
 
 def _after_sound(part: Bytes) -> int:
-    """Return the end of the declared sound; its begin if the size is wrong, 0 if it is unknown."""
-    if (chunk := sound_chunk(part)) is None:
-        return 0
-    return chunk.end if chunk.end <= len(part) else chunk.begin
+    """Return the part's length if its size is right and nothing but chunks follows the sound."""
+    return len(part) if is_settled(part) else 0
 
 
 def _after_riff(part: Bytes) -> int:

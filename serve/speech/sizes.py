@@ -4,7 +4,7 @@ Recorders write the header first and the size of the sound when they stop. If th
 killed, or write to a pipe, the size stays what it was: 0, the size of the first write, or a
 placeholder. These rules decide, for WAV (also RF64), AIFF, W64, CAF and AU:
 
-- The declared size is smaller than what is there, and neither chunks, nor tags, nor zeros follow
+- The declared size is smaller than what is there, and neither chunks, nor text, nor zeros follow
   it: all bytes to the end are sound, and a warning tells that. So is a size of 0. A rest of less
   than 20 ms is left out.
 - The declared size is 2 GiB (0x7FFF0000) or more, "unknown" in the format's own words, or 0 in a
@@ -20,6 +20,7 @@ Pure functions of a file's bytes. Sizes and offsets are in bytes.
 """
 
 import dataclasses
+import string
 import struct
 from collections.abc import Callable
 
@@ -30,7 +31,9 @@ _MIN_REST_S = 0.02
 _MAX_WAV_BYTES = 0xFFFFFF00
 _MAX_HEADER_BYTES = 1 << 20  # copied in front of a CAF or AU file's samples
 _BLANK_BYTES = 1 << 20  # looked at in one go
-_TAGS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICSBEGIN", b"<?xml", b"<x:xmpmeta")
+_TEXT_BYTES = 256
+_TEXT = frozenset(string.printable.encode())
+_TAGS = (b"TAG", b"ID3", b"APETAGEX")
 _CHUNKS = frozenset(
     b"LIST,list,id3 ,ID3 ,bext,fact,cue ,smpl,inst,PEAK,JUNK,junk,FLLR,PAD ,_PMX,iXML,aXML,axml,"
     b"chna,cart,afsp,DISP,plst,labl,note,adtl,levl,umid,minf,elm1,regn,slnt,acid,strc,olym,AAPL,"
@@ -122,8 +125,8 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     if chunk.is_stream:
         return file, ""
     return file, (
-        f"audio's header declares {_length(chunk, chunk.declared)} of sound, but it was not "
-        f"completed: {_length(chunk, present)} are there, and all of it is taken"
+        f"audio's header was not completed: it declares {_length(chunk, chunk.declared)} of sound, "
+        f"and the file holds {_length(chunk, present)}, all of which are transcribed"
     )
 
 
@@ -134,7 +137,7 @@ def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
     rest = present - chunk.declared
     return (
         rest < max(8, _MIN_REST_S * chunk.byte_rate)
-        or audio[chunk.end : chunk.end + 16].startswith(_TAGS)
+        or _is_text(audio[chunk.end : chunk.end + _TEXT_BYTES])
         or _chunk_follows(audio, chunk, chunk.end)
         or _is_blank(audio, chunk.end)
     )
@@ -182,6 +185,10 @@ def _is_name(name: bytes) -> bool:
     if len(name) == 16:  # a GUID of W64's
         return name[7] == 0x11 and name[6] in (0xCF, 0xD2, 0xD3)
     return all(0x20 <= byte < 0x7F for byte in name)
+
+
+def _is_text(data: bytes) -> bool:
+    return data.startswith(_TAGS) or all(byte in _TEXT for byte in data)
 
 
 def _is_blank(audio: Bytes, at: int) -> bool:
