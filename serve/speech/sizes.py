@@ -70,6 +70,7 @@ class SoundChunk:
 
     begin: int
     declared: int  # bytes of samples
+    written: int  # the chunk's size as the header has it, which may count more than the samples
     file_bytes: int | None  # the size that the header declares for the whole file
     is_stream: bool  # the declared size means "up to the end"
     byte_rate: int  # bytes of sound in a second; 0: unknown
@@ -144,7 +145,7 @@ def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
 
 
 def _is_placeholder(audio: Bytes, chunk: SoundChunk) -> bool:
-    sizes = [chunk.declared]
+    sizes = [chunk.declared, chunk.written]
     if chunk.file_bytes is not None:
         if abs(chunk.file_bytes - len(audio)) <= 1 or chunk.file_bytes < chunk.end // 2:
             return True
@@ -226,7 +227,9 @@ def _wav(audio: Bytes) -> SoundChunk | None:
     def header(size: int) -> bytes:
         return _wav_header(coding, size)
 
-    return SoundChunk(begin, declared, file_bytes, is_stream, byte_rate, _RIFF_CHUNKS, header)
+    return SoundChunk(
+        begin, declared, declared, file_bytes, is_stream, byte_rate, _RIFF_CHUNKS, header
+    )
 
 
 def _wav_header(coding: bytes, size: int) -> bytes:
@@ -262,7 +265,7 @@ def _w64(audio: Bytes) -> SoundChunk | None:
 
     file_bytes = int.from_bytes(audio[16:24], "little")
     begin, declared, is_stream = at + 24, max(0, size - 24), size >= STREAM_BYTES << 8
-    return SoundChunk(begin, declared, file_bytes, is_stream, byte_rate, _W64_CHUNKS, header)
+    return SoundChunk(begin, declared, size, file_bytes, is_stream, byte_rate, _W64_CHUNKS, header)
 
 
 def _aiff(audio: Bytes) -> SoundChunk | None:
@@ -293,10 +296,12 @@ def _aiff(audio: Bytes) -> SoundChunk | None:
         parts += struct.pack(">4sIII", b"SSND", 8 + size, 0, 0)
         return struct.pack(">4sI4s", b"FORM", 4 + len(parts) + size, name) + parts
 
-    is_stream = declared >= STREAM_BYTES
+    is_stream, written = declared >= STREAM_BYTES, declared
     declared = max(0, declared - 8 - offset)
     begin, byte_rate = begin + 8 + offset, rate * frame
-    return SoundChunk(begin, declared, file_bytes, is_stream, byte_rate, _AIFF_CHUNKS, header)
+    return SoundChunk(
+        begin, declared, written, file_bytes, is_stream, byte_rate, _AIFF_CHUNKS, header
+    )
 
 
 def _caf(audio: Bytes) -> SoundChunk | None:
@@ -325,7 +330,7 @@ def _caf(audio: Bytes) -> SoundChunk | None:
 
     byte_rate = int(rate * packet / frames)
     declared = max(0, size - 4)
-    return SoundChunk(at + 16, declared, None, is_stream, byte_rate, _CAF_CHUNKS, header)
+    return SoundChunk(at + 16, declared, size, None, is_stream, byte_rate, _CAF_CHUNKS, header)
 
 
 def _au(audio: Bytes) -> SoundChunk | None:
@@ -341,7 +346,7 @@ def _au(audio: Bytes) -> SoundChunk | None:
     def header(size: int) -> bytes:
         return b".snd" + struct.pack(">II", begin, min(size, 0xFFFFFFFF)) + before
 
-    return SoundChunk(begin, declared, None, is_stream, rate * frame, None, header)
+    return SoundChunk(begin, declared, declared, None, is_stream, rate * frame, None, header)
 
 
 _KINDS: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
