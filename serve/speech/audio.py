@@ -36,7 +36,7 @@ import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import centre, containers, tracks
+from serve.speech import centre, containers, sizes, tracks
 from serve.speech.containers import Bytes
 from serve.speech.crosstalk import OwnChannel
 from serve.speech.downmix import COLUMNS, Downmix
@@ -124,7 +124,8 @@ def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, No
 def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
-    if (header := containers.pcm16_header(audio)) is not None:
+    header = containers.pcm16_header(audio)
+    if header is not None and sizes.is_settled(audio):
         tracks.check_only(meter.limits.track, "WAV")
         yield from samples_of([Pcm16(audio, header)], meter)
     else:
@@ -166,7 +167,6 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
                 before_s += len(block) / rate
                 mix = mix or _mix(source, meter.limits.channel)
                 yield from mix.push(rate, source.layout, block)
-        meter.begin_header()
     if mix is not None:
         yield from mix.finish()
         for text in mix.warnings():

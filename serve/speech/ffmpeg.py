@@ -45,8 +45,6 @@ _DECLARING = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
 _DECLARING_WHOLE = ("matroska", "flv")
 """The same of the file, whose pictures may last longer than its sound."""
 _MICROSECONDS = 1_000_000  # FFmpeg's unit of a file's times
-
-
 _CLOCKED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
 """Formats whose packets tell their times. In others a time is counted from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
@@ -59,6 +57,8 @@ _NOT_MAIN = (
     | Disposition.clean_effects
     | Disposition.dependent
 )
+_STREAMS = ("mp3", "aac", "ac3", "eac3")
+"""Formats that are frames alone, so that a part of a stream is a file as well."""
 
 
 class FFmpegFile:
@@ -88,7 +88,7 @@ class FFmpegFile:
         self._file = av.open(
             MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
         )
-        self._format = self._file.format.name
+        self.format = self._file.format.name
         try:
             self._stream = self._picked_stream()
         except EarshotError:
@@ -121,16 +121,16 @@ class FFmpegFile:
     def _declared_s(self, size: int) -> float | None:
         """Return the seconds that the file declares, from where its clock begins."""
         declared_s = None
-        if self._format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
+        if self.format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
             declared_s = float(self._stream.duration * self._stream.time_base)
         alone = len(self._file.streams) == 1
-        if self._format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
+        if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
             # Some declare the time at which they end.
             start, end = self._file.start_time or 0, self._file.duration
             declared_s = (end - start if 0 < start < end else end) / _MICROSECONDS
         if declared_s is not None and size < declared_s * _MIN_BYTES_PER_S:
             too_long = declared_s > self._meter.limits.max_s
-            return None if too_long and self._format.startswith(_CLOCKED) else declared_s
+            return None if too_long and self.format.startswith(_CLOCKED) else declared_s
         return declared_s
 
     def _look_ahead(self) -> None:
@@ -169,7 +169,7 @@ class FFmpegFile:
                 yield frame.sample_rate, block
 
     def _clock(self) -> FileClock | None:
-        if not self._format.startswith(_CLOCKED):
+        if not self.format.startswith(_CLOCKED):
             return None
         start, alone = self._file.start_time, len(self._file.streams) == 1
         start_s = None if start is None or alone else start / _MICROSECONDS
@@ -195,12 +195,20 @@ class FFmpegFile:
             self._meter.warn(text)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
+        begun, error = False, None
         for packet in self._file.demux(self._stream):
             try:
-                yield from packet.decode()
-            except av.InvalidDataError:
-                if self._format != "mp3":
-                    raise  # between two MP3 it is the second's tag, say: libsndfile resumes, too
+                for frame in packet.decode():
+                    begun = True
+                    yield frame
+            except av.InvalidDataError as found:
+                # Between two MP3 it is the second's tag, for example. Streams may begin inside a
+                # frame.
+                if self.format != "mp3" and (begun or self.format not in _STREAMS):
+                    raise
+                error = found
+        if error is not None and not begun:
+            raise error
 
     def close(self) -> None:
         """See `Source`."""

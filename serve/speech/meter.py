@@ -65,7 +65,8 @@ class Meter:
         warn: Callable[[str], None] = ignore,
     ) -> None:
         self.limits = limits
-        self.stopped, self.warn = stopped, warn
+        self.stopped, self._warn = stopped, warn
+        self._part = ""  # names the part of a joined file in what is told of it
         self._values = 0
         self._header_reads = 0  # of all parts
         self._max_header_reads = MAX_HEADER_READS
@@ -94,8 +95,14 @@ class Meter:
                     return
                 yield block
 
-    def begin_header(self) -> None:
-        """Note that a library reads the header of a joined file's next part."""
+    def begin_part(self, number: int, count: int) -> None:
+        """Note that a library reads the header of a joined file's next part.
+
+        Args:
+            number: the part's, from 1 on.
+            count: of all parts.
+        """
+        self._part = f" (part {number} of {count} that were joined)"
         self._max_header_reads += PART_HEADER_READS
         self._in_header = True
 
@@ -130,6 +137,10 @@ class Meter:
                 "channels, a lower rate or parts"
             )
 
+    def warn(self, text: str) -> None:
+        """Pass on a warning."""
+        self._warn(text + self._part)
+
     def cut_short(self, text: str, cause: Exception | None = None) -> None:
         """Note that the audio is cut short.
 
@@ -142,8 +153,8 @@ class Meter:
         """
         if not self.limits.partial:
             raise AudioError(
-                f"{text}; send the whole file, or ask with partial = true for the text of what is "
-                "there"
+                f"{text}{self._part}; send the whole file, or ask with partial = true for the "
+                "text of what is there"
             ) from cause
         self.warn(text)
 

@@ -303,7 +303,7 @@ def _descriptor(audio: Bytes) -> Iterator[int]:
         yield audio.fileno()
         return
     with open(os.memfd_create("audio"), "wb") as file:
-        file.write(audio)
+        file.write(audio[:])
         file.flush()
         yield file.fileno()
 

@@ -13,10 +13,17 @@ RATE = 16_000
 SECONDS = 3.0
 
 
-def tone(rate: int = RATE, seconds: float = SECONDS) -> np.ndarray:
-    """A 300 Hz tone at half of full scale, float32 (n,)."""
+def tone(rate: int = RATE, seconds: float = SECONDS, hertz: int = 300) -> np.ndarray:
+    """A tone at half of full scale, float32 (n,)."""
     time_s = np.arange(int(rate * seconds)) / rate
-    return (0.5 * np.sin(2 * np.pi * 300 * time_s)).astype(np.float32)
+    return (0.5 * np.sin(2 * np.pi * hertz * time_s)).astype(np.float32)
+
+
+def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
+    """The loudest tone in the middle second of each `seconds` of 16 kHz samples, in Hz."""
+    middles = np.arange(seconds / 2, len(samples) / RATE, seconds)
+    parts = [samples[int((at - 0.5) * RATE) :][:RATE] for at in middles]
+    return [int(np.argmax(np.abs(np.fft.rfft(part)))) for part in parts if len(part) == RATE]
 
 
 def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:
@@ -113,6 +120,7 @@ def encode_ffmpeg(
     rate: int = 48_000,
     layout: str = "stereo",
     bit_rate: int = 64_000,
+    hertz: int = 300,
     **options: str,
 ) -> bytes:
     """The tone in a format that libsndfile cannot write."""
@@ -121,7 +129,7 @@ def encode_ffmpeg(
         stream = container.add_stream(codec, rate=rate, layout=layout)
         stream.bit_rate = bit_rate
         frame = av.AudioFrame.from_ndarray(
-            (tone(rate)[None] * 32767).astype(np.int16), format="s16", layout="mono"
+            (tone(rate, hertz=hertz)[None] * 32767).astype(np.int16), format="s16", layout="mono"
         )
         frame.sample_rate = rate
         resampler = av.AudioResampler(
