@@ -21,6 +21,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speakers.words import lettered
 from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import N_FRAMES
@@ -98,7 +99,7 @@ class ActiveRequest:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
-        self._languages = Languages(plan.language, plan.multilingual)
+        self._languages = Languages(plan.language, plan.multilingual, plan.script)
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt of a window's next job: of its first one, or of another attempt."""
@@ -275,10 +276,11 @@ class ActiveRequest:
             return None
         assert alignment is not None, "the runtime was asked for an alignment and gave none"
         self._untimed.add(index)
-        text = [token for piece in window.pieces for token in piece.tokens]
+        text = [piece.tokens for piece in window.pieces]
         frames = max(1, round(window.duration_s * FRAMES_PER_S))
-        alignment = of_first(alignment, len(text), frames)
-        language = self._languages.of(index)
+        alignment = of_first(alignment, sum(map(len, text)), frames)
+        translated = tokenizer.facts.translate in self.plan.start
+        language = "en" if translated else self._languages.of(index)
         logprobs = self.plan.tells_logprobs
         voice = self._spans[index].voice or ()
         return functools.partial(
@@ -324,6 +326,7 @@ class ActiveRequest:
                 begin_s = window.timeline.start_s
                 stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
                 stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
+            stitched = self._languages.in_script(index, stitched)
             stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
             if self.plan.mode == "sequential" and window.pieces:
                 self._go_on_from(window, stitched, tokenizer.facts)
@@ -338,8 +341,8 @@ class ActiveRequest:
     def _told_by_speaker(self) -> list[Segment]:
         """Return all segments in order of time, each of one speaker if these are told apart."""
         segments = self._segments
-        if self._by_speaker is not None:
-            segments = list(self._by_speaker(segments))
+        if self._by_speaker is not None and self.plan.speakers is not None:
+            segments = lettered(list(self._by_speaker(segments)), self.plan.speakers.names)
             if not self.plan.tells_words:
                 segments = [dataclasses.replace(segment, words=None) for segment in segments]
         if self.plan.channels:

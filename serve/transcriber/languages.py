@@ -1,8 +1,12 @@
-"""Languages of a request's windows: that of all, or each its own."""
+"""Languages of a request's windows: that of all, or each its own; and the script of Chinese."""
 
 import collections
 from collections.abc import Mapping, Sequence
 
+from serve.contract.messages import Segment
+from serve.speech import chinese
+
+_CHINESE = "zh"  # Cantonese, yue, stays as it was decoded
 _MOST_UNSURE = 3  # windows that go one after another because none tells the language
 
 
@@ -12,10 +16,12 @@ class Languages:
     Args:
         named: code; None where it must be found.
         each: whether each window has its own, which is found in it.
+        script: that Chinese is written in; None: the one of most of the first text that tells.
     """
 
-    def __init__(self, named: str | None, each: bool) -> None:
+    def __init__(self, named: str | None, each: bool, script: chinese.Script | None = None) -> None:
         self._each = each
+        self._script = script
         self._named = named
         self._prob: float | None = None
         self._detected: dict[int, tuple[str, float | None]] = {}  # code and probability, by window
@@ -49,6 +55,19 @@ class Languages:
     def own(self, index: int) -> str | None:
         """Return the code of a window's own language; None where all have the same."""
         return self.of(index) if self._each else None
+
+    def in_script(self, index: int, segments: list[Segment]) -> list[Segment]:
+        """Return a window's segments, in the answer's script if they are Chinese.
+
+        Windows come in the order of their segments, so that the first ones decide.
+        """
+        if self.of(index) != _CHINESE:
+            return segments
+        if self._script is None:
+            self._script = chinese.script_in("".join(segment.text for segment in segments))
+        if self._script is None:
+            return segments
+        return [chinese.rewrite(segment, self._script) for segment in segments]
 
     def of_most(self, spoken_s: Mapping[int, float]) -> tuple[str | None, float | None]:
         """Return the whole's language, and its probability; None where none was named or found.

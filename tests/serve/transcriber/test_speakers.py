@@ -133,6 +133,12 @@ class TestVoices(TranscriberTests):
         assert voices.calls[0][0] == 3 * SAMPLE_RATE
         quiescent(transcriber, runtime)
 
+    def test_letters_come_in_the_order_in_which_the_answer_has_them(self, start, echo, voices):
+        voices.turns = (Turn(0.0, 0.01, "A"), Turn(0.02, 1.5, "C"), Turn(1.5, 9.0, "B"))
+        transcriber, _ = start(echo, ABLE)
+        answer = transcriber.transcribe(apart())
+        assert [segment.speaker for segment in answer.segments] == ["A", "B"]
+
     def test_words_come_only_to_those_who_ask(self, start, echo, voices):
         transcriber, _ = start(echo, ABLE)
         answer = transcriber.transcribe(apart())
