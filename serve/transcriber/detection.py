@@ -30,7 +30,10 @@ def detection_of(
     if refusal := _refusal(wanted, tokenizer, capabilities):
         raise OptionError(refusal)
     languages = tokenizer.language_ids(wanted or config.languages)
-    return Detection(languages, config.language_certainty, config.language_tries)
+    # Where the client names the language of all, or each has its own, no window changes it.
+    open_to_others = request.language is None and not request.multilingual
+    switch = config.language_switch if open_to_others else 0.0
+    return Detection(languages, config.language_certainty, config.language_tries, switch)
 
 
 def check_languages(
