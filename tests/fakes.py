@@ -161,7 +161,10 @@ class FakeRuntime:
         detects, heard = DETECT_LANGUAGE in slot.job.prompt, play.heard
         detected, prob = (play.language, play.language_prob) if detects else (None, None)
         if not detects and heard is not None and heard[0] not in slot.job.prompt:
-            detected, prob = heard if 0 < slot.job.detection.switch <= heard[1] else (None, None)
+            wanted, prompt = slot.job.detection, set(slot.job.prompt)
+            close = any(heard[0] in languages and languages & prompt for languages in wanted.close)
+            if 0 < wanted.switch <= heard[1] and not close:
+                detected, prob = heard
         scores = Scores(
             avg_logprob=play.avg_logprob,
             no_speech_prob=play.no_speech_prob,

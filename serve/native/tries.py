@@ -151,12 +151,15 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
 
 
 def _in_its_own_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
-    scores, switch = tries[0].event.scores, job.detection.switch
-    if len(tries) > 1 or switch <= 0 or scores is None or scores.heard is None:
+    scores, wanted = tries[0].event.scores, job.detection
+    if len(tries) > 1 or wanted.switch <= 0 or scores is None or scores.heard is None:
         return None
     language, prob = scores.heard
     at = job.prompt.index(facts.sot) + 1
-    if language == job.prompt[at] or prob < switch:
+    named = job.prompt[at]
+    if language == named or prob < wanted.switch:
+        return None
+    if any({language, named} <= close for close in wanted.close):
         return None
     return dataclasses.replace(job, prompt=(*job.prompt[:at], language, *job.prompt[at + 1 :]))
 

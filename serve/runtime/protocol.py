@@ -118,6 +118,7 @@ class Detection:
     # Where the prompt names a language instead: if the window's own is another one, and at least so
     # likely, the window is decoded in that. 0: never; a runtime that does not look never does.
     switch: float = 0.0
+    close: tuple[frozenset[int], ...] = ()  # token ids of languages between which none switches
 
 
 @dataclasses.dataclass(frozen=True)

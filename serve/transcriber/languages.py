@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.runtime.protocol import Scores
+from serve.speech.languages import are_close
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.prompts import Prompts
 
@@ -115,11 +116,13 @@ class Languages:
         Args:
             times: begin and end, in seconds, of each window that has text, in order of time.
         """
-        own = [(times[i], code) for i in times if (code := self.own(i)) and not self._each]
+        if self._each:
+            return []
+        own = [(times[i], code) for i in times if (code := self.own(i))]
         heard = [
             (times[i], self._heard[i])
             for i in times
-            if i in self._heard and self._heard[i] != self.of(i)
+            if i in self._heard and not are_close(self._heard[i], self.of(i))
         ]
         found, texts = self._named, list[str]()
         if own:

@@ -173,21 +173,24 @@ def test_a_window_is_decoded_in_its_own_language_if_that_is_clear(
     other = next(x for x in checkpoint.facts.languages.values() if x != own)
     named = (prompt[0], other, prompt[2])
     clear, unclear = Detection(switch=prob - 0.01), Detection(switch=prob + 0.01)
+    kin = dataclasses.replace(clear, close=(frozenset({own, other}),))
     jobs = [
         job_of(windows, named, 0, detection=clear, align_frames=align_frames),
         dataclasses.replace(job_of(windows, named, 0, detection=unclear), id=1),
         dataclasses.replace(job_of(windows, named, 0), id=2),
+        dataclasses.replace(job_of(windows, named, 0, detection=kin), id=3),
     ]
     encoded = runtime.gauges().windows
-    switched, stayed, plain = (run(runtime, jobs)[i] for i in range(3))
-    assert runtime.gauges().windows - encoded == 3
+    ended = run(runtime, jobs)
+    switched, stayed, plain, close = (ended[i] for i in range(4))
+    assert runtime.gauges().windows - encoded == 4
     assert (switched.tokens, heard(switched)) == (detected.tokens, own)
     assert switched.scores.language_prob == pytest.approx(prob, abs=1e-4)
     if align_frames:
         expected = pytest.approx(detected.alignment.token_probs, abs=1e-3)
         assert switched.alignment.token_probs == expected
-    assert (stayed.tokens, heard(stayed)) == (plain.tokens, None)
-    for event in (stayed, plain):
+    for event in (stayed, plain, close):
+        assert (event.tokens, heard(event)) == (plain.tokens, None)
         assert event.scores.heard == (own, pytest.approx(prob, abs=1e-4))
 
 

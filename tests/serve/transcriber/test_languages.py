@@ -152,6 +152,7 @@ class TestSeveralByDefault(TranscriberTests):
         [
             ([("en", 0.99), ("en", 0.99)], {}),
             ([("en", 0.99), ("es", 0.6)], {}),  # may be
+            ([("en", 0.99), ("en", 0.95)], {"languages": ("en", "es")}),
             ([("en", 0.99), ("es", 0.99)], {"language_switch": 0.0}),
         ],
     )
@@ -160,6 +161,11 @@ class TestSeveralByDefault(TranscriberTests):
         assert {segment.language for segment in answer.segments} == {None}
         assert (answer.language, answer.warnings) == ("en", ())
         assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
+
+    def test_close_languages_are_one(self, start, tokenizer):
+        answer, _, _ = self.answer(start, tokenizer, ("hr", 0.99), ("sr", 0.99))
+        assert {segment.language for segment in answer.segments} == {None}
+        assert (answer.language, answer.warnings) == ("hr", ())
 
     def test_what_is_left_of_a_window_is_in_its_language(self, start, tokenizer):
         asked = Languages("en", each=False)
