@@ -105,7 +105,7 @@ class ActiveRequest:
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
-        """Add a warning about the audio, once; called before the last window comes."""
+        """Add a warning about the audio, once; called before the transcript is made."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -212,17 +212,9 @@ class ActiveRequest:
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
-        note_scores(
-            self._languages,
-            self._prompts,
-            index,
-            scores,
-            tokenizer,
-            silence=verdict.outcome == "silence",
-            certainty=self.plan.detection.certainty,
-            clear=config.language_switch,
-            each=self.plan.multilingual,
-        )
+        found = self._languages, self._prompts, index, scores, tokenizer
+        bounds = self.plan.detection.certainty, config.language_switch
+        note_scores(*found, *bounds, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
                 self._failed.setdefault(index, []).append(attempt)

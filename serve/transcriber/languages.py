@@ -21,11 +21,12 @@ class Languages:
 
     Args:
         named: code; None where it must be found.
-        each: whether each window has its own, which is found in it.
+        each: whether each window has its own language, which is found in it.
     """
 
     def __init__(self, named: str | None, each: bool) -> None:
-        self._each = each
+        self.each = each
+        """Whether each window has its own language."""
         self._by_client = named is not None
         self._named = named
         self._prob: float | None = None
@@ -40,7 +41,7 @@ class Languages:
         self._detected[index] = code, prob
         if silence:
             self._silent.add(index)
-        if not self._each:
+        if not self.each:
             spoken = [language for i, language in self._detected.items() if i not in self._silent]
             self._named, self._prob = _likeliest(spoken or list(self._detected.values()))
 
@@ -86,7 +87,7 @@ class Languages:
 
     def own(self, index: int) -> str | None:
         """Return the code of a window's own language; None where it is that of all."""
-        if self._each:
+        if self.each:
             return self.of(index)
         code, _ = self._own.get(index, (None, None))
         return None if code == self._named else code
@@ -100,7 +101,7 @@ class Languages:
         Args:
             spoken_s: seconds of text in each window, in order.
         """
-        if not (self._each or self.several) or not spoken_s:
+        if not (self.each or self.several) or not spoken_s:
             return self._named, self._prob
         seconds: dict[str, float] = collections.defaultdict(float)
         for index, window_s in spoken_s.items():
@@ -116,7 +117,7 @@ class Languages:
         Args:
             times: begin and end, in seconds, of each window that has text, in order of time.
         """
-        if self._each:
+        if self.each:
             return []
         own = [(times[i], code) for i in times if (code := self.own(i))]
         heard = [
@@ -150,11 +151,10 @@ def note_scores(
     index: int,
     scores: Scores,
     tokenizer: Tokenizer,
-    *,
-    silence: bool,
     certainty: float,
     clear: float,
-    each: bool,
+    *,
+    silence: bool,
 ) -> None:
     """Take note of the language that a job found in its window.
 
@@ -163,10 +163,9 @@ def note_scores(
         index: of the window.
         scores: of the job.
         tokenizer: for the codes of languages.
-        silence: whether the window is silent.
         certainty: the least probability of a language that is sure for all windows.
         clear: the least one of a language that another window clearly is in; 0: none is.
-        each: whether each window has its own language.
+        silence: whether the window is silent.
     """
     token, heard = scores.language, scores.heard
     if DETECT_LANGUAGE not in prompts.of(index).ids:
@@ -181,7 +180,7 @@ def note_scores(
     if silence:
         return
     prompts.set_language(index, token)
-    if not each and (decided := languages.decided(certainty)):
+    if not languages.each and (decided := languages.decided(certainty)):
         prompts.set_language_of_all(tokenizer.facts.languages[decided])
 
 
