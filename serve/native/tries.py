@@ -7,8 +7,9 @@ A window's slot keeps what the encoder made of it, so one more try costs decoder
   token of the text, and were searched for as a beam search does.
 - A translation whose language is unsure is transcribed in the likeliest languages first. The best
   transcript decides the language; the English text never does, for an invented one may be likely.
-- A window whose prompt names the language of other windows is decoded again, in its own language,
-  where that is clearly another one (`Detection.switch`).
+- A window whose prompt names the language of other windows is tried in its own language, too, where
+  that is likely another one (`Detection.switch`). The likelier text stays here, too. A translation
+  takes the window's own language.
 """
 
 import dataclasses
@@ -57,7 +58,9 @@ def try_of(
         scores = dataclasses.replace(scores, language=language, language_prob=prob)
         return Try(job, dataclasses.replace(event, scores=scores), language, prob, logprob)
     if scores.language is None or scores.language_prob is None:
-        return Try(job, event, None, 1.0, logprob)
+        # Where another language is heard, the named one is at most so likely.
+        prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
+        return Try(job, event, None, prob, logprob)
     alike = [t for t in before if _translates(t.job, facts) == _translates(job, facts)]
     prob = scores.language_prob * (1.0 - sum(t.prob for t in alike))
     scores = dataclasses.replace(scores, language_prob=prob)
@@ -85,31 +88,33 @@ def next_try(job: Job, tries: Sequence[Try], facts: TokenizerFacts, next_id: int
 def best(tries: Sequence[Try], facts: TokenizerFacts) -> Try:
     """Return the try that is the window's answer; its event has taken as long as all of them.
 
-    It is the likeliest one, of equals the first; a translation in the language of the likeliest
-    transcript; or the last one of a window that was decoded again in its own language.
+    It is the likeliest one, of equals the first. A translation is in the language of the likeliest
+    transcript, or in the window's own one.
     """
-    answer = tries[-1]
-    if DETECT_LANGUAGE in tries[0].job.prompt:
+    if not _translates(tries[0].job, facts):
+        answer = max(tries, key=lambda t: t.rank)
+    elif DETECT_LANGUAGE not in tries[0].job.prompt:
+        answer = tries[-1]
+    else:
         transcripts = [t for t in tries if not _translates(t.job, facts)]
-        answer = likeliest = max(transcripts or tries, key=lambda t: t.rank)
-        if _translates(tries[0].job, facts):
-            answer = next(
-                t for t in tries if _translates(t.job, facts) and t.language == likeliest.language
-            )
-            answer = dataclasses.replace(answer, prob=likeliest.prob)
+        likeliest = max(transcripts or tries, key=lambda t: t.rank)
+        answer = next(
+            t for t in tries if _translates(t.job, facts) and t.language == likeliest.language
+        )
+        answer = dataclasses.replace(answer, prob=likeliest.prob)
     scores, last = answer.event.scores, tries[-1].event.scores
     assert scores is not None and last is not None, "windows that ended have scores"
     if scores.language_prob is not None:
         scores = dataclasses.replace(scores, language_prob=answer.prob)
-    scores = dataclasses.replace(scores, decode_s=last.decode_s)
+    heard = scores.heard if len(tries) == 1 else None  # else the texts have told
+    scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
     return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
 
 
 def _translates(job: Job, facts: TokenizerFacts) -> bool:
-    """Tell whether a job whose language is to be found translates."""
-    if DETECT_LANGUAGE not in job.prompt:
-        return False
-    return job.prompt[job.prompt.index(DETECT_LANGUAGE) + 1] == facts.translate
+    """Tell whether a job translates: the task stands behind start-of-transcript and language."""
+    at = job.prompt.index(facts.sot) + 2
+    return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
 
 
 def _in_next_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:

@@ -115,8 +115,9 @@ class Detection:
     # but does not look takes the likeliest language's.
     certainty: float = 0.0
     tries: int = 1  # the most languages that are
-    # Where the prompt names a language instead: if the window's own is another one, and at least so
-    # likely, the window is decoded in that. 0: never; a runtime that does not look never does.
+    # Where the prompt names a language instead: if the window's likeliest one is another, and at
+    # least so likely, the window is decoded in that, too, and the likelier text is the answer. 0:
+    # never; a runtime that does not look never does.
     switch: float = 0.0
     close: tuple[frozenset[int], ...] = ()  # token ids of languages between which none switches
 
@@ -162,6 +163,7 @@ class Scores:
     # Monotonic times at which these began; None where the runtime cannot tell.
     began_s: tuple[float, float] | None = None
     # The likeliest language of a window whose prompt names one, a token id, and its probability.
+    # None where the window was decoded in both.
     heard: tuple[int, float] | None = None
 
 

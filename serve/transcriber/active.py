@@ -212,9 +212,9 @@ class ActiveRequest:
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
-        found = self._languages, self._prompts, index, scores, tokenizer
-        bounds = self.plan.detection.certainty, config.language_switch
-        note_scores(*found, *bounds, silence=verdict.outcome == "silence")
+        found, certainty = (index, scores, tokenizer), self.plan.detection.certainty
+        silence = verdict.outcome == "silence"
+        note_scores(self._languages, self._prompts, *found, certainty, silence=silence)
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
                 self._failed.setdefault(index, []).append(attempt)

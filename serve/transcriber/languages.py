@@ -13,6 +13,7 @@ from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.prompts import Prompts
 
 _MOST_UNSURE = 3  # windows that go one after another because none tells the language
+_CLEAR = 0.9  # the least probability of a language that is told without its text
 _SAME_PLACE_S = 1.0  # windows with less between them are told as one place
 
 
@@ -152,7 +153,6 @@ def note_scores(
     scores: Scores,
     tokenizer: Tokenizer,
     certainty: float,
-    clear: float,
     *,
     silence: bool,
 ) -> None:
@@ -164,7 +164,6 @@ def note_scores(
         scores: of the job.
         tokenizer: for the codes of languages.
         certainty: the least probability of a language that is sure for all windows.
-        clear: the least one of a language that another window clearly is in; 0: none is.
         silence: whether the window is silent.
     """
     token, heard = scores.language, scores.heard
@@ -172,7 +171,7 @@ def note_scores(
         if not silence and token is not None:
             languages.note_own(index, tokenizer.language_code(token), scores.language_prob)
             prompts.set_language(index, token)
-        elif not silence and heard is not None and heard[1] >= clear > 0:
+        elif not silence and heard is not None and heard[1] >= _CLEAR:
             languages.note_heard(index, tokenizer.language_code(heard[0]))
         return
     assert token is not None, "the runtime was asked for the language and named none"

@@ -165,7 +165,7 @@ def test_a_translation_that_is_sure_costs_nothing_more(runtime, windows, prompt,
 
 
 @pytest.mark.parametrize("align_frames", [0, 100])
-def test_a_window_is_decoded_in_its_own_language_if_that_is_clear(
+def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
     runtime, windows, prompt, checkpoint, align_frames
 ):
     detected = run(runtime, [job_of(windows, prompt, 0, align_frames=align_frames)])[0]
@@ -246,6 +246,24 @@ def test_a_likely_english_text_does_not_decide_the_language():
     answer = best(tries, FACTS)
     assert (answer.job, answer.language, answer.logprob) == (again, 11, -200.0)
     assert answer.event.scores.language_prob == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("own", "language"), [(-80.0, 11), (-95.0, None)])
+def test_the_likelier_text_of_a_named_and_of_the_own_language_stays(own, language):
+    scores = dataclasses.replace(event_of("eot", None, None).scores, heard=(11, 0.9))
+    event = dataclasses.replace(event_of("eot", None, None), scores=scores)
+    job = Job(7, None, (1, 10, 3), detection=Detection(switch=0.5), draft=(3,))
+    tries = tried(job, event, -90.0)
+    again = next_try(job, tries, FACTS, -1)
+    assert (again.prompt, again.draft) == ((1, 11, 3), ())
+    tries = tried(again, event, own, tries)
+    assert next_try(job, tries, FACTS, -2) is None
+    answer = best(tries, FACTS).event.scores
+    assert (answer.language, answer.heard) == (language, None)
+    translated = tried(dataclasses.replace(job, prompt=(1, 10, 2)), event, -90.0)
+    again = next_try(translated[0].job, translated, FACTS, -1)
+    answer = best(tried(again, event, own, translated), FACTS).event.scores
+    assert answer.language == 11, "a translation says nothing of its language"
 
 
 def test_a_language_that_the_transcripts_confirm_is_translated_once():
