@@ -284,7 +284,9 @@ class Segment:
     temperature: float
     compression_ratio: float
     words: tuple[Word, ...] | None = None  # None: not asked for
-    language: str | None = None  # of its window, with `multilingual`; else None
+    # Its window's, where windows have languages of their own; else None. A segment that is sent
+    # before its transcript has one only if it is not the language of all, or with `multilingual`.
+    language: str | None = None
     token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not asked for
     speaker: str | None = None  # who says it, where speakers are told apart; else None
 
@@ -315,7 +317,7 @@ class Transcript:
     """The whole answer."""
 
     text: str
-    # None where nobody speaks, and the client named none; with `multilingual` that of most speech
+    # None where nobody speaks, and the client named none; of several that of most speech
     language: str | None
     language_prob: float | None  # None where the client named the language, and with None
     duration: float  # s of audio; with `clip_timestamps` up to the last one's end
