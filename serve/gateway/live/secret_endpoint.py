@@ -1,10 +1,11 @@
-"""POST /v1/realtime/client_secrets: make a short-lived key with which a browser opens live sessions.
+"""POST /v1/realtime/client_secrets: make short-lived keys with which browsers open live sessions.
 
 The body is that of OpenAI's API, and each part of it may be left out:
 
     {"expires_after": {"anchor": "created_at", "seconds": 600}, "session": {…}}
 """
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -60,7 +61,7 @@ class SecretEndpoint:
             Refusal: there is no good API key, or the body is wrong.
         """
         caller = self._door.callers.identify(request.headers.get("authorization"))
-        with self._door.admission.admit(caller.account) as ticket:
+        with contextlib.closing(self._door.admission.admit(caller.account)) as ticket:
             table, unknown = split_unknown(_Wanted, await self._body(request, ticket))
         wanted = _read(table)
         changes = wanted.session or {}

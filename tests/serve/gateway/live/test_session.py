@@ -256,22 +256,6 @@ def test_a_client_of_the_beta_transcribes_audio_of_16_khz(start, loud_is_speech)
 # ---------------------------------------------------------------- what is wrong
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "param"),
-    [
-        ("intent=conversation", 400, "intent"),
-        ("model=gpt-9", 404, "model"),
-        ("intent=transcription&speed=2", 400, "speed"),
-    ],
-)
-def test_an_address_that_is_wrong_is_refused_as_any_other(running, query, status, param):
-    with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{running.http}/v1/realtime?{query}")
-    response = refused.value.response
-    assert response.status_code == status
-    assert json.loads(response.body)["error"]["param"] == param
-
-
 def test_wrong_events_are_answered_and_change_nothing(talk):
     client = talk()
     client.set(event_id="first", turn_detection={"type": "manual"})
