@@ -12,6 +12,7 @@ import hmac
 import json
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from serve.contract.errors import AccessError
@@ -36,10 +37,12 @@ class ClientSecrets:
 
     Args:
         signing_key: shared by the gateways of a run, and by nobody else.
+        clock: in seconds since 1970.
     """
 
-    def __init__(self, signing_key: bytes) -> None:
+    def __init__(self, signing_key: bytes, clock: Callable[[], float] = time.time) -> None:
         self._signing_key = signing_key
+        self._clock = clock
 
     def sign(self, secret: ClientSecret) -> str:
         """Write a secret as its holder sends it: the prefix, the content, a point, the signature.
@@ -74,7 +77,7 @@ class ClientSecrets:
             )
         text = zlib.decompress(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
         secret = ClientSecret(**json.loads(text))
-        if time.time() >= secret.expires_at:
+        if self._clock() >= secret.expires_at:
             raise Refusal(
                 AccessError(
                     "this client secret has expired; make another with POST "

@@ -231,7 +231,7 @@ def test_unknown_keys_have_no_effect_and_one_warning():
         "session.audio.input.turn_detection.foo",
     }
     assert "transcription.promt (did you mean prompt?)" in warning.message
-    many = {f"{'k' * 1000}{number}": 1 for number in range(1000)}
+    many = {f"{number}{'k' * 1000}": 1 for number in range(1000)}
     _, (warning,) = updated_and_warned(Settings(), many)
     assert "and 980 more" in warning.message and len(str(warning)) < 4000
 
