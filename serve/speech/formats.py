@@ -55,15 +55,15 @@ def timestamp(seconds: float, decimal_mark: str = ".") -> str:
 
 
 def _json(transcript: Transcript, file: str) -> str:
-    fields = {
+    fields: dict[str, Any] = {
         "file": file,
         "text": transcript.text,
         "language": transcript.language,
         "duration": transcript.duration,
         "segments": [_fields(segment) for segment in transcript.segments],
     }
-    if transcript.warning:
-        fields["warning"] = transcript.warning
+    if transcript.warnings:
+        fields["warnings"] = transcript.warnings
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
