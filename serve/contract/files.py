@@ -1,9 +1,12 @@
-"""Reading the files that a person names: audio, configs, manifests, predictions.
+"""Reading and writing the files that a person names: audio, configs, manifests, transcripts.
 
 One error for all of them, `FileError`, with the path, the reason and what to do. Files of engines
 and checkpoints have errors of their own.
 """
 
+import contextlib
+import os
+import uuid
 from pathlib import Path
 
 from serve.contract.errors import FileError
@@ -39,3 +42,29 @@ def read_text(path: str | Path, advice: str = _ADVICE) -> str:
         raise FileError(
             f"cannot read {path}: byte {error.start} is not UTF-8 ({error.reason}); {advice}"
         ) from error
+
+
+def write_text(path: Path, text: str, advice: str = "name another file") -> None:
+    """Write a UTF-8 file that is there whole or not at all, whatever ends the process.
+
+    Args:
+        path: of the file, in a folder that exists; an older file is replaced.
+        text: its content.
+        advice: what to do if it cannot be written.
+
+    Raises:
+        FileError: it cannot be written, as on a full disk; an older file stays as it was.
+    """
+    partial = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # it has its name
+                partial.unlink()
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from error

@@ -1,25 +1,30 @@
 """`python -m serve transcribe` and `triton`, as a user meets them."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import pty
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 import serve.transcriber.open
+from serve.cli import backend, progress
 from serve.cli.main import main
 from serve.contract.config import Config
-from serve.contract.errors import EarshotError
+from serve.contract.errors import EarshotError, OptionError
 from serve.contract.keys import Key, hash_of, read_keys
-from serve.contract.messages import Request
+from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
 from serve.gateway.usage import Row, UsageFile
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
@@ -28,7 +33,7 @@ from serve.supervisor.server import config_to_toml
 from serve.wire import tensors
 from serve.wire.client import Client
 from tests.fakes import FakeTranscriber
-from tests.serving import audio_file, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, audio_file, wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120
@@ -75,7 +80,7 @@ def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
     assert output.out.count("Hello") == 2
     assert output.out.index(names[0]) < output.out.index(names[2])
     assert f"error: {names[1]}: audio has 0 bytes" in output.err
-    assert "1 of 3 files failed" in output.err
+    assert "2 of 3 files transcribed, 0 skipped, 1 failed; 4.0 s of audio in " in output.err
     assert "Traceback" not in output.err
 
 
@@ -151,8 +156,120 @@ def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
     assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
     errors = capsys.readouterr().err
     assert f"error: cannot write {out}/a.txt: Is a directory; name another" in errors
-    assert "1 of 2 files failed" in errors and "Traceback" not in errors
+    assert "1 of 2 files transcribed, 0 skipped, 1 failed" in errors
+    assert "Traceback" not in errors
     assert "goodbye" in (out / "b.txt").read_text(encoding="utf-8")
+
+
+def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
+    toml, files, fake, tmp_path, capsys
+):
+    out, names = tmp_path / "out", [files["a.wav"], files["b.mp3"]]
+    out.mkdir()
+    (out / "a.txt").write_text("earlier\n")
+    assert run(toml, "--output", str(out), *names) == 0
+    errors = capsys.readouterr().err
+    assert f"1 of 2 files have a transcript in {out} and are skipped; --again" in errors
+    assert "1 of 2 files transcribed, 1 skipped, 0 failed" in errors
+    assert [request.audio for request in fake.requests] == [b"b.mp3"]
+    assert (out / "a.txt").read_text() == "earlier\n"
+    # Where nothing is left no engine is opened.
+    assert run(toml, "--engine", "/no/engine", "--output", str(out), *names) == 0
+    assert len(fake.requests) == 1
+    assert run(toml, "--again", "--output", str(out), *names) == 0
+    assert "goodbye" in (out / "a.txt").read_text()
+    assert run(toml, "--again", *names) == 2
+    assert "--again is for --output FOLDER" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_file_and_no_half_of_one(toml, files, fake, tmp_path, capsys):
+    out = tmp_path / "out"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # of 32 bytes and more
+    try:
+        assert run(toml, "--output", str(out), files["a.wav"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    errors = capsys.readouterr().err
+    assert f"error: cannot write {out}/a.txt: File too large; name another --output" in errors
+    assert "Traceback" not in errors and list(out.iterdir()) == []
+    assert run(toml, "--output", str(out), files["a.wav"]) == 0
+    assert [path.name for path in out.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "flags"),
+    [
+        ("partial", "cut short; ask with partial = true", "cut short; ask with --partial"),
+        ("task", "ask for task = transcribe", "ask for --task transcribe"),
+        ("timestamps", "ask for timestamps = false", "ask for --no-timestamps"),
+        ("short_encoder", "ask for short_encoder = false", "ask for --no-short-encoder"),
+        ("languages", "languages = ['en', 'de'] came", "--languages en,de came"),
+        ("prompt", "prompt has 9 characters, more", "--prompt has 9 characters, more"),
+        ("diarize", "channels = split came with diarize;", "--channels split came with --diarize;"),
+        ("in words", "the language 'xx' is unknown", "the language 'xx' is unknown"),
+        ("of a config", "transcriber.beam_size = 3", "transcriber.beam_size = 3"),
+    ],
+)
+def test_errors_speak_of_flags(toml, files, fake, capsys, name, message, flags):
+    fake.transcribe = _raising(OptionError(message))
+    assert run(toml, files["a.wav"]) == 1
+    assert f"error: {files['a.wav']}: {flags}\n" in capsys.readouterr().err
+
+
+def _raising(error):
+    def transcribe(request):
+        raise error
+
+    return transcribe
+
+
+def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkeypatch, capsys):
+    """It takes connections and says nothing; then it stops."""
+    monkeypatch.setattr(backend, "_FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr(backend, "_PATIENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        toml.write_text(f"[server]\ngrpc_port = {port}\n")
+        assert run(toml, files["a.wav"]) == 0
+    told = capsys.readouterr().err
+    address = f"the server at 127.0.0.1:{port} did not answer within"
+    assert f"{address} 0.2 s; waiting for it, at most 1 s\n" in told
+    assert f"{address} 1 s; in this process, with the engine engines/demo\n" in told
+
+
+def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
+    monkeypatch.setattr(backend, "_LOOK_S", 0.0)
+    states = iter(["silent", "not ready", "ready"])
+    monkeypatch.setattr(Client, "state", lambda client, timeout_s: next(states))
+    answer = [SegmentReady(SEGMENT), Finished(TRANSCRIPT)]
+    monkeypatch.setattr(Client, "stream", lambda client, request: iter(answer))
+    assert run(toml, files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert "did not answer within 2 s; waiting for it, at most 60 s" in output.err
+    assert "through the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
+
+
+def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
+    toml, files, fake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
+    path = tmp_path / "long.flac"
+    path.write_bytes(audio_file(75.0))
+    shown = []
+
+    def transcribe(on_event):
+        on_event(SegmentReady(dataclasses.replace(SEGMENT, end=30.0)))
+        wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
+        on_event(Finished(TRANSCRIPT))
+
+    def submit(request, on_event):
+        threading.Thread(target=transcribe, args=[on_event]).start()
+        return RequestHandle(lambda: None)
+
+    fake.submit = submit
+    assert run(toml, str(path)) == 0
+    assert "0/1 files, 30/75 s of audio, " in "".join(shown)
 
 
 def _and(call, first):
@@ -440,7 +557,7 @@ def test_a_terminal_sees_progress(nano_toml):
             shown += part
     os.close(master)
     assert done.returncode == 0, shown
-    assert b"0/2" in shown, shown
+    assert b"0/2 files" in shown and b"2 of 2 files transcribed, 0 skipped" in shown, shown
     assert done.stdout.decode().count("==> ") == 2
 
 
