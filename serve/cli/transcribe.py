@@ -171,10 +171,10 @@ class _Transcription:
         return transcribe(request, lambda until_s: self._progress.heard(number, until_s))
 
     def _write(self, work: _Work, transcript: Transcript) -> None:
-        warning = in_flags(transcript.warning)
-        if warning:
+        warnings = tuple(map(in_flags, transcript.warnings))
+        for warning in warnings:
             tqdm.write(f"warning: {work.name}: {warning}", file=sys.stderr)
-        transcript = dataclasses.replace(transcript, warning=warning)
+        transcript = dataclasses.replace(transcript, warnings=warnings)
         text = render(transcript, work.name, self._args.format, self._cues)
         titled = self._count > 1 and self._args.format != "json"
         write(text, work.name, work.target, titled)

@@ -117,11 +117,22 @@ def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys
 def test_what_is_there_of_a_cut_file_comes_with_a_warning(toml, files, fake, capsys):
     assert run(toml, "--partial", "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()
-    assert json.loads(output.out)["warning"] == "audio is cut short"
+    assert json.loads(output.out)["warnings"] == ["audio is cut short"]
     assert f"warning: {files['a.wav']}: audio is cut short\n" in output.err
     assert run(toml, "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()
     assert "warning" not in output.err + output.out
+
+
+def test_each_warning_has_a_line_and_speaks_of_flags(toml, files, fake, capsys):
+    warnings = ("two tracks; choose one with audio_track = 2", "send it with channels = split")
+    answer = dataclasses.replace(TRANSCRIPT, warnings=warnings)
+    fake.transcribe = lambda request: answer
+    assert run(toml, "--format", "json", files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert f"warning: {files['a.wav']}: send it with --channels split\n" in output.err
+    assert output.err.count("warning: ") == 2
+    assert json.loads(output.out)["warnings"][1] == "send it with --channels split"
 
 
 def test_raw_samples_need_their_type(toml, files, fake, capsys):
