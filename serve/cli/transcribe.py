@@ -24,6 +24,7 @@ from serve.cli.outputs import targets_of, write
 from serve.cli.progress import Progress
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, EarshotError, FileError
+from serve.contract.exits import terminated_as_interrupted
 from serve.contract.flags import in_flags, told
 from serve.contract.messages import Transcript
 from serve.speech.cues import CueOptions
@@ -72,6 +73,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    with terminated_as_interrupted():
+        return _transcribe(args)
+
+
+def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = read_cue_options(args, [args.format])
     if args.again and args.output is None:

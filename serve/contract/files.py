@@ -5,9 +5,12 @@ and checkpoints have errors of their own.
 """
 
 import contextlib
+import fcntl
+import hashlib
 import os
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from serve.contract.errors import FileError
 
@@ -55,16 +58,37 @@ def write_text(path: Path, text: str, advice: str = "name another file") -> None
     Raises:
         FileError: it cannot be written, as on a full disk; an older file stays as it was.
     """
-    partial = path.with_name(f".{uuid.uuid4().hex}")
+    # The same name in each try, so that a killed process leaves one that the next try takes.
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
+        with _locked(partial) as file:
+            try:
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # it has its name
-                partial.unlink()
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Open an empty file that no other process writes until the block ends."""
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_named(file, path):  # else the process that had it has renamed or removed it
+                file.truncate(0)
+                yield file
+                return
+
+
+def _is_named(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -62,6 +62,13 @@ def files(tmp_path):
     return {path.name: str(path) for path in tmp_path.iterdir()}
 
 
+@pytest.fixture
+def nano_toml(nano_config, tmp_path):
+    path = tmp_path / "nano.toml"
+    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    return path
+
+
 def run(toml, *arguments):
     return main(["transcribe", "--config", str(toml), *arguments])
 
@@ -195,17 +202,25 @@ def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
 
 def test_a_full_disk_leaves_no_file_and_no_half_of_one(toml, files, fake, tmp_path, capsys):
     out = tmp_path / "out"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # of 32 bytes and more
-    try:
+    with _limit_of_files(20):  # of 32 bytes
         assert run(toml, "--output", str(out), files["a.wav"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     errors = capsys.readouterr().err
     assert f"error: cannot write {out}/a.txt: File too large; name another --output" in errors
     assert "Traceback" not in errors and list(out.iterdir()) == []
-    assert run(toml, "--output", str(out), files["a.wav"]) == 0
-    assert [path.name for path in out.iterdir()] == ["a.txt"]
+    (out / "a.txt").write_text("earlier")
+    with _limit_of_files(20):
+        assert run(toml, "--again", "--output", str(out), files["a.wav"]) == 1
+    assert [path.read_text() for path in out.iterdir()] == ["earlier"]
+
+
+@contextlib.contextmanager
+def _limit_of_files(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
@@ -483,14 +498,56 @@ def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     assert b"Traceback" not in errors and b"Exception ignored" not in errors
 
 
+def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
+    code = (
+        "import sys, serve.transcriber.open\n"
+        "from tests.fakes import FakeTranscriber\n"
+        "from serve.cli.main import main\n"
+        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "transcribe", "--config", str(toml), files["a.wav"]],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert done.returncode == 1
+    assert "error: cannot write the output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
+    count, out = 12, tmp_path / "out"
+    (tmp_path / "in").mkdir()
+    for name in range(count):
+        (tmp_path / "in" / f"{name}.flac").write_bytes(audio_file(20.0))
+    command = [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml)]
+    command += ["--format", "json", "--output", str(out), str(tmp_path / "in")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: [*out.glob("*.json")], "nothing is done", WAIT_S)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), errors
+    assert "Traceback" not in errors
+    done = {path: path.read_text() for path in out.glob("*.json")}
+    assert 0 < len(done) < count
+    assert all(json.loads(text)["duration"] == 20.0 for text in done.values())
+    if number != signal.SIGKILL:
+        assert f"{len(done)} of {count} files transcribed, 0 skipped, 0 failed" in errors
+    again = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert f"{count - len(done)} of {count} files transcribed, {len(done)} skipped" in again.stderr
+    assert len([*out.glob("*.json")]) == count
+    assert all(path.read_text() == text for path, text in done.items())
+
+
 # ---------------------------------------------------------------- with a real server
-
-
-@pytest.fixture
-def nano_toml(nano_config, tmp_path):
-    path = tmp_path / "nano.toml"
-    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
-    return path
 
 
 def triton(toml, *arguments, **options):
