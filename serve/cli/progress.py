@@ -1,17 +1,19 @@
 """Progress of a command over many recordings: a bar on a terminal, else a line now and then."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
 from serve.cli.lengths import Lengths
 
-_BAR = "{desc} |{bar}| {elapsed}<{remaining}"
+_BAR, _REMAINING = "{desc} |{bar}| {elapsed}", "<{remaining}"
+_COLUMNS, _ROWS = 80, 24  # of a terminal that does not know its size
 _REFRESH_S = 0.2  # of the bar
 _LINE_EVERY_S = 30.0  # where the output is no terminal
 
@@ -73,10 +75,14 @@ class Progress:
             (self._run_bar if self._terminal else self._run_lines)()
 
     def _run_bar(self) -> None:
-        with tqdm(bar_format=_BAR, leave=False, file=sys.stderr, dynamic_ncols=True) as bar:
+        options: dict[str, Any] = {"dynamic_ncols": True}
+        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:  # as that of `script`
+            options = {"ncols": _COLUMNS, "nrows": _ROWS}
+        with tqdm(bar_format=_BAR, leave=False, file=sys.stderr, **options) as bar:
             while True:
                 heard_s, total_s = self._seconds()
                 bar.n, bar.total = heard_s, total_s or None
+                bar.bar_format = _BAR + _REMAINING * bool(total_s)
                 bar.set_description_str(self._text(heard_s, total_s))
                 if self._stop.wait(_REFRESH_S):
                     return

@@ -606,10 +606,11 @@ def test_triton_says_why_it_cannot_start(nano_toml):
 
 
 @pytest.mark.server
-def test_a_terminal_sees_progress(nano_toml):
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_a_terminal_sees_progress(nano_toml, size):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (24, 80))
+    termios.tcsetwinsize(slave, size)
     clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
     done = subprocess.run(
         [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],
