@@ -17,7 +17,18 @@ import numpy as np
 
 from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
-from serve.contract.messages import Alignment, Request, Segment, Timings, Transcript
+from serve.contract.messages import (
+    Alignment,
+    Failed,
+    Finished,
+    OnEvent,
+    Request,
+    RequestHandle,
+    Segment,
+    SegmentReady,
+    Timings,
+    Transcript,
+)
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import make_engine
@@ -245,6 +256,17 @@ class FakeTranscriber:
         return dataclasses.replace(
             answer, warnings=("audio is cut short",) if request.partial else ()
         )
+
+    def submit(self, request: Request, on_event: OnEvent) -> RequestHandle:
+        try:
+            answer = self.transcribe(request)
+        except EarshotError as error:
+            on_event(Failed(error))
+        else:
+            for segment in answer.segments:
+                on_event(SegmentReady(segment))
+            on_event(Finished(answer))
+        return RequestHandle(lambda: None)
 
     def __enter__(self) -> "FakeTranscriber":
         return self

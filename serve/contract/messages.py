@@ -162,9 +162,18 @@ class Request:
         "tell speakers apart by their voices; default: false",
         help="tell speakers apart by their voices, and say who says what",
     )
-    num_speakers: int | None = option(None, "with DIARIZE: how many there are", metavar="N")
-    min_speakers: int | None = option(None, "with DIARIZE: at least so many", metavar="N")
-    max_speakers: int | None = option(None, "with DIARIZE: at most so many", metavar="N")
+    num_speakers: int | None = option(
+        None,
+        "with DIARIZE: how many there are",
+        help="with --diarize: how many there are",
+        metavar="N",
+    )
+    min_speakers: int | None = option(
+        None, "with DIARIZE: at least so many", help="with --diarize: at least so many", metavar="N"
+    )
+    max_speakers: int | None = option(
+        None, "with DIARIZE: at most so many", help="with --diarize: at most so many", metavar="N"
+    )
     known_speaker_names: Sequence[str] = option(
         (), "with DIARIZE: names of speakers", max_bytes=2**12
     )
