@@ -13,6 +13,7 @@ from serve.contract.errors import (
     AudioError,
     AudioLimitError,
     ChannelError,
+    CutShortError,
     EarshotError,
     UnavailableError,
 )
@@ -38,11 +39,13 @@ class Kind(enum.IntEnum):
     NO_MEMORY = 4
     WARNING = 5  # its text follows
     CHANNEL_ERROR = 6  # the same
+    CUT_SHORT_ERROR = 7  # the same
 
 
 ERRORS: dict[Kind, type[AudioError]] = {
     Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
     Kind.CHANNEL_ERROR: ChannelError,
+    Kind.CUT_SHORT_ERROR: CutShortError,
     Kind.AUDIO_ERROR: AudioError,
 }
 
