@@ -40,9 +40,9 @@ const queue = new Queue({
     $("cards").dataset.writes = count;
   },
   lost() {
-    const lost = "This browser stores nothing for this page. Texts and recordings are lost when you";
-    notice(`${lost} leave it.`);
-    $("kept").textContent = `${lost} leave this page.`;
+    const lost = "This browser stores nothing: texts and recordings end with this page.";
+    notice(lost);
+    $("kept").textContent = lost;
   },
   options: () => ({ settings: settings.settings(), key: settings.key() }),
 });

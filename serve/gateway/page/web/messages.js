@@ -1,4 +1,4 @@
-// What a card says about its job: facts in a line, what went wrong, and what to know about the text.
+// What a card says about its job: facts, what went wrong, and what to know about the text.
 
 import { clock, languageName, megabytes } from "./dom.js";
 

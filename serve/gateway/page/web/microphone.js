@@ -6,7 +6,7 @@ const AS_IT_IS = { echoCancellation: false, noiseSuppression: false, autoGainCon
 // Resolves to {stop}; `piece(buffer)` is called ten times a second.
 export async function listen(piece) {
   if (!navigator.mediaDevices)
-    throw new Error("Browsers allow the microphone only for pages of this computer, or over https.");
+    throw new Error("Browsers allow the microphone only on this computer, or over https.");
   const stream = await permitted();
   const context = new AudioContext();
   try {

@@ -107,7 +107,8 @@ export class Queue {
     if (unfinished(job)) return;
     const { settings } = this.options();
     const earlier = job.segments.length > 0; // this text stays until another one begins
-    Object.assign(job, { state: "waiting", error: null, stopped: false, earlier, settings, ...more });
+    const fresh = { state: "waiting", error: null, stopped: false, earlier, settings };
+    Object.assign(job, fresh, more);
     await this.update(job);
     this.#next();
   }
@@ -202,8 +203,8 @@ export class Queue {
 
   async #transcribe(job, signal) {
     const file = await this.audio(job);
-    if (!file)
-      throw new ServerError("The audio is no longer in this browser. Add it again.", { final: true });
+    const gone = "The audio is no longer in this browser. Add it again.";
+    if (!file) throw new ServerError(gone, { final: true });
     const began = Date.now();
     for (let tries = 1; ; tries += 1) {
       try {

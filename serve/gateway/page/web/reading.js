@@ -60,10 +60,11 @@ export class Reading {
 // Scrolls to the word that is heard: in its box, or on the page if the word before it was in sight.
 export function follow(word, before) {
   const box = word.closest(".text");
-  const [place, frame] = [word.getBoundingClientRect(), box.getBoundingClientRect()];
   if (box.scrollHeight - box.clientHeight > 1) {
-    const hidden = place.top < frame.top + place.height || place.bottom > frame.bottom - place.height;
-    if (hidden) box.scrollTop += place.top - frame.top - frame.height / 3;
+    const [place, frame] = [word.getBoundingClientRect(), box.getBoundingClientRect()];
+    const faded = 2 * place.height;
+    if (place.top < frame.top || place.bottom > frame.bottom - faded)
+      box.scrollTop += place.top - frame.top - frame.height / 3;
   } else if (before && onScreen(before)) word.scrollIntoView({ block: "nearest" });
 }
 
