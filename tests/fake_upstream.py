@@ -226,7 +226,7 @@ def transcript_of(request):
         segments=segments,
         timings=Timings(0.1, 0.2, 0.3, 0.7),
         tokens=tuple(range(50, 50 + len(segments))),
-        warning="audio is cut short: 1.50 s\n" if asked.get("PARTIAL") else "",
+        warnings=("audio is cut short: 1.50 s\n",) if asked.get("PARTIAL") else (),
     )
 
 

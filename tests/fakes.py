@@ -233,7 +233,9 @@ class FakeTranscriber:
         if not len(request.audio):
             raise AudioError("audio has 0 bytes; expected a file")
         answer = transcript(" Hello & goodbye.", " 1 < 2\n\n--> 3")
-        return dataclasses.replace(answer, warning="audio is cut short" if request.partial else "")
+        return dataclasses.replace(
+            answer, warnings=("audio is cut short",) if request.partial else ()
+        )
 
     def __enter__(self) -> "FakeTranscriber":
         return self

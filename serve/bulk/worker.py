@@ -217,7 +217,9 @@ def _schema() -> pyarrow.Schema:
     }
     texts = _types({"file": "str", "text": "str", "language": "str", "duration": "f8"})
     segments = pyarrow.list_(_struct(segment))
-    return pyarrow.schema({**texts, "segments": segments, **_types({"warning": "str"})})
+    return pyarrow.schema(
+        {**texts, "segments": segments, "warnings": pyarrow.list_(pyarrow.string())}
+    )
 
 
 def _types(names: dict[str, str]) -> dict[str, pyarrow.DataType]:

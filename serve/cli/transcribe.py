@@ -90,8 +90,8 @@ def _run(args: argparse.Namespace) -> int:
             try:
                 transcript = answer.result()
                 text = render(transcript, name, args.format, cues)
-                if transcript.warning:
-                    tqdm.write(f"warning: {name}: {transcript.warning}", file=sys.stderr)
+                for warning in transcript.warnings:
+                    tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
                 write(text, name, target, titled=len(answers) > 1 and args.format != "json")
             except EarshotError as error:
                 failed += 1

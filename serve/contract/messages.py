@@ -312,7 +312,9 @@ class Transcript:
     segments: tuple[Segment, ...]
     timings: Timings
     tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them
-    warning: str = ""  # what the client should know of its audio, as that it is cut short
+    warnings: tuple[
+        str, ...
+    ] = ()  # sentences for the client: what was left out, guessed or ignored
     phases: tuple[Phase, ...] = dataclasses.field(default=(), compare=False)
 
 

@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -40,7 +40,7 @@ _HEALTH = ("/health", "/ready", "/live")  # whose answers are asked for again an
 _SERVED_BY = "x-earshot-model"
 _WARNING = "x-earshot-warning"
 _IGNORED = "x-earshot-ignored"
-_MOST_IGNORED = 1000  # characters
+_MAX_HEADER = 1000  # characters of a header that repeats names or sentences
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
 _LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
     f"x-ratelimit-{what}-{of}"
@@ -63,15 +63,16 @@ def served_by(model: str) -> dict[str, str]:
     return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
 
 
-def warning(text: str) -> dict[str, str]:
-    """Say, in a header, what a client should know of its audio, where there is anything."""
-    return {_WARNING: urllib.parse.quote(text, safe=" :;,.()")} if text else {}
+def warnings(texts: Sequence[str]) -> dict[str, str]:
+    """Make a header of an answer's warnings; none where there are none."""
+    text = urllib.parse.quote("; ".join(texts), safe=" :;,.()")
+    return {_WARNING: text[:_MAX_HEADER]} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
     """Name, in a header, a form's fields without effect, where there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
-    return {_IGNORED: text[:_MOST_IGNORED]} if text else {}
+    return {_IGNORED: text[:_MAX_HEADER]} if text else {}
 
 
 def with_headers(

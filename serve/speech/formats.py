@@ -62,8 +62,8 @@ def _json(transcript: Transcript, file: str) -> str:
         "duration": transcript.duration,
         "segments": [_fields(segment) for segment in transcript.segments],
     }
-    if transcript.warning:
-        fields["warning"] = transcript.warning
+    if transcript.warnings:
+        fields["warnings"] = transcript.warnings
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

@@ -53,7 +53,7 @@ class Meter:
     Args:
         limits: what is too much.
         stopped: whether nobody wants the audio any more; asked often.
-        warn: called with what whoever sent the audio should know of it; the last call counts.
+        warn: called with each sentence that the client should read about its audio.
     """
 
     def __init__(

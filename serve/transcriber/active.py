@@ -69,7 +69,7 @@ class ActiveRequest:
     duration_s: float = 0.0  # of its audio, as far as that is decoded
     untold_s: float = 0.0  # of voice in it, of which no text came
     submitted: int = 0  # windows
-    warning: str = ""  # about its audio
+    warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
     phases: Phases = dataclasses.field(default_factory=Phases)  # other threads note theirs, too
     # Windows have their index by when they came, which for the rest of one is late.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
@@ -105,8 +105,9 @@ class ActiveRequest:
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
-        """Note what its client should know of its audio; called before the last window comes."""
-        self.warning = text
+        """Add a warning about the audio, once; called before the last window comes."""
+        if text not in self.warnings:
+            self.warnings.append(text)
 
     @property
     def ready(self) -> bool:
@@ -389,6 +390,6 @@ class ActiveRequest:
             segments=tuple(segments),
             timings=timings,
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
-            warning=self.warning,
+            warnings=tuple(self.warnings),
             phases=self.phases.told(self.accepted_s),
         )

@@ -97,7 +97,9 @@ OUTPUTS = _by_name(
         "TIMINGS", "BYTES", (1,), "JSON object; fields of serve.contract.messages.Timings, seconds"
     ),
     TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
-    TensorSpec("WARNING", "BYTES", (1,), "left out but where PARTIAL audio is cut short: how much"),
+    TensorSpec(
+        "WARNINGS", "BYTES", (-1,), "what was left out or guessed; left out where nothing was"
+    ),
     TensorSpec("PHASES", "BYTES", (1,), "left out where the request is not traced: JSON list"),
 )
 _PYTHON: dict[type, tuple[type, str]] = {
@@ -219,7 +221,7 @@ def transcript_outputs(transcript: Transcript, phases: bool = False) -> dict[str
         "DURATION": transcript.duration,
         "TIMINGS": to_json(transcript.timings),
         "TOKENS": transcript.tokens or None,
-        "WARNING": transcript.warning or None,
+        "WARNINGS": transcript.warnings or None,
         "PHASES": to_json(transcript.phases) if phases else None,
     }
     return _tensors(OUTPUTS, values)
@@ -241,7 +243,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         EarshotError: an output is missing, or is not what this version expects.
     """
     language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
-    warning = output("WARNING")
+    warnings = () if output("WARNINGS") is None else _present("WARNINGS", output)
     return Transcript(
         text=_text("TEXT", _present("TEXT", output)),
         language=None if language is None else _text("LANGUAGE", language),
@@ -250,7 +252,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         segments=segments_from_outputs(output),
         timings=_json(Timings, "TIMINGS", output),
         tokens=() if tokens is None else tuple(tokens.tolist()),
-        warning="" if warning is None else _text("WARNING", warning),
+        warnings=tuple(_text("WARNINGS", [text]) for text in warnings),
         phases=() if output("PHASES") is None else _json(tuple[Phase, ...], "PHASES", output),
     )
 
@@ -289,7 +291,7 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     for name, value in values.items():
         if value is not None:
             data = value.encode() if isinstance(value, str) else value
-            if isinstance(value, list) and specs[name].datatype == "BYTES":
+            if isinstance(value, list | tuple) and specs[name].datatype == "BYTES":
                 data = [text.encode() for text in value]
             array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
             tensors[name] = np.ascontiguousarray(np.atleast_1d(array))

@@ -30,7 +30,7 @@ from serve.gateway import refusals
 from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.envelope import request_parts
-from serve.gateway.headers import ignored, served_by, warning
+from serve.gateway.headers import ignored, served_by, warnings
 from serve.gateway.jobs.counts import Counts
 from serve.gateway.jobs.forms import Asked, Pairs, json_pairs, read_asked
 from serve.gateway.jobs.keeper import Keeper
@@ -263,7 +263,7 @@ class Jobs:
         # Subtitles of long audio take a while to split.
         transcript = await asyncio.to_thread(transcript_of, text, job.id)
         answer, kind = await asyncio.to_thread(rendered, fields, transcript, asked)
-        headers = served_by(job.model) | warning(transcript.warning)
+        headers = served_by(job.model) | warnings(transcript.warnings)
         return Response(answer, media_type=kind, headers=headers)
 
     def _identify(self, request: Request) -> Caller:

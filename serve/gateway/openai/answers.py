@@ -90,7 +90,7 @@ def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     }
     verbose = fields.format == "verbose_json"
     whole = _whole(transcript, fields) if verbose else _languages(transcript)
-    whole |= _logprobs(transcript.segments, fields) | _warning(transcript)
+    whole |= _logprobs(transcript.segments, fields) | _warnings(transcript)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -125,7 +125,7 @@ def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
 
 def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     answer = _whole(transcript, fields)
-    answer |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
+    answer |= {"text": transcript.text, "usage": _usage(transcript), **_warnings(transcript)}
     if fields.segments:
         answer["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
@@ -143,7 +143,7 @@ def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
         "text": transcript.text,
         "segments": segments,
         "usage": _usage(transcript),
-        **_warning(transcript),
+        **_warnings(transcript),
     }
 
 
@@ -160,8 +160,8 @@ def _languages(transcript: Transcript) -> dict[str, Any]:
     return {"languages": [{"code": transcript.language}] if transcript.language else []}
 
 
-def _warning(transcript: Transcript) -> dict[str, Any]:
-    return {"warning": transcript.warning} if transcript.warning else {}
+def _warnings(transcript: Transcript) -> dict[str, Any]:
+    return {"warnings": transcript.warnings} if transcript.warnings else {}
 
 
 def _usage(transcript: Transcript) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts, stream_event
-from serve.gateway.headers import LINE, ignored, served_by, warning
+from serve.gateway.headers import LINE, ignored, served_by, warnings
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -147,7 +147,7 @@ class _Audio:
             return None
         # Subtitles of long audio take a while to split.
         text, kind = await asyncio.to_thread(body, transcript, fields)
-        headers = events.headers | warning(transcript.warning)
+        headers = events.headers | warnings(transcript.warnings)
         return Response(text, media_type=kind, headers=headers)
 
 

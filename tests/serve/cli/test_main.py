@@ -112,7 +112,7 @@ def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys
 def test_what_is_there_of_a_cut_file_comes_with_a_warning(toml, files, fake, capsys):
     assert run(toml, "--partial", "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()
-    assert json.loads(output.out)["warning"] == "audio is cut short"
+    assert json.loads(output.out)["warnings"] == ["audio is cut short"]
     assert f"warning: {files['a.wav']}: audio is cut short\n" in output.err
     assert run(toml, "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()

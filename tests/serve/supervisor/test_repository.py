@@ -65,7 +65,7 @@ OUTPUTS = [
     ("DURATION", "TYPE_FP64", [1]),
     ("TIMINGS", "TYPE_STRING", [1]),
     ("TOKENS", "TYPE_INT32", [-1]),
-    ("WARNING", "TYPE_STRING", [1]),
+    ("WARNINGS", "TYPE_STRING", [-1]),
     ("PHASES", "TYPE_STRING", [1]),
 ]
 

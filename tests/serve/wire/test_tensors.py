@@ -168,8 +168,8 @@ def test_an_error_says_at_most_what_somebody_may_read():
 
 @pytest.mark.parametrize("prob", [0.5, None])
 def test_an_answer_comes_back_as_it_was(prob):
-    warning = "" if prob is None else "audio is cut short"
-    transcript = dataclasses.replace(TRANSCRIPT, language_prob=prob, warning=warning)
+    warnings = () if prob is None else ("audio is cut short", "several tracks")
+    transcript = dataclasses.replace(TRANSCRIPT, language_prob=prob, warnings=warnings)
     outputs = tensors.transcript_outputs(transcript)
     assert set(outputs) <= set(tensors.OUTPUTS)
     assert tensors.is_whole(outputs.get)

@@ -270,9 +270,9 @@ def test_what_is_there_of_cut_audio_comes_with_a_warning(client):
         )
         assert raw_answer.headers["x-earshot-warning"] == "audio is cut short: 1.50 s%0A"
     verbose = transcribe(client, response_format="verbose_json", extra_body={"partial": True})
-    assert verbose.warning == "audio is cut short: 1.50 s\n"
+    assert verbose.warnings == ["audio is cut short: 1.50 s\n"]
     *_, done = transcribe(client, stream=True, extra_body={"partial": True})
-    assert done.warning == verbose.warning
+    assert done.warnings == verbose.warnings
     whole = client.audio.transcriptions.with_raw_response.create(model="whisper-1", file=FILE)
     assert "x-earshot-warning" not in whole.headers
 
