@@ -296,6 +296,9 @@ def test_a_reload_loses_nothing(page, gateway):
     gateway.triton.release()
     done(page, "wait", "en_two.wav")
     assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    half.get_by_role("button", name="Remove").click()
+    expect(half).to_be_visible()  # it was asked for, and not wanted
     remove(page, half)
     expect(half).to_have_count(0)
     reload(page)
@@ -377,26 +380,54 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:OverloadedError: too much to do")
     drop(page, CLIP)
     expect(problem).to_contain_text("Trying again in")
+    expect(problem).to_contain_text("The server is at capacity.")
     card(page).get_by_role("button", name="Stop").click()
     expect(card(page)).to_have_attribute("data-state", "interrupted")
+    expect(problem).to_have_text("You stopped this.")
 
     say(page, "late:DeviceError: it failed")
     card(page).get_by_role("button", name="Try again").click()
     expect(problem).to_contain_text("could not finish")
+    expect(problem).to_contain_text("The text up to there is below.")
     expect(card(page).locator(".word")).to_have_text(["late:DeviceError:"])
 
     large = tmp_path / "large.wav"
     large.write_bytes(bytes(5 * 2**20))
     drop(page, large)
     expect(page.get_by_role("alert")).to_contain_text("large.wav is too large: 5.0 MB")
+    page.route("**/transcriptions", lambda route: route.abort())  # the rest of the server answers
+    card(page).get_by_role("button", name="Try again").click()
+    expect(problem).to_contain_text("broke off during the upload. Try again.")
+    page.unroute("**/transcriptions")
     page.context.set_offline(True)
     card(page).get_by_role("button", name="Try again").click()
     expect(problem).to_contain_text("cannot be reached")
+    expect(problem).to_contain_text("The text below is the earlier one.")
     expect(page.locator("#status")).to_have_text("does not answer")
     page.context.set_offline(False)
     say(page, "at last")
     card(page).get_by_role("button", name="Try again").click()
     done(page, "at last")
+
+
+def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
+    say(page, "error:CutShortError: audio is cut short; ask with partial = true")
+    drop(page, CLIP)
+    expect(card(page).locator(".problem")).to_have_text(
+        "The end of this file is missing. Send the whole file if you have it."
+    )
+    assert card(page).get_by_role("button", name="again").count() == 0
+    say(page, "one two")
+    card(page).get_by_role("button", name="Transcribe what is there").click()
+    found = done(page, "one two")
+    assert sent(gateway)["PARTIAL"] is True
+    expect(found.locator(".problem")).to_be_hidden()
+    expect(found.get_by_role("listitem")).to_have_text(["Audio is cut short: 1.50 s"])
+    assert json.loads(downloaded(page, found, "json"))["warnings"]
+    say(page, "silence")
+    found.get_by_role("button", name="Transcribe again").click()
+    expect(found.locator(".text")).to_have_text("No speech was found in the part that is there.")
+    expect(found.locator(".facts")).not_to_contain_text("nknown")
 
 
 def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
@@ -582,6 +613,63 @@ def test_all_transcripts_are_searched(page):
     expect(card(page, "b.wav")).to_be_visible()  # one alone is not searched
 
 
+@pytest.mark.parametrize("touch", [False, True])
+def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
+    page = visit(viewport={"width": 380, "height": 700}, has_touch=touch)
+    whole = io.BytesIO()
+    soundfile.write(whole, np.zeros(8_000 * 80, np.int16), 8_000, format="WAV")
+    say(page, " ".join(f"Versicherungsgesellschaft{i}" for i in range(80)))
+    file = {"name": "long.wav", "mimeType": "audio/wav", "buffer": whole.getvalue()}
+    page.set_input_files("#files", file)
+    words = done(page, "gesellschaft79", "long.wav").locator(".word")
+    found, last = card(page, "long.wav"), words.last
+    expect(last).not_to_be_in_viewport()
+    fade = "(element, side) => getComputedStyle(element, side).opacity"
+    box = found.locator(".reading > div")
+    until(lambda: box.evaluate(fade, "::after") == "1")
+    assert box.evaluate(fade, "::before") == "0"
+
+    found.locator(".text").focus()
+    page.keyboard.press("End")  # the keyboard gets to the end in the box
+    expect(last).to_be_in_viewport()
+    until(lambda: (box.evaluate(fade, "::before"), box.evaluate(fade, "::after")) == ("1", "0"))
+    page.keyboard.press("Home")
+    expect(words.first).to_be_in_viewport()
+    page.evaluate("document.querySelector('.text').scrollTop = 1e6")
+    expect(last).to_be_in_viewport()
+    page.keyboard.press(" ")
+    expect(words.nth(2)).to_be_in_viewport()  # read along
+    page.keyboard.press(" ")
+
+    more = found.get_by_role("button", name="Show all")
+    if touch:
+        more.tap()
+    else:
+        more.focus()
+        page.keyboard.press("Enter")
+    assert found.locator(".text").evaluate("text => text.scrollHeight - text.clientHeight") <= 1
+    until(lambda: box.evaluate(fade, "::after") == "0")
+    accessible(page)
+    found.get_by_role("button", name="Show less").click()
+    expect(more).to_be_in_viewport()
+    expect(last).not_to_be_in_viewport()
+
+
+def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
+    offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
+    running = Running(tmp_path, 600.0, triton_metrics=offers)
+    running.run(running.gateway._state.look())
+    with contextlib.closing(running):
+        page = visit(running)
+        names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
+        assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
+        say(page, "one")
+        page.select_option("#language", "bo")
+        expect(page.locator("#chosen")).to_contain_text("Tibetan")
+        drop(page, CLIP)
+        expect(done(page, "one").locator(".facts")).to_contain_text("Tibetan")
+
+
 def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     say(page, "one")
     choices = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
@@ -663,13 +751,21 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     colours = [names.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(3)]
     assert colours[0] == colours[2] != colours[1]
 
+    hint = found.get_by_text("Choose a speaker's name to change it")
+    expect(hint).to_be_visible()
+    pencil = "e => getComputedStyle(e, '::after').maskImage"
+    assert "pencil.svg" in names.first.evaluate(pencil)
     names.nth(1).click()
     page.keyboard.type("Zoë")
     page.keyboard.press("Enter")
-    names.first.focus()
-    page.keyboard.press("Enter")
-    page.keyboard.type("Ann")
-    page.keyboard.press("Escape")  # not kept
+    expect(hint).to_be_hidden()
+    for key in ("Enter", " "):  # again and again
+        names.first.focus()
+        page.keyboard.press(key)
+        expect(names.first).to_have_role("textbox")
+        page.keyboard.type("Ann")
+        page.keyboard.press("Escape")  # not kept
+        expect(names.first).to_be_focused()
     expect(names).to_have_text(["A", "Zoë", "A"])
     reload(page)
     expect(names).to_have_text(["A", "Zoë", "A"])
@@ -683,6 +779,7 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
 
     say(page, "one two")
     page.select_option("#speakers", label="Each speaker has a channel of their own")
+    page.once("dialog", lambda dialog: dialog.accept())  # the names are lost
     found.get_by_role("button", name="Again").click()
     until(lambda: "CHANNELS" in sent(gateway))
     assert sent(gateway)["CHANNELS"] == "split"

@@ -37,7 +37,7 @@ export class Card {
     this.text.ondblclick = (event) => this.#correct(event.target.dataset?.index);
     this.text.onkeydown = (event) => this.#key(event);
     this.reading = new Reading(this.text, job.name);
-    this.warnings = el("ul", { className: "warnings", hidden: true });
+    this.warnings = el("ul", { className: "warnings", hidden: true, "aria-label": "Notes" });
     this.naming = el("p", { className: "detail naming", hidden: true }, HINT_SPEAKERS);
     this.correction = this.#correctionBar();
     this.actions = el("div", { className: "actions" });
