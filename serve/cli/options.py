@@ -10,7 +10,7 @@ from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, Confi
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
-from serve.contract.options import Option
+from serve.contract.options import SWITCH, Option, as_switch
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -89,6 +89,12 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -
     how: dict[str, Any]
     if option.kind is bool:
         how = {"action": _ACTIONS[option.default]}
+    elif option.choices == SWITCH:
+        how = {"type": _switch, "nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
+        off = f"--no-{option.name.replace('_', '-')}"
+        group.add_argument(
+            off, dest=option.name, action="store_const", const="off", help=f"same as {flag}=off"
+        )
     else:
         parse = _LISTS[option.kind] if option.many else option.kind
         how = {"type": parse, "choices": option.choices or None, "metavar": option.metavar}
@@ -123,6 +129,15 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     # A translation's words are not said in their order.
     args.try_word_timestamps = subtitles and args.task == "transcribe"
     return cues
+
+
+def _switch(text: str) -> str:
+    try:
+        return as_switch("it", text)
+    except OptionError:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}; expected auto, on or off; before a file write --vad=on"
+        ) from None
 
 
 def codes(text: str) -> tuple[str, ...]:

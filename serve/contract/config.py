@@ -29,6 +29,7 @@ from serve.contract.fields import (
     Share,
     ShortEncoder,
     Temperatures,
+    VoiceActivity,
 )
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import Mode, Request
@@ -49,7 +50,6 @@ Kernels = Literal["auto", KernelsName]
 ComputeType = Literal["auto", "float32", "bfloat16"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["auto", "full", "fp8"]
-VoiceActivity = Literal["auto", "on", "off"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from serve.contract.options import option
+from serve.contract.options import Switch, option
 
 Task = Literal["transcribe", "translate"]
 Mode = Literal["parallel", "sequential"]
@@ -178,10 +178,13 @@ class Request:
         help="leave out odd segments between longer silences; 0 is off; default: as in the config",
         metavar="SECONDS",
     )
-    vad: bool | None = option(
+    vad: Switch | bool | None = option(
         None,
-        "whether only speech is decoded; default: as configured",
-        help="decode only speech; default: as in the config",
+        '"on" or true: decode speech alone; "off" or false: all; "auto": speech alone in audio of '
+        "more than 30 s; default: as configured",
+        help="on: decode speech alone; off: all; auto: speech alone in audio of more than 30 s; "
+        "default: as in the config",
+        max_bytes=64,
     )
     # By whom has listened already: all is decoded, as without `vad`, and nobody listens again.
     # (): nobody has.

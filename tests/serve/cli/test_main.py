@@ -203,11 +203,12 @@ def test_options_reach_the_request(toml, files, fake):
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
     assert request.multilingual and request.word_timestamps and request.short_encoder
     assert request.token_logprobs and request.low_confidence == 0.4
-    assert request.vad is False
+    assert request.vad == "off"
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
     assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))
-    assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0
-    assert [request.vad for request in fake.requests[1:]] == [True, None]
+    for vad in (["--vad=on"], ["--vad", "auto"], ["--vad", "--no-timestamps"], []):
+        assert run(toml, *vad, files["a.wav"]) == 0
+    assert [request.vad for request in fake.requests[1:]] == ["on", "auto", "on", None]
     speech = ["--vad-threshold", "0.3", "--vad-min-silence-s", "0.5", "--vad-pad-s", "0.2"]
     speech += ["--vad-min-speech-s", "0.4"]
     assert run(toml, *speech, files["a.wav"]) == 0

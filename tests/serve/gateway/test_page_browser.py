@@ -685,7 +685,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     drop(page, CLIP)
     found = done(page, "one")
     inputs = sent(gateway)
-    assert (inputs["LANGUAGE"], inputs["BEAM_SIZE"], inputs["VAD"]) == ("en", 3, False)
+    assert (inputs["LANGUAGE"], inputs["BEAM_SIZE"], inputs["VAD"]) == ("en", 3, "off")
     assert "WORD_TIMESTAMPS" not in inputs
     found.get_by_text("one", exact=True).click()  # without words segments are played
     expect(found.locator(".lit")).to_have_text("one")
