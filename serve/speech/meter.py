@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from serve.contract.errors import AudioError, AudioLimitError, CancelledError
+from serve.contract.errors import AudioError, AudioLimitError, CancelledError, CutShortError
 from serve.contract.messages import Samples
 from serve.speech.containers import Bytes
 
@@ -149,10 +149,10 @@ class Meter:
             cause: a library's error that told.
 
         Raises:
-            AudioError: whole audio is wanted.
+            CutShortError: whole audio is wanted.
         """
         if not self.limits.partial:
-            raise AudioError(
+            raise CutShortError(
                 f"{text}{self._part}; send the whole file, or ask with partial = true for the "
                 "text of what is there"
             ) from cause

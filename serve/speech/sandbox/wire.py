@@ -14,6 +14,7 @@ from serve.contract.errors import (
     AudioError,
     AudioLimitError,
     ChannelError,
+    CutShortError,
     EarshotError,
     OptionError,
     UnavailableError,
@@ -43,11 +44,13 @@ class Kind(enum.IntEnum):
     CHANNEL_ERROR = 6  # the same
     COLUMNS = 7  # float32 of shape (n, COLUMNS) follows
     OPTION_ERROR = 8  # its text follows
+    CUT_SHORT_ERROR = 9  # the same
 
 
 ERRORS: dict[Kind, type[EarshotError]] = {
     Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
     Kind.CHANNEL_ERROR: ChannelError,
+    Kind.CUT_SHORT_ERROR: CutShortError,
     Kind.AUDIO_ERROR: AudioError,
     Kind.OPTION_ERROR: OptionError,
 }
