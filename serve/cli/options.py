@@ -83,7 +83,11 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -
         how = {"type": _switch, "nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
         off = f"--no-{option.name.replace('_', '-')}"
         group.add_argument(
-            off, dest=option.name, action="store_const", const="off", help=f"same as {flag}=off"
+            off,
+            dest=option.name,
+            action="store_const",
+            const="off",
+            help=f"same as {option.flag}=off",
         )
     else:
         parse = _LISTS[option.kind] if option.many else option.kind
