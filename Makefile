@@ -9,8 +9,9 @@
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
 #   make check           format, lint, types
-#   make build-engine    CONFIG=… [CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=…
-#                        PRECISION=int8|fp16 TOKENIZER=… DRAFT=… CALIBRATE=1]
+#   make build-engine    CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=engines/mine, or
+#                        CONFIG=… [CHECKPOINT=… ENGINE=…]; and [PRECISION=int8|fp16 TOKENIZER=…
+#                        DRAFT=… CALIBRATE=1 CONFIDENCE=…]
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav folder" [FORMAT=text|srt|vtt|tsv|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
@@ -87,8 +88,11 @@ format: setup
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
+# Another checkpoint than the default config's is built without that config, which is for base.
 build-engine: setup
-	@$(RUN) -m build engine --config $(CONFIG) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
+	@$(RUN) -m build engine \
+		$(if $(and $(CHECKPOINT),$(filter file,$(origin CONFIG))),,--config $(CONFIG)) \
+		$(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
 		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)") \
 		$(if $(CALIBRATE),--calibrate) $(if $(CONFIDENCE),--confidence "$(CONFIDENCE)")
@@ -104,8 +108,7 @@ transcribe: some-files setup
 		$(if $(LANGUAGE),--language $(LANGUAGE)) $(OPTIONS) $(FILES)
 
 eval: setup
-	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--manifest "$(CLIPS)" --heldout "") \
-		$(OPTIONS)
+	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--clips "$(CLIPS)") $(OPTIONS)
 
 profile: setup
 	@$(RUN) -m eval profile --config $(CONFIG) $(if $(CLIPS),--clips "$(CLIPS)") $(OPTIONS)

@@ -1,5 +1,6 @@
 """Build engines: `python -m build engine|inspect|verify`; each has --help.
 
+python -m build engine --checkpoint openai/whisper-small --engine engines/small
 python -m build engine --config configs/demo.toml
 python -m build inspect engines/demo
 python -m build verify engines/demo --checkpoint tests/fixture/checkpoint
@@ -49,18 +50,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     engine = commands.add_parser("engine", help="build an engine from a checkpoint, and verify it")
-    _add_config(engine, "settings to build with; flags below override it")
+    _add_config(engine, "settings to build with; flags below override them")
     engine.add_argument(
         "--checkpoint",
         help="base or tiny.en, which are fetched; hub id; folder as Hugging Face's or "
         "faster-whisper's; or OpenAI .pt file",
     )
-    engine.add_argument("--engine", help="folder to write; an engine there is replaced")
+    engine.add_argument(
+        "--engine",
+        help="folder to write; an engine there is replaced; needed without --config",
+    )
     engine.add_argument(
         "--precision", choices=get_args(Precision), help="int8 weights, or fp16 as they are"
     )
     engine.add_argument(
-        "--tokenizer", help="folder or hub id with tokenizer.json and generation_config.json"
+        "--tokenizer",
+        help="folder or hub id with tokenizer.json and generation_config.json; default: the "
+        "checkpoint's own, and for a .pt that of OpenAI's checkpoint with the same sizes",
     )
     engine.add_argument(
         "--draft",
@@ -99,7 +105,9 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     verify.add_argument("engine", metavar="ENGINE", help="engine folder")
     verify.add_argument("--checkpoint", help="what it was built from; default: as it says itself")
     verify.add_argument(
-        "--tokenizer", default="", help="folder or hub id with tokenizer.json, for a .pt"
+        "--tokenizer",
+        default="",
+        help="folder or hub id with tokenizer.json; default: as for engine",
     )
     _add_config(verify, "settings: [runtime] to compare with, clips of build.verify_clips")
     _add_audio(verify)
@@ -115,8 +123,8 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="compare on these; default: clips of the config's build.verify_clips, or, where "
-        "there is none, a synthetic signal",
+        help="recordings of speech to compare on; default: four clips of the manifest "
+        "build.verify_clips, by default bundled clips of people in languages of the checkpoint",
     )
     parser.add_argument(
         "--device", help="where to calibrate and compare: cpu (default), cuda or cuda:N"

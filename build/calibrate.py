@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.names import foreign_name
+from build.progress import tracked
 from build.recordings import Recording, read_recordings
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Calibration, mel_filters, tensor_kinds
@@ -99,7 +99,7 @@ def second_moments(
     sums: dict[str, torch.Tensor] = {}
     encoder = {name for name in sources.values() if name.startswith("encoder.")}
     decoder = set(sources.values()) - encoder
-    for window in tqdm(windows, desc="Calibrating", unit=" windows", leave=False):
+    for window in tracked(windows, "Calibrating", "windows"):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
         features = reference.features_of(window, filters).to(where)
         with _inputs_added(model, encoder, sums):

@@ -7,7 +7,6 @@ are read with `weights_only`. `build.draft` opens a second one beside it.
 
 import dataclasses
 import hashlib
-import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from build.hub import (
     checkpoint_folder,
 )
 from build.names import Naming, foreign_name
+from build.published import original_id
 from serve.contract.engine import (
     HEAD_DIM,
     TOKENIZER_FILE,
@@ -37,7 +37,7 @@ from serve.contract.engine import (
     TokenizerFacts,
     tensor_kinds,
 )
-from serve.contract.errors import CheckpointError
+from serve.contract.errors import CheckpointError, MissingCheckpointError
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -113,25 +113,43 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
     Args:
         checkpoint: name of a published one, hub id with or without @revision, folder of Hugging
             Face's or CTranslate2's format, or OpenAI `.pt` file.
-        tokenizer: folder or hub id with tokenizer.json and generation_config.json; a `.pt` needs
-            it, and a folder's own files are used where it is empty.
+        tokenizer: folder or hub id with tokenizer.json and generation_config.json. Where it is
+            empty a folder's own files are used. For a `.pt` of a size that OpenAI published these
+            are the files of OpenAI's checkpoint on the hub; other `.pt` files need it.
 
     Raises:
         CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
             as expected; the message names it.
     """
-    if not tokenizer and Path(checkpoint).is_file():
-        raise CheckpointError(
-            f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
-            f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
-        )
     network = open_network(checkpoint)
-    folder = checkpoint_folder(tokenizer, with_weights=False).path if tokenizer else network.path
+    found = ()
+    if tokenizer:
+        folder = checkpoint_folder(tokenizer, with_weights=False).path
+    elif network.naming == "openai":
+        place = _original_tokenizer(network)
+        folder, found = place.path, (f"the .pt holds no tokenizer: it has that of {place.id}",)
+    else:
+        folder = network.path
     tokens = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=bool(tokenizer))
+    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=folder != network.path)
     return Checkpoint(
-        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=notes
+        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=found + notes
     )
+
+
+def _original_tokenizer(network: Network) -> Found:
+    """Find the tokenizer of OpenAI's checkpoint that has the network's sizes."""
+    advice = (
+        f"{network.path} holds weights only; name a folder with {TOKENIZER_FILE} and "
+        f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
+    )
+    hub_id = original_id(network.dims)
+    if hub_id is None:
+        raise CheckpointError(advice)
+    try:
+        return checkpoint_folder(hub_id, with_weights=False)
+    except MissingCheckpointError as error:
+        raise MissingCheckpointError(f"{advice} ({error})") from error
 
 
 def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
@@ -183,7 +201,8 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
-            f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`"
+            f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`; "
+            "of a checkpoint of another format name the folder"
         )
     return _openai_dims(content["dims"], str(path)), content["model_state_dict"]
 
@@ -203,7 +222,8 @@ def _weights_or_index(folder: Path) -> Path:
     path = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
     if path is None:
         raise CheckpointError(
-            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}"
+            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}; name the "
+            "folder of a checkpoint, or an OpenAI .pt file itself"
         )
     return path
 
@@ -240,7 +260,9 @@ def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
+        raise CheckpointError(
+            f"cannot read {path}: {error}; is it damaged or cut off? fetch it again"
+        ) from error
 
 
 def _load_pickle(path: Path) -> Any:
@@ -248,9 +270,16 @@ def _load_pickle(path: Path) -> Any:
         # Only the zip format can be mapped from disk instead of being read into memory.
         mapped = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"cannot read {path} as PyTorch weights: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    # Whatever the bytes of another file lead the unpickler to. What torch says of it is left out:
+    # it recommends to read the file without `weights_only`, which may run code in it.
+    except Exception as error:
+        raise CheckpointError(
+            f"cannot read {path} as PyTorch weights ({type(error).__name__}): expected an OpenAI "
+            ".pt or a pytorch_model.bin that holds tensors alone; is it another file, damaged or "
+            "cut off?"
+        ) from error
 
 
 def _sha256(files: list[Path]) -> str:

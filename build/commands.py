@@ -5,7 +5,6 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -15,7 +14,7 @@ from build.builders import EngineBuilder
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import Config, load_config
 from build.draft import with_draft
-from build.recordings import Recording, read_recordings, recordings_of, synthetic_recordings
+from build.recordings import Recording, read_recordings, recordings_of
 from build.summary import summary
 from build.writer import write_manifest
 from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
@@ -24,6 +23,11 @@ from serve.native.kernels.choose import runs_fp8
 
 
 def _engine(args: argparse.Namespace) -> None:
+    if not args.config and not args.engine:
+        raise ConfigError(
+            "no folder to write; expected --engine FOLDER (make build-engine: ENGINE=FOLDER), or "
+            "--config with a file that names one"
+        )
     config = _overridden(load_config(args.config) if args.config else Config(), args)
     builder = builders.builder_of(config)
     _refuse_flags(builder, config, args)
@@ -77,12 +81,9 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
 
 
 def _recordings(args: argparse.Namespace, config: Config, facts: TokenizerFacts) -> list[Recording]:
-    manifest = Path(config.build.verify_clips)
     if args.audio:
         return read_recordings(args.audio)
-    if args.config and manifest.is_file():
-        return recordings_of(manifest, facts)
-    return synthetic_recordings()
+    return recordings_of(config.build.verify_clips, facts)
 
 
 def _verifier(

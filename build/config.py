@@ -17,7 +17,8 @@ class BuildConfig:
     checkpoint: Name = "base"
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # one of serve/contract/runtimes.py
-    tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only
+    # Folder or hub id with tokenizer.json; needed only for a .pt of a size that is not OpenAI's.
+    tokenizer: NameOrNone = ""
     draft: NameOrNone = (
         ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
     )
@@ -27,7 +28,8 @@ class BuildConfig:
     # What `python -m eval confidence` fitted: words then say how likely they are right. "" = none.
     confidence: NameOrNone = ""
     device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
-    verify_clips: Name = "tests/data/demo.jsonl"  # an engine is compared on some of these
+    # Manifest of clips of people; an engine is compared with its checkpoint on four of them.
+    verify_clips: Name = "tests/data/demo.jsonl"
     # With runtime.encoder_precision = "auto" FP8 is proved, where `device` has it, on all of these
     # but their half "report".
     fp8_clips: Name = "tests/data/human/manifest.jsonl"

@@ -57,7 +57,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+        raise CheckpointError(
+            f"{path} is not valid JSON: {error}; is it damaged or cut off? fetch it again"
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object")
     return content

@@ -8,12 +8,12 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.decoding import Tokens, agreement, decode_windows, first_windows
 from build.native import in_precision
+from build.progress import progress
 from build.recordings import Recording, read_recordings
 from serve.contract.config import EncoderPrecision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts
@@ -43,16 +43,14 @@ def prove_fp8(
         config, slots=_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
     windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
-    with tqdm(
-        desc="Proving FP8", total=3 * len(windows), unit=" windows", leave=False, disable=None
-    ) as bar:
+    with progress("Proving FP8", 3 * len(windows), "windows") as done:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
             runtime = NativeRuntime(
                 engine, dataclasses.replace(config, encoder_precision=precision)
             )
             try:
-                return [one.tokens for one in decode_windows(runtime, windows, done=bar.update)]
+                return [one.tokens for one in decode_windows(runtime, windows, done=done)]
             finally:
                 runtime.close()
 

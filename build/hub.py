@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from build.published import PUBLISHED, Published
+from build.published import ORIGINALS, PUBLISHED, Published
 from build.wheels import cached_folder, unpacked
 from serve.contract.errors import MissingCheckpointError
 
@@ -96,14 +96,17 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> Found:
         raise MissingCheckpointError(
             f"no checkpoint at {name}: expected a folder of Hugging Face's or CTranslate2's, an "
             "OpenAI .pt file, a hub id such as openai/whisper-tiny, or one of "
-            f"{', '.join(names)}{_meant(name, names)}"
+            f"{', '.join(names)}{_meant(name, (*names, *ORIGINALS.values()))}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
     return Found(folder, f"{match[1]}@{folder.name}")  # the hub's cache names folders by revision
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    """Name the known one that is like it; a size stands for OpenAI's checkpoint of that size."""
+    known = list(known)
+    whole = [one for one in known if one == f"openai/whisper-{name}"]
+    close = whole or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
-from tqdm import tqdm
 
 from build.calibrate import Moments, calibration_of, clip_windows, second_moments
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig, Config
 from build.draft import draft_facts, engine_tensors
+from build.progress import tracked
 from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
 from build.writer import Log, Made, disk_errors, finite
 from serve.contract.config import Precision
@@ -43,7 +43,7 @@ def commands(dims: Dims, config: Config) -> list[list[str]]:
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
-    """Convert the tensors, behind a progress bar, and write them.
+    """Convert the tensors, show how far it is, and write them.
 
     Raises:
         FileError, ConfigError, AudioError: the clips to calibrate with cannot be had.
@@ -58,8 +58,12 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         windows = clip_windows(build.calibrate_clips)
         moments = second_moments(checkpoint, windows, build.device)
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
-    bar = tqdm(names, desc=f"Building {config.engine}", unit=" tensors", leave=False)
-    tensors, quantization = convert(checkpoint, build.precision, bar, moments)
+    tensors, quantization = convert(
+        checkpoint,
+        build.precision,
+        tracked(names, f"Building {config.engine}", "tensors"),
+        moments,
+    )
     weights = folder / WEIGHTS_FILE
     with disk_errors(folder):
         save_file(tensors, weights)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from serve.contract.engine import Dims
+
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
@@ -88,3 +90,26 @@ PUBLISHED = (
         ),
     ),
 )
+
+_SIZES = {
+    # (width, decoder layers, mel bins, vocabulary)
+    (384, 4, 80, 51_865): "tiny",
+    (384, 4, 80, 51_864): "tiny.en",
+    (512, 6, 80, 51_865): "base",
+    (512, 6, 80, 51_864): "base.en",
+    (768, 12, 80, 51_865): "small",
+    (768, 12, 80, 51_864): "small.en",
+    (1024, 24, 80, 51_865): "medium",
+    (1024, 24, 80, 51_864): "medium.en",
+    (1280, 32, 80, 51_865): "large-v2",  # the first large has the same, and the same tokenizer
+    (1280, 32, 128, 51_866): "large-v3",
+    (1280, 4, 128, 51_866): "large-v3-turbo",
+}
+ORIGINALS = {sizes: f"openai/whisper-{name}" for sizes, name in _SIZES.items()}
+"""Hub ids of OpenAI's checkpoints by width, decoder layers, mel bins and vocabulary."""
+
+
+def original_id(dims: Dims) -> str | None:
+    """Return the hub id of OpenAI's checkpoint that has these sizes; None where it made none."""
+    sizes = (dims.n_text_state, dims.n_text_layer, dims.n_mels, dims.n_vocab)
+    return ORIGINALS.get(sizes)

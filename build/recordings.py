@@ -5,19 +5,18 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from build.clips import load_clips
 from serve.contract.engine import TokenizerFacts
-from serve.contract.errors import AudioError, ConfigError
+from serve.contract.errors import AudioError, ConfigError, FileError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
-from serve.speech.features import SAMPLE_RATE, WINDOW_S
+from serve.speech.features import WINDOW_S
 from serve.speech.meter import Limits
 
 _MAX_AUDIO_S = 3600.0
 _MOST_CLIPS = 4  # each costs transformers seconds of a CPU
+_OTHERWISE = "name recordings of speech with --audio, or build with --no-verify"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ def read_recordings(paths: Iterable[str]) -> list[Recording]:
     return recordings
 
 
-def recordings_of(manifest: Path, facts: TokenizerFacts) -> list[Recording]:
+def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Recording]:
     """Read four of a manifest's clips that fit one window, of as many languages as there are.
 
     The longest of each language that the checkpoint knows come first, then the second of each, and
@@ -62,6 +61,11 @@ def recordings_of(manifest: Path, facts: TokenizerFacts) -> list[Recording]:
         FileError: the manifest or a file cannot be read.
         AudioError: a file cannot be decoded.
     """
+    if not Path(manifest).is_file():
+        raise FileError(
+            f"{manifest} is missing; expected a manifest of clips to verify on, relative to the "
+            f"folder of this command; {_OTHERWISE}"
+        )
     known = facts.languages if facts.multilingual else ("en",)
     places: collections.Counter[str] = collections.Counter()  # taken, by language
     ranked = []
@@ -73,26 +77,10 @@ def recordings_of(manifest: Path, facts: TokenizerFacts) -> list[Recording]:
     if not ranked:
         raise ConfigError(
             f"{manifest} lists no clip with text of at most {WINDOW_S} s, in a language that the "
-            "checkpoint knows, to verify on; name audio with --audio, or build with --no-verify"
+            f"checkpoint knows, to verify on; {_OTHERWISE}"
         )
     return [
         dataclasses.replace(recording, language=language)
         for _, language, file in sorted(ranked)[:_MOST_CLIPS]
         for recording in read_recordings([file])
     ]
-
-
-def synthetic_recordings() -> list[Recording]:
-    """Make sounds with the pitch, rhythm and noise of speech, not its words; always the same."""
-    rng = np.random.default_rng(0)
-    recordings = []
-    for seconds in (WINDOW_S, 6):
-        time = np.arange(seconds * SAMPLE_RATE) / SAMPLE_RATE
-        pitch = 140 + 40 * np.sin(2 * np.pi * 0.4 * time)
-        phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
-        voice = sum(np.sin(phase * k) * np.cos(time * k) / k for k in range(1, 20))
-        syllables = np.clip(np.sin(2 * np.pi * 3 * time), 0, 1) * (np.sin(0.9 * time) > -0.6)
-        samples = 0.1 * voice * syllables + 0.003 * rng.standard_normal(time.size)
-        name = f"synthetic signal of {seconds} s"
-        recordings.append(Recording(name, samples.astype(np.float32)))
-    return recordings

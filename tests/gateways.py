@@ -55,7 +55,6 @@ class Running:
         upstreams=(),
         alone=False,
         devices=("cpu",),
-        unknown_fields="refuse",
         price_per_audio_hour=0.0,
         traces=None,
         target_p99_s=0.0,
@@ -75,7 +74,6 @@ class Running:
             jobs=jobs or JobsConfig(),
             shadow=shadow or ShadowConfig(),
             gateway=GatewayConfig(
-                unknown_fields=unknown_fields,
                 price_per_audio_hour=price_per_audio_hour,
                 target_p99_s=target_p99_s,
             ),

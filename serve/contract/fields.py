@@ -2,11 +2,12 @@
 
 import ipaddress
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from serve.contract.codec import text_that
+from serve.contract.options import Switch, as_switch
 
 
 def _is_device(text: str) -> bool:
@@ -24,6 +25,11 @@ def _is_ipv4(text: str) -> bool:
     return True
 
 
+def _switched(value: object) -> object:
+    """Read a boolean as the choice that it stands for; pydantic refuses other values."""
+    return as_switch("vad", value) if isinstance(value, bool) else value
+
+
 Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -37,7 +43,8 @@ Temperature = Annotated[Finite, Field(ge=0, le=1)]
 Temperatures = Annotated[tuple[Temperature, ...], Field(min_length=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
-ShortEncoder = Literal["auto", "on", "off"]
+ShortEncoder = Switch
+VoiceActivity = Annotated[Switch, BeforeValidator(_switched)]
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
 Factor = Annotated[Finite, Field(ge=0.1, le=10)]
 Power = Annotated[Finite, Field(ge=0, le=10)]

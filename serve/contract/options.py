@@ -8,7 +8,17 @@ import dataclasses
 import typing
 from typing import Any, Literal, TypeVar
 
+from serve.contract.errors import OptionError, shown
+
 T = TypeVar("T")
+
+Switch = Literal["auto", "on", "off"]
+SWITCH = typing.get_args(Switch)
+"""The choices of an option that may also be true or false."""
+_SWITCHED: dict[str, Switch] = {
+    **{"auto": "auto", "on": "on", "true": "on", "1": "on"},
+    **{"off": "off", "false": "off", "0": "off"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +35,12 @@ class Option:
     metavar: str | None = None  # what its value is called there
     max_bytes: int | None = None  # of its tensor; None: as many as a request may have
 
+    @property
+    def flag(self) -> str:
+        """Return the flag of the command line, which turns off an option that is on by default."""
+        prefix = "--no-" if self.default is True else "--"
+        return prefix + self.name.replace("_", "-")
+
 
 def option(
     default: T,
@@ -38,6 +54,18 @@ def option(
     metadata = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
     field: T = dataclasses.field(default=default, metadata={**metadata, "metavar": metavar})
     return field
+
+
+def as_switch(name: str, value: object) -> Switch:
+    """Return the choice of `SWITCH` that a client's text or boolean names.
+
+    Raises:
+        OptionError: it names none.
+    """
+    chosen = _SWITCHED.get(str(value).lower()) if isinstance(value, bool | str) else None
+    if chosen is None:
+        raise OptionError(f"{name} = {shown(value)}; expected auto, on, off, true or false")
+    return chosen
 
 
 def options_of(kind: Any, config: Any = None) -> dict[str, Option]:

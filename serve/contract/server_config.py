@@ -114,7 +114,7 @@ class GatewayConfig:
     log: LogKind = "text"
     # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
     # header x-earshot-ignored.
-    unknown_fields: UnknownFields = "refuse"
+    unknown_fields: UnknownFields = "ignore"
     price_per_audio_hour: Price = 0.0  # by which /v1/usage tells costs; 0: it tells none
     currency: Name = "USD"  # of it
 

@@ -57,7 +57,7 @@ def timestamp(seconds: float, decimal_mark: str = ".") -> str:
 
 
 def _json(transcript: Transcript, file: str) -> str:
-    fields = {
+    fields: dict[str, Any] = {
         "file": file,
         "text": transcript.text,
         "language": transcript.language,

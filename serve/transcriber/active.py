@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
+from serve.contract.engine import TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speakers.words import lettered
@@ -46,7 +46,7 @@ from serve.speech.windows import (
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
 from serve.transcriber.attempts import attempt_of, options_at
 from serve.transcriber.fair_queue import Rank, rank_of
-from serve.transcriber.languages import Languages
+from serve.transcriber.languages import Languages, note_scores
 from serve.transcriber.phases import Phases
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
@@ -106,7 +106,7 @@ class ActiveRequest:
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
-        """Add a warning about the audio, once; called before the last window comes."""
+        """Add a warning about the audio, once; called before the transcript is made."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -209,12 +209,15 @@ class ActiveRequest:
         attempt = attempt_of(
             tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
         )
-        verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
+        # Higher temperatures would only invent more where no speech can be heard.
+        fixed_temperature = self.plan.fixed_temperature or span.narrow
+        verdict = judge(attempt, config, fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
-        if DETECT_LANGUAGE in self.prompt(index).ids:
-            self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
+        found, certainty = (index, scores, tokenizer), self.plan.detection.certainty
+        silence = verdict.outcome == "silence"
+        note_scores(self._languages, self._prompts, *found, certainty, silence=silence)
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
                 self._failed.setdefault(index, []).append(attempt)
@@ -249,6 +252,7 @@ class ActiveRequest:
             self._spans.append(Span.of(rest, span.number, span.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
+            self._languages.set_rest(after, index)
             self._waiting.appendleft((after, rest))
         self._decoded[index] = Decoded(
             timeline=span.timeline,
@@ -294,21 +298,6 @@ class ActiveRequest:
         """Take what breaks segments by who says them."""
         self._by_speaker = by_speaker
 
-    def _set_language(
-        self, index: int, scores: Scores, tokenizer: Tokenizer, silence: bool
-    ) -> None:
-        token = scores.language
-        assert token is not None, "the runtime was asked for the language and named none"
-        code = tokenizer.language_code(token)
-        self._languages.note(index, code, scores.language_prob, silence)
-        if silence:
-            return
-        self._prompts.set_language(index, token)
-        if self.plan.multilingual:
-            return
-        if decided := self._languages.decided(self.plan.detection.certainty):
-            self._prompts.set_language_of_all(tokenizer.facts.languages[decided])
-
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Return the segments that became final: of windows that are done, as all before them."""
         segments: list[Segment] = []
@@ -346,6 +335,11 @@ class ActiveRequest:
         if self.plan.channels:
             segments = sorted(segments, key=lambda segment: segment.start)
         return segments
+
+    def _times_of_text(self) -> dict[int, tuple[float, float]]:
+        """Return begin and end of each window that has text, in seconds of the whole audio."""
+        spans = [(i, self._spans[i]) for i in self._order if self._decoded[i].pieces]
+        return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in spans}
 
     def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
         """Return the segments of a window's that are answered; times are of the whole audio."""
@@ -385,6 +379,11 @@ class ActiveRequest:
             total_s=now - self.accepted_s,
         )
         segments = self._told_by_speaker()
+        if self._languages.several:
+            all_ = self._languages.of_all
+            segments = [dataclasses.replace(s, language=s.language or all_) for s in segments]
+        for text in self._languages.warnings(self._times_of_text()):
+            self.warn(text)
         return Transcript(
             text=join_text(segments),
             language=language,

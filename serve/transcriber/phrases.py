@@ -52,7 +52,7 @@ def check_phrases(
     try:
         trie_of(_checked(config.phrases), tokenizer)
     except OptionError as error:
-        raise ConfigError(f"transcriber.phrases: {error}") from error
+        raise ConfigError(f"transcriber.{error}") from error
 
 
 def refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> str | None:
@@ -71,7 +71,7 @@ def weighted(phrase: str) -> tuple[str, float]:
     text, mark, number = phrase.rpartition("^")
     text = " ".join((text if mark else number).split())
     if not text or len(text) > MAX_CHARS:
-        raise OptionError(f"phrase {shown(phrase)}; expected 1 to {MAX_CHARS} characters")
+        raise OptionError(f"phrases has {shown(phrase)}; expected 1 to {MAX_CHARS} characters")
     if not mark:
         return text, 1.0
     try:
@@ -80,7 +80,7 @@ def weighted(phrase: str) -> tuple[str, float]:
         weight = math.nan
     if not 0 < weight <= MAX_WEIGHT:
         raise OptionError(
-            f"phrase {shown(phrase)}; expected a weight above 0 and of at most {MAX_WEIGHT:g} "
+            f"phrases has {shown(phrase)}; expected a weight above 0 and of at most {MAX_WEIGHT:g} "
             "behind ^"
         )
     return text, weight

@@ -11,19 +11,19 @@ from serve.contract.config import (
     SearchConfig,
     SpeechConfig,
     TranscriberConfig,
-    VoiceActivity,
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import Mode, Request
+from serve.contract.options import Switch, as_switch
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.chinese import Script, script_of
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.audio import audio_track_of, check_audio, is_number, stretches_of
 from serve.transcriber.detection import check_languages, detection_of
 from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
 from serve.transcriber.prompts import (
@@ -56,7 +56,7 @@ class Plan:
     confidence: Confidence | None = None  # by which words get theirs; None: they get none
     low_confidence: float | None = None  # below which a word's is marked; None: none is
     hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
-    vad: VoiceActivity = "off"  # in which audio what is not speech is left out
+    vad: Switch = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
@@ -69,6 +69,7 @@ class Plan:
     detection: Detection = dataclasses.field(default_factory=Detection)
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     partial: bool = False  # audio may be cut short
+    audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # to be told apart by their voices; None: they are not
     channels: bool = False  # each of the audio's is a speaker's
@@ -165,6 +166,7 @@ def plan_request(
         multilingual=request.multilingual,
         detection=detection,
         partial=config.partial if request.partial is None else request.partial,
+        audio_track=audio_track_of(request),
         repetitive=config.compression_ratio_threshold,
         speakers=speakers_of(request),
         channels=has_channels(request),
@@ -242,20 +244,21 @@ def _hallucination_silence(request: Request, config: TranscriberConfig) -> float
 
 def _voice(request: Request) -> tuple[Stretch, ...]:
     voice = stretches_of("voice", request.voice)
-    if voice and (request.vad or request.clip_timestamps):
-        other = "vad" if request.vad else "clip_timestamps"
+    listens = request.vad is not None and as_switch("vad", request.vad) != "off"
+    if voice and (listens or request.clip_timestamps):
+        other = "vad" if listens else "clip_timestamps"
         raise OptionError(f"voice came with {other}; expected one of them")
     return voice
 
 
-def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
+def _vad(request: Request, config: TranscriberConfig) -> Switch:
     if request.vad is None and request.voice:
         return "off"
     if request.vad is None and request.clip_timestamps and config.vad == "auto":
         return "off"  # the client has chosen what is worth decoding
     if request.vad is None:
         return config.vad
-    return "on" if request.vad else "off"
+    return as_switch("vad", request.vad)
 
 
 def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:

@@ -32,7 +32,7 @@ from serve.contract.messages import (
     Timings,
     Transcript,
 )
-from serve.contract.options import Option
+from serve.contract.options import SWITCH, Option, as_switch
 
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
@@ -148,6 +148,8 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
 
 def _checked(option: Option, value: object) -> object:
     """A value that the option's tensor can hold; NumPy would convert what comes near."""
+    if option.choices == SWITCH:
+        return as_switch(option.name, value)
     kind, expected = _PYTHON[option.kind]
     good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
     if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):

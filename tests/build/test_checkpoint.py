@@ -198,7 +198,9 @@ def test_pickles_are_not_executed(folder, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04 torn"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no weights", b"PK\x03\x04 torn", b"RIFF$\x00\x00\x00WAVE"]
+)
 def test_damaged_files(folder, content):
     (folder / "model.safetensors").write_bytes(content)
     assert "cannot read" in refusal(folder)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from build import published
 from build.checkpoint import open_checkpoint
 from build.facts import read_tokenizer_files, tokenizer_facts
 from serve.contract.errors import CheckpointError
@@ -19,6 +20,7 @@ from tests.checkpoints import (
     write_openai,
     write_tokenizer,
 )
+from tests.fake_hub import FakeHub
 
 TOKENS = "model.decoder.embed_tokens.weight"
 
@@ -58,6 +60,33 @@ def facts_and_notes(folder):
 def test_openai_weights_need_a_tokenizer(tmp_path, weights):
     path = write_openai(tmp_path / "a.pt", NANO, weights)
     assert "holds weights only; name a folder with tokenizer.json" in refusal(path)
+
+
+def test_openai_weights_of_a_published_size_have_its_tokenizer(
+    tmp_path, folder, weights, monkeypatch
+):
+    """From the hub, without the weights there; an error says what else one can do."""
+    sizes = (NANO.width, NANO.decoder_layers, NANO.n_mels, NANO.n_vocab)
+    monkeypatch.setitem(published.ORIGINALS, sizes, "openai/whisper-nano")
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    hub = FakeHub(folder, tmp_path / "cache", "openai/whisper-nano").install(monkeypatch)
+    hub.failure = OSError("no route")
+    message = refusal(path)
+    assert "holds weights only; name a folder with tokenizer.json" in message
+    assert "the Hugging Face hub does not give it (no route)" in message
+    hub.failure = None
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.facts == open_checkpoint(str(folder)).facts
+    told = "the .pt holds no tokenizer: it has that of openai/whisper-nano@"
+    assert checkpoint.notes[0].startswith(told)
+    assert "model.safetensors" not in hub.downloaded
+
+
+def test_each_published_size_is_known():
+    for name, shape in PUBLISHED.items():
+        expected = None if name.startswith("distil-") else f"openai/whisper-{name}"
+        assert published.original_id(shape.dims) == expected
+    assert published.original_id(NANO.dims) is None
 
 
 def test_missing_tokenizer(folder):

@@ -8,23 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from build import commands, verify
+from build import verify
 from build.__main__ import main
-from build.recordings import synthetic_recordings
 from serve.contract.codec import to_json
 from serve.contract.engine import MANIFEST_FILE, open_engine
-from tests.checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
+from tests.checkpoints import (
+    NANO,
+    edit_json,
+    random_weights,
+    write_ct2,
+    write_hf,
+    write_json,
+    write_openai,
+)
 from tests.fakes import CONFIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
+CLIP = ROOT / "tests" / "data" / "en_thanks.flac"
 
 
 @pytest.fixture
 def config(nano_folder, tmp_path):
-    path = tmp_path / "nano.toml"
+    path, clips = tmp_path / "nano.toml", tmp_path / "clips.jsonl"
+    write_json(clips, {"file": str(CLIP), "text": "a", "language": "en", "duration": 1.0})
     path.write_text(
         f'engine = "{tmp_path}/engines/nano"\n[build]\ncheckpoint = "{nano_folder}"\n'
-        f'verify_clips = "{tmp_path}/none.jsonl"\n'
+        f'verify_clips = "{clips}"\n'
     )
     return path
 
@@ -37,10 +46,8 @@ def engine(config, capsys):
 
 
 @pytest.fixture(autouse=True)
-def short_signal(monkeypatch):
+def few_tokens(monkeypatch):
     monkeypatch.setattr(verify, "MAX_TOKENS", 12)
-    clips = synthetic_recordings()[1:]
-    monkeypatch.setattr(commands, "synthetic_recordings", lambda: clips)
 
 
 def error(capsys, *arguments):
@@ -62,8 +69,56 @@ def test_build_verifies_and_says_what_it_made(config, capsys):
     assert "logits relative" in shown.out and "token agreement" in shown.out
     worst = max(manifest.quantization, key=lambda name: manifest.quantization[name].relative)
     assert worst in shown.out
-    assert "Verifying on synthetic signal of 6 s" in shown.err
+    assert f"Verifying on {CLIP}\n" in shown.err
+    assert "Verifying: 4 of 4 windows after" in shown.err
     assert "tensors" in shown.err
+
+
+@pytest.mark.parametrize("kind", ["hf", "ct2", "openai"])
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_checkpoint_is_built_without_a_config(nano_folder, tmp_path, capsys, kind, precision):
+    """Of every format, and compared on the clips of people that the project has."""
+    checkpoint, more = nano_folder, []
+    if kind == "ct2":
+        checkpoint = write_ct2(nano_folder, tmp_path / "ct2")
+    elif kind == "openai":
+        checkpoint = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
+        more = ["--tokenizer", str(nano_folder)]
+    made = tmp_path / "engine"
+    flags = ["--checkpoint", str(checkpoint), "--engine", str(made), "--precision", precision]
+    assert main(["engine", *flags, *more]) == 0
+    verification = open_engine(made).manifest.verification
+    assert verification["windows"] == 4
+    assert verification["fp16_greedy_agreement"] == 1.0
+    languages = {"de_", "en_", "es_", "fr_"}
+    names = capsys.readouterr().err.partition("Verifying on ")[2].partition("\n")[0].split(", ")
+    assert {Path(name).name[:3] for name in names} == languages
+
+
+def test_an_english_only_checkpoint_is_compared_on_english(tmp_path, capsys):
+    shape = dataclasses.replace(NANO, multilingual=False)
+    folder = write_hf(tmp_path / "hf", shape, random_weights(shape))
+    made = tmp_path / "engine"
+    assert main(["engine", "--checkpoint", str(folder), "--engine", str(made)]) == 0
+    line = capsys.readouterr().err.partition("Verifying on ")[2].partition("\n")[0]
+    assert {Path(name).name[:3] for name in line.split(", ")} == {"en_"}
+
+
+def test_without_a_config_the_folder_to_write_is_named(nano_folder, capsys):
+    code, message = error(capsys, "engine", "--checkpoint", nano_folder)
+    assert code == 2 and "expected --engine FOLDER (make build-engine: ENGINE=FOLDER)" in message
+
+
+def test_without_clips_nothing_is_built(config, nano_folder, tmp_path, capsys, monkeypatch):
+    """Neither where a config names a file that is not there, nor outside the project's folder."""
+    (tmp_path / "clips.jsonl").unlink()
+    code, message = error(capsys, "engine", "--config", config)
+    assert code == 2 and f"{tmp_path}/clips.jsonl is missing" in message
+    assert "name recordings of speech with --audio, or build with --no-verify" in message
+    monkeypatch.chdir(tmp_path)
+    code, message = error(capsys, "engine", "--checkpoint", nano_folder, "--engine", "engine")
+    assert code == 2 and "tests/data/demo.jsonl is missing" in message
+    assert not (tmp_path / "engine").exists() and not (tmp_path / "engines").exists()
 
 
 def test_flags_override_the_config(config, nano_folder, tmp_path, capsys):
@@ -168,10 +223,14 @@ def test_inspect(engine, capsys):
 
 
 def test_verify_writes_the_deviation(engine, capsys):
+    """On clips of people, too, where no config names others."""
     assert open_engine(engine).manifest.verification is None
     assert main(["verify", str(engine)]) == 0
-    assert open_engine(engine).manifest.verification["greedy_agreement"] == 1.0
-    assert "greedy agreement 100.00%" in capsys.readouterr().out
+    verification = open_engine(engine).manifest.verification
+    assert verification["windows"] == 4 and verification["greedy_agreement"] > 0.5
+    shown = capsys.readouterr()
+    assert "greedy agreement" in shown.out
+    assert "Verifying on tests/data/human/" in shown.err
 
 
 def test_verify_compares_with_the_runtime_of_the_config(engine, config, capsys):
@@ -188,13 +247,11 @@ def test_verify_compares_with_the_runtime_of_the_config(engine, config, capsys):
 
 
 def test_verify_uses_the_audio_that_is_named(engine, config, tmp_path, capsys):
-    clip = ROOT / "tests" / "data" / "en_thanks.flac"
+    clip = ROOT / "tests" / "data" / "en_two.wav"
     assert main(["verify", str(engine), "--audio", str(clip)]) == 0
     assert f"Verifying on {clip}\n" in capsys.readouterr().err
-    entry = {"file": str(clip), "text": "a", "language": "en", "duration": 1.0}
-    write_json(tmp_path / "none.jsonl", entry)
     assert main(["verify", str(engine), "--config", str(config)]) == 0
-    assert f"Verifying on {clip}\n" in capsys.readouterr().err
+    assert f"Verifying on {CLIP}\n" in capsys.readouterr().err
 
 
 def test_an_engine_that_fails_verification_does_not_replace_one_that_passed(
@@ -219,7 +276,9 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     )
     code, message = error(capsys, "engine", "--config", tmp_path / "none.toml")
     assert code == 2 and "none.toml: No such file" in message
-    code, message = error(capsys, "engine", "--checkpoint", "no/such/folder")
+    code, message = error(
+        capsys, "engine", "--checkpoint", "no/such/folder", "--engine", tmp_path / "new"
+    )
     assert code == 3 and "no checkpoint at no/such/folder" in message
     code, message = error(
         capsys, "engine", "--config", config, "--engine", nano_folder, "--no-verify"
@@ -261,14 +320,15 @@ def test_usage_errors(command, capsys):
 def test_as_a_program(engine):
     """Through the shell: one line, an exit code, no stack trace, nothing from the libraries."""
     for path, code, said in (
-        (engine, 0, "Verifying on synthetic signal"),
+        (engine, 0, "Verifying on "),
         ("engines/none", 1, "error: no engine at engines/none"),
     ):
-        command = [sys.executable, "-m", "build", "verify", str(path)]
+        command = [sys.executable, "-m", "build", "verify", str(path), "--audio", str(CLIP)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == code
         assert done.stderr.startswith(said)
-        assert len(done.stderr.splitlines()) == 1
+        lines = done.stderr.splitlines()
+        assert lines[1:] == [] if code else all(one.startswith("Verifying") for one in lines)
 
 
 @pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])

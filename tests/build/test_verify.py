@@ -2,18 +2,19 @@
 
 import dataclasses
 import io
+import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tqdm import tqdm
 
 from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
-from build.recordings import read_recordings, recordings_of, synthetic_recordings
+from build.recordings import Recording, read_recordings, recordings_of
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
@@ -37,7 +38,9 @@ def few_tokens(monkeypatch):
 
 @pytest.fixture(scope="module")
 def recordings():
-    return synthetic_recordings()[1:]
+    """Noise, which a checkpoint of random weights hears as well as speech."""
+    noise = np.random.default_rng(0).standard_normal(6 * SAMPLE_RATE)
+    return [Recording("noise.wav", (0.1 * noise).astype(np.float32))]
 
 
 def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
@@ -126,20 +129,39 @@ def test_the_precisions_that_serve_are_the_ones_that_are_scored(checkpoint, tmp_
 
 
 @pytest.mark.parametrize(("precision", "steps"), [("int8", 4), ("fp16", 3)])
-def test_each_step_is_seen(checkpoint, tmp_path, recordings, monkeypatch, precision, steps):
+def test_each_step_is_told(checkpoint, tmp_path, recordings, capsys, precision, steps):
     """The checkpoint's window, the engine's, its scores, and the window in FP16."""
-    bars, terminal = [], io.StringIO()
-    terminal.isatty = lambda: True
-
-    def shown(**options):
-        bars.append(tqdm(file=terminal, **options))
-        return bars[-1]
-
-    monkeypatch.setattr(verify, "tqdm", shown)
     engine = write_engine(checkpoint, tmp_path / "a", precision)
+    capsys.readouterr()
     verify.verify(engine, checkpoint, recordings)
-    assert [(bar.n, bar.total) for bar in bars] == [(steps, steps)]
-    assert "Verifying:" in terminal.getvalue()
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == f"Verifying: {steps} windows …"
+    assert last.startswith(f"Verifying: {steps} of {steps} windows after ")
+
+
+def test_on_a_terminal_a_bar_shows_the_steps(checkpoint, tmp_path, recordings, monkeypatch):
+    engine = write_engine(checkpoint, tmp_path / "a", "fp16")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    verify.verify(engine, checkpoint, recordings)
+    assert "Verifying:   0%" in terminal.getvalue() and "\n" not in terminal.getvalue()
+
+
+def test_int8_rounding_may_change_the_text_but_not_the_logits(
+    checkpoint, tmp_path, recordings, monkeypatch
+):
+    """Greedy agreement is chaotic; what is scored given the same text is not."""
+    engine = write_engine(checkpoint, tmp_path / "engine", "int8")
+    agreed = iter((0.55, 1.0))  # INT8, FP16
+    monkeypatch.setattr(verify, "agreement", lambda *_: next(agreed))
+    assert verify.verify(engine, checkpoint, recordings).greedy_agreement == 0.55
+    agreed = iter((0.3, 1.0))
+    with pytest.raises(EngineError, match=r"greedy agreement 30\.00%, .*FP16 weights match: build"):
+        verify.verify(engine, checkpoint, recordings)
+    agreed = iter((0.9, 0.9))
+    with pytest.raises(EngineError, match=r"fp16 greedy agreement 90\.00%, .*does not explain it"):
+        verify.verify(engine, checkpoint, recordings)
 
 
 def test_nan_does_not_pass(checkpoint, tmp_path, recordings, monkeypatch):
@@ -177,14 +199,6 @@ def test_a_device_that_is_not_there(checkpoint, tmp_path, recordings):
 def test_bounds_are_stated_for_every_precision():
     assert set(verify.BOUNDS) == {"fp16", "int8"}
     assert verify.BOUNDS["fp16"].logits_relative < verify.BOUNDS["int8"].logits_relative
-
-
-def test_synthetic_recordings_are_the_same_every_time():
-    first, second = synthetic_recordings(), synthetic_recordings()
-    assert [recording.samples.size for recording in first] == [WINDOW_SAMPLES, 6 * SAMPLE_RATE]
-    for a, b in zip(first, second, strict=True):
-        assert (a.samples == b.samples).all()
-        assert 0.01 < abs(a.samples).max() < 1.0
 
 
 def test_recordings_of_the_bundled_manifest(checkpoint):

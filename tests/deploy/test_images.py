@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from build.config import BuildConfig
 from deploy.images import earshot
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
@@ -58,6 +59,16 @@ def test_what_is_copied_exists(path):
     ignored = path.with_name(f"{path.name}.dockerignore").read_text(encoding="utf-8").split()
     assert not set(sources) & set(ignored)
     assert (ROOT / environment(path)["CONFIG"]).is_file()
+
+
+@pytest.mark.parametrize("path", [NATIVE, TRTLLM, TRTLLM_API], ids=lambda path: path.stem)
+def test_the_clips_of_builds_are_copied(path):
+    """An image builds engines as the project's folder does, and compares them on the same clips."""
+    folders = [Path(source) for sources, _ in copied(path) for source in sources]
+    build = BuildConfig()
+    for clips in (build.verify_clips, build.calibrate_clips, build.fp8_clips):
+        assert (ROOT / clips).is_file()
+        assert any(Path(clips).is_relative_to(folder) for folder in folders)
 
 
 @pytest.mark.parametrize("path", [NATIVE, TRTLLM, TRTLLM_API], ids=lambda path: path.stem)

@@ -79,6 +79,7 @@ class Utterance:
         prompt: text that precedes it.
         languages: codes, one of which is to be detected; (): as configured.
         phrases: to come out right; (): as configured.
+        sure_s: seconds of audio behind a word with which one hypothesis makes it final.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Utterance:
         prompt: str,
         languages: tuple[str, ...] = (),
         phrases: tuple[str, ...] = (),
+        sure_s: float = SURE_S,
     ) -> None:
         self.item_id = item_id
         self.start = self.end = start
@@ -105,6 +107,7 @@ class Utterance:
         self._script: Script | None = None  # of Chinese text that is final
         self._languages = languages
         self._phrases = phrases
+        self._sure_s = sure_s
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
         self._audio: list[Samples] = []  # from `_begin` on
@@ -210,7 +213,7 @@ class Utterance:
         ]
         before = len(self._agreement.words)
         heard_s = (window.end - self.start) / SAMPLE_RATE
-        text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
+        text = self._agreement.update(words) + self._agreement.settle(heard_s - self._sure_s)
         if text and self._language is None:
             self._language = transcript.language
         self._keep_script(text)

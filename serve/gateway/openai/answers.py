@@ -33,7 +33,7 @@ def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
     """Write an answer's text, and tell its media type."""
     if fields.format == "json":
         answer = {"text": transcript.text, **_languages(transcript)}
-        answer |= _logprobs(transcript.segments, fields)
+        answer |= _logprobs(transcript.segments, fields) | _warnings(transcript, fields)
         return to_json({**answer, "usage": _usage(transcript)}), "application/json"
     if fields.format == "verbose_json":
         return to_json(_verbose(transcript, fields)), "application/json"
@@ -90,7 +90,7 @@ def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     }
     verbose = fields.format == "verbose_json"
     whole = _whole(transcript, fields) if verbose else _languages(transcript)
-    whole |= _logprobs(transcript.segments, fields) | _warnings(transcript)
+    whole |= _logprobs(transcript.segments, fields) | _warnings(transcript, fields)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -125,7 +125,11 @@ def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
 
 def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     answer = _whole(transcript, fields)
-    answer |= {"text": transcript.text, "usage": _usage(transcript), **_warnings(transcript)}
+    answer |= {
+        "text": transcript.text,
+        "usage": _usage(transcript),
+        **_warnings(transcript, fields),
+    }
     if fields.segments:
         answer["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
@@ -143,7 +147,7 @@ def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
         "text": transcript.text,
         "segments": segments,
         "usage": _usage(transcript),
-        **_warnings(transcript),
+        **_warnings(transcript, fields),
     }
 
 
@@ -156,12 +160,14 @@ def _segment_id(index: int) -> str:
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:
-    """Tell the languages that were heard as OpenAI's gpt-transcribe does."""
-    return {"languages": [{"code": transcript.language}] if transcript.language else []}
+    """Tell the languages that were heard, as OpenAI's gpt-transcribe does; the main one first."""
+    codes = [transcript.language, *(segment.language for segment in transcript.segments)]
+    return {"languages": [{"code": code} for code in dict.fromkeys(codes) if code]}
 
 
-def _warnings(transcript: Transcript) -> dict[str, Any]:
-    return {"warnings": transcript.warnings} if transcript.warnings else {}
+def _warnings(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
+    warnings = transcript.warnings + fields.warnings
+    return {"warnings": warnings} if warnings else {}
 
 
 def _usage(transcript: Transcript) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """A form's fields beside its file: OpenAI's, and our options under their own names.
 
-A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
-does not get something else. Our options are those of a request, so that a new one is a new field by
-itself.
+A field that this server cannot honour is rejected by name. An unknown field is ignored, and the
+answer says so; a name that is nearly a known one is a spelling mistake and is rejected. Every
+option of a request is a field, so a new option is a new field by itself.
 https://developers.openai.com/api/reference/resources/audio
 """
 
 import dataclasses
+import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +21,7 @@ from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.contract.options import Option
+from serve.contract.options import SWITCH, Option, as_switch
 from serve.contract.server_config import UnknownFields
 from serve.gateway.refusals import FieldRefusal
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -32,7 +34,9 @@ _STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json", "diarized_json"
 _KNOWN = ("known_speaker_names", "known_speaker_references")  # which may hold commas
 _STRATEGY = "chunking_strategy"
 _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
+_INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keywords[0]
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
+_MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
 
 def _by_name(*options: Option) -> dict[str, Option]:
@@ -49,7 +53,7 @@ _HAVE_THEIR_OWN = (
     "unfinished",  # so is this
 )
 _OPTIONS = {  # the meaning of one with choices names them
-    name: dataclasses.replace(option, choices=())
+    name: option if option.choices == SWITCH else dataclasses.replace(option, choices=())
     for name, option in OPTIONS.items()
     if name not in _HAVE_THEIR_OWN
 }
@@ -115,6 +119,11 @@ class FormFields:
     cues: CueOptions
     ignored: tuple[str, ...] = ()  # names of fields that are unknown
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each field without effect."""
+        return tuple(f"the field {shown(name)} is unknown and was ignored" for name in self.ignored)
+
 
 @dataclasses.dataclass(frozen=True)
 class _ServerVad:
@@ -127,20 +136,20 @@ class _ServerVad:
 
 
 def read_fields(
-    pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "refuse"
+    pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "ignore"
 ) -> FormFields:
     """Read a form's fields.
 
     Args:
         pairs: names and texts in their order, without the file.
         task: which the address names.
-        unknown: what becomes of unknown ones.
+        unknown: what becomes of unknown ones; misspelled ones are always refused.
 
     Raises:
         Refusal: one is unknown, malformed, or cannot be honoured.
     """
     pairs = tuple(pairs)
-    ignored = tuple(name for name, _ in pairs if _is_unknown(name)) if unknown == "ignore" else ()
+    ignored = _unknown_names(pairs, unknown)
     values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
     read = _Values(values)
     format: Format = read.choice("response_format") or "json"
@@ -174,13 +183,26 @@ def read_fields(
         token_logprobs=logprobs,
         **given,
     )
-    ignored = tuple(dict.fromkeys(ignored))
     return FormFields(request, read.value("model"), format, stream, segments, words, cues, ignored)
 
 
+def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> tuple[str, ...]:
+    """List the names that neither OpenAI's API nor ours has.
+
+    Raises:
+        FieldRefusal: one is nearly a known name, or none may be unknown.
+    """
+    names = tuple(dict.fromkeys(name for name, _ in pairs if _is_unknown(name)))
+    for name in names:
+        base = _INDEX.sub("", name)[:60]
+        if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
+            message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
+            raise FieldRefusal(name[:60], message, "unknown_parameter")
+    return names
+
+
 def _is_unknown(name: str) -> bool:
-    """Tell whether neither OpenAI's API nor ours has a field of this name."""
-    base = name.removesuffix("[]")
+    base = _INDEX.sub("", name)
     if base in FIELDS:
         return base != name and not FIELDS[base].many
     return base not in _REFUSED and not _NESTED.fullmatch(name)
@@ -191,14 +213,11 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
     values: dict[str, list[str]] = {}
     strategy: dict[str, str] = {}
     for name, text in pairs:
-        base = name.removesuffix("[]")
+        base = _INDEX.sub("", name)
         if part := _NESTED.fullmatch(name):
             strategy[part[1]] = text
         elif base in _REFUSED:
             raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
-        elif _is_unknown(name):
-            message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], message, "unknown_parameter")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
@@ -218,15 +237,17 @@ class _Values:
         field, texts = FIELDS[name], self._texts.get(name)
         if texts is None:
             return None
-        parse = _PARSERS[field.kind]
+        parse = _switch if field.choices == SWITCH else _PARSERS[field.kind]
         if not field.many:
             return parse(name, texts[0])
         items = [item for text in texts for item in text.split(",")]
         return tuple(parse(name, item.strip()) for item in items)
 
     def many(self, name: str) -> Sequence[str]:
-        """Return the texts of a field that may come several times."""
+        """Return the texts of a field that may come several times, or as a list in one text."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
+        if choices:
+            texts = [part for text in texts for part in _listed(text)]
         for text in texts:
             if choices and text not in choices:
                 expected = " or ".join(choices)
@@ -261,6 +282,22 @@ def _flag(name: str, text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise FieldRefusal(name, f"{name} = {shown(text)}; expected true or false")
     return text.lower() in _TRUE
+
+
+def _switch(name: str, text: str) -> str:
+    try:
+        return as_switch(name, text)
+    except OptionError as error:
+        raise FieldRefusal(name, str(error)) from error
+
+
+def _listed(text: str) -> list[str]:
+    """Split `word,segment`, or the JSON list of the same."""
+    try:
+        items = json.loads(text) if text.startswith("[") else text.split(",")
+    except (ValueError, RecursionError):
+        items = [text]
+    return [str(item).strip() for item in items]
 
 
 def _text(name: str, text: str) -> str:
@@ -339,7 +376,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
         return {}
     vad = _server_vad(text, strategy)
     options = {
-        "vad": True,
+        "vad": "on",
         "vad_threshold": vad.threshold,
         "vad_pad_s": _seconds(vad.prefix_padding_ms),
         "vad_min_silence_s": _seconds(vad.silence_duration_ms),

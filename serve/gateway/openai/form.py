@@ -171,6 +171,16 @@ class _Parser(MultiPartParser):
             upload.file, self._files_to_close_on_error[-1] = cast(BinaryIO, spool), spool
             _put_header(upload, 0)
 
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        part = self._current_part
+        if part.file is None and len(part.data) + end - start > _MAX_FIELD_BYTES:
+            raise FieldRefusal(
+                part.field_name[:60],
+                f"{part.field_name[:60]} has more than {_MAX_FIELD_BYTES} bytes; expected at most "
+                "that: send less text",
+            )
+        super().on_part_data(data, start, end)
+
     def on_end(self) -> None:
         self._ended = True
 

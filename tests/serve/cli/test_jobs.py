@@ -78,7 +78,7 @@ def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, 
         one.name: raw for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
     }
     assert b"en" in sent["LANGUAGES"] and b"es" in sent["LANGUAGES"]
-    assert (int.from_bytes(sent["BEAM_SIZE"], "little"), sent["VAD"]) == (3, b"\0")
+    assert (int.from_bytes(sent["BEAM_SIZE"], "little"), sent["VAD"][4:]) == (3, b"off")
     monkeypatch.setenv("EARSHOT_API_KEY", "secret-bob")
     assert jobs("list")[1].count("\n") == 1
     status, _, error = jobs("show", id)

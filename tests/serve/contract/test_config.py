@@ -205,6 +205,8 @@ def test_whatever_a_key_says_it_is_taken_or_refused_by_its_name(tmp_path, place,
         return None
 
     for value in NEVER[type(default)]:
+        if (place, value) == (("transcriber", "vad"), "true"):  # the one choice that may be boolean
+            continue
         found = refusal(value)
         assert found is not None and place[-1] in found, (value, found)
     for value in SOMETIMES:

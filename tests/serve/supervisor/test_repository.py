@@ -37,7 +37,7 @@ INPUTS = [
     ("KNOWN_SPEAKER_REFERENCES", "TYPE_STRING", [-1]),
     ("CLIP_TIMESTAMPS", "TYPE_FP64", [-1]),
     ("HALLUCINATION_SILENCE_THRESHOLD", "TYPE_FP32", [1]),
-    ("VAD", "TYPE_BOOL", [1]),
+    ("VAD", "TYPE_STRING", [1]),
     ("VOICE", "TYPE_FP64", [-1]),
     ("VAD_THRESHOLD", "TYPE_FP32", [1]),
     ("VAD_MIN_SPEECH_S", "TYPE_FP32", [1]),

@@ -311,7 +311,7 @@ def test_configured_phrases_are_checked_at_the_start(tokenizer):
     able = dataclasses.replace(CAPABILITIES, phrases=True)
     for phrases, capabilities, message in (
         (("fox",), CAPABILITIES, "transcriber.phrases is given, but the runtime fake cannot"),
-        (("fox^9",), able, "transcriber.phrases: phrase 'fox\\^9'; expected a weight"),
+        (("fox^9",), able, "transcriber.phrases has 'fox\\^9'; expected a weight"),
     ):
         config = TranscriberConfig(phrases=phrases)
         with pytest.raises(ConfigError, match=message):

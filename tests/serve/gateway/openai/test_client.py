@@ -184,7 +184,7 @@ def test_every_option_reaches_the_model(shared, client):
         "AUDIO": FILE[1],
         "PROMPT": "¿Qué?",
         "LANGUAGE": "es",
-        "VAD": True,
+        "VAD": "on",
         "VAD_THRESHOLD": 0.75,
         "BEAM_SIZE": 5,
         "LENGTH_PENALTY": 0.5,

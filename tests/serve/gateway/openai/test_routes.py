@@ -45,7 +45,7 @@ def refused(running, body, headers=FORM, method="POST", path=TRANSCRIPTIONS):
         (FILE, None, "cut short"),
         (b"", None, "cut short"),
         (b"hello", None, "cannot be read"),
-        (FILE + part("prompt", bytes(2**20)) + END, None, "cannot be read"),
+        (FILE + part("prompt", bytes(2**20)) + END, "prompt", "expected at most"),
         (FILE + part("prompt", b"a") * 200 + END, None, "Too many fields"),
     ],
 )
@@ -57,12 +57,17 @@ def test_forms_that_cannot_be_read(shared, body, param, told):
 
 
 def test_ignored_fields_are_named_in_the_answer(tmp_path):
-    running = Running(tmp_path, 600.0, unknown_fields="ignore")
+    running = Running(tmp_path, 600.0)
     body = FILE + part("user", b"u") + part("é", b"1") + part("prompt", b"one two") + END
     try:
         for more in (b"", part("stream", b"true")):
             status, found, _ = running.ask("POST", TRANSCRIPTIONS, more + body, FORM)
             assert (status, found["x-earshot-ignored"]) == (200, "user, %C3%A9")
+        status, _, text = running.ask("POST", TRANSCRIPTIONS, body, FORM)
+        assert json.loads(text)["warnings"] == [
+            "the field 'user' is unknown and was ignored",
+            "the field 'é' is unknown and was ignored",
+        ]
     finally:
         running.close()
 
