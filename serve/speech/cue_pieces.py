@@ -53,10 +53,14 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
     Returns:
         The pieces in order of time; those of one speaker in their own order.
     """
-    pieces: list[tuple[int, Piece]] = []
-    for speaker in dict.fromkeys(segment.speaker for segment in segments):
-        its = [(at, one) for at, one in enumerate(segments) if one.speaker == speaker]
-        pieces += _of_speaker(speaker, its, max_width)
+    by_speaker: dict[str | None, list[tuple[int, Segment]]] = {}
+    for numbered in enumerate(segments):
+        by_speaker.setdefault(numbered[1].speaker, []).append(numbered)
+    pieces = [
+        piece
+        for speaker, its in by_speaker.items()
+        for piece in _of_speaker(speaker, its, max_width)
+    ]
     pieces.sort(key=lambda one: (one[1].start, one[0]))
     return [piece for _, piece in pieces]
 

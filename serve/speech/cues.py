@@ -26,6 +26,7 @@ _GAP_S = 2 / 24  # of two frames, between a cue that stays longer than its words
 _SHORTEST_S = 0.02  # of a cue whose words take no time
 _FLASH_S = 0.7  # a cue that is shown for less is merged or shown longer
 _TOUCH_S = 0.1  # two people speak at once, if for longer than this
+_MOST_SPEAKERS = 8  # of a cue
 _MOST_WORDS = 300  # of a cue, whatever is asked for: the time to split a text grows with it
 
 # Costs of a cue. Pauses of p seconds make a split cheaper by _PAUSE * p, and cost
@@ -175,51 +176,51 @@ def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
 class _Candidate:
     """A cue that may begin with a piece, as it grows by one piece after the other."""
 
-    def __init__(self, start: float, options: CueOptions) -> None:
-        self.start = start
-        self.width = 0
-        self.inner = 0.0  # cost of pauses and changes in it
-        self._options = options
-        self._lines: dict[str | None, tuple[int, int]] = {}  # and the width of the last
-        self._ends: dict[str | None, float] = {}
-        self.last: dict[str | None, int] = {}  # each speaker's last piece
-        self._speaker: str | None = None  # of the last piece
+    __slots__ = (
+        *("_ends", "_line_width", "_lines", "_most_lines", "_speaker", "_used"),
+        *("end", "inner", "last", "lines", "start", "width"),
+    )
 
-    @property
-    def end(self) -> float:
-        """Where the last word ends."""
-        return max(self._ends.values())
+    def __init__(self, start: float, options: CueOptions) -> None:
+        self.start = self.end = start  # of the last word
+        self.width = self.lines = 0
+        self.inner = 0.0  # cost of pauses and changes in it
+        self.last: dict[str | None, int] = {}  # each speaker's last piece
+        self._used: dict[str | None, int] = {}  # width of each speaker's last line
+        self._ends: dict[str | None, float] = {}  # where each speaker's last word ends
+        self._line_width, self._most_lines = options.max_line_width, options.max_line_count
+        self._speaker: str | None = None  # of the last piece
 
     @property
     def room(self) -> int:
         """The width of all lines that it may have."""
-        return self._options.max_line_width * self._most_lines
-
-    @property
-    def _most_lines(self) -> int:
-        return max(self._options.max_line_count, len(self._lines))
+        return self._line_width * max(self._most_lines, len(self._used))
 
     @property
     def fits(self) -> bool:
-        """Tell whether it has no more lines than it may."""
-        return sum(count for count, _ in self._lines.values()) <= self._most_lines
+        """Tell whether it has no more lines and speakers than it may."""
+        speakers = len(self._used)
+        return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
 
     def add(self, piece: Piece, at: int) -> None:
         """Add the next piece, whose place is `at`."""
-        if self._lines:
+        speaker = piece.speaker
+        if self._used:
             self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
-        others = [end for speaker, end in self._ends.items() if speaker != piece.speaker]
-        if piece.speaker != self._speaker and others and max(others) - piece.start <= _TOUCH_S:
-            self.inner += _CHANGE
-        count, used = self._lines.get(piece.speaker, (1, 0))
-        used += piece.width + (piece.space and used > 0)
-        if used > self._options.max_line_width:
-            count, used = count + 1, piece.width
-        self._lines[piece.speaker] = count, used
+            if speaker != self._speaker:
+                until = max(end for who, end in self._ends.items() if who != speaker)
+                self.inner += _CHANGE * (until - piece.start <= _TOUCH_S)
+        used = self._used.get(speaker, 0)
+        after = used + piece.width + (piece.space and used > 0)
+        if not used or after > self._line_width:
+            self.lines += 1
+            after = piece.width
+        self._used[speaker] = after
         self.width += piece.width + (piece.space and self.width > 0)
-        self._ends[piece.speaker] = max(piece.end, self._ends.get(piece.speaker, 0.0))
-        self._speaker = piece.speaker
-        self.last[piece.speaker] = at
+        self.end = max(self.end, piece.end)
+        self._ends[speaker] = max(piece.end, self._ends.get(speaker, 0.0))
+        self._speaker = speaker
+        self.last[speaker] = at
 
 
 def _ends(

@@ -166,19 +166,19 @@ def talk(*pieces):
 
 
 TALK = talk(
-    ("A", 0.0, " Hello."), ("A", 1.0, " It is late."), ("B", 2.0, " Yes,"), ("A", 2.5, " no.")
+    ("A", 0.0, " Hello."), ("A", 1.0, " It is late."), ("B", 2.0, " Yes,"), ("A", 2.5, " No.")
 )
 
 
 def test_text_names_whoever_begins():
-    assert render(TALK, "a.wav", "text") == "A: Hello.\nIt is late.\nB: Yes,\nA: no.\n"
+    assert render(TALK, "a.wav", "text") == "A: Hello.\nIt is late.\nB: Yes,\nA: No.\n"
 
 
 def test_srt_names_whoever_begins_and_whoever_speaks_at_once():
     blocks = render(TALK, "a.wav", "srt").strip().split("\n\n")
     assert [block.split("\n")[2:] for block in blocks] == [
         ["A: Hello. It is late."],
-        ["B: Yes,", "A: no."],
+        ["B: Yes,", "A: No."],
     ]
 
 
@@ -196,7 +196,7 @@ def test_vtt_marks_the_voice_of_each_line():
     blocks = render(TALK, "a.wav", "vtt").strip().split("\n\n")[1:]
     assert [block.split("\n")[1:] for block in blocks] == [
         ["<v A>Hello. It is late."],
-        ["<v B>Yes,</v>", "<v A>no.</v>"],
+        ["<v B>Yes,</v>", "<v A>No.</v>"],
     ]
 
 
