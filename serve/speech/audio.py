@@ -5,15 +5,20 @@ its blocks are asked for, so a small file that unpacks to a huge one is refused 
 limit. What a header tells is refused before the first block; what only decoding can tell is an
 error after blocks that were good. Thread-safe; no temporary files.
 
-16-bit WAV is read here. Every other file is given to the libraries that know it
-(`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`), for what they do with a
-file that is made to harm must hurt nobody else.
+16-bit WAV is read here if its header's sizes fit the file. Every other file is given to the
+libraries that know it (`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`),
+for what they do with a file that is made to harm must hurt nobody else.
+
+A file may be several files joined (`serve.speech.joined`); a stream may change its rate and its
+channels. Each part is resampled by itself, and the limits hold for all parts together. A header
+whose size of the sound was not completed is corrected (`serve.speech.sizes`), with a warning. A
+stream may begin inside a frame (`serve.speech.mpeg_frames`), with a warning, or with a header of
+HTTP (`serve.speech.captured`).
 
 A file that was cut short is refused wherever that can be known, since its text would look whole.
 With `Limits.partial` the rest is taken, with a warning:
 - WAV and AIFF, at once: libsndfile corrects the length silently, so the chunk's own size is
-  compared. Sizes of 2 GiB and more stand in streams whose length was not known; these are read to
-  their end.
+  compared, unless it is a placeholder (`serve.speech.sizes`).
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or an error while
   decoding. Without that header an MP3's length is only an estimate and is not relied on.
 - OGG declares no length; its last page must be whole, or it is refused at once. So must the last
@@ -64,7 +69,8 @@ def decode(
         audio: a whole audio file.
         limits: refuse audio that is longer, larger or costs more.
         stopped: whether nobody wants the audio any more; asked at each block and at each read.
-        warn: called, before the blocks' end, if the audio is cut short and the limits allow that.
+        warn: called, before the blocks' end, with each sentence about what is left out or guessed:
+            the audio is cut short and the limits allow that, or its header is wrong.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block.

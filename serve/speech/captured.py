@@ -4,6 +4,7 @@ A recorder of web radio may write the answer as it comes: its header (`HTTP/1.1 
 `ICY 200 OK`), and in between blocks of metadata, such as a song's title, if it asked for them.
 """
 
+import io
 import re
 
 from serve.speech.containers import Bytes, Section
@@ -35,9 +36,9 @@ def _without_metadata(audio: Bytes, every: int) -> Bytes:
     """Leave out blocks of metadata: each is a length in a byte, and 16 times as many bytes."""
     if every < _MIN_METADATA_BYTES:
         return audio
-    pieces, at = [], 0
+    sound, at = io.BytesIO(), 0  # no list of pieces, which would take the same memory again
     while at < len(audio):
         piece = audio[at : at + every + 1]
-        pieces.append(piece[:every])
+        sound.write(piece[:every])
         at += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
-    return b"".join(pieces)
+    return sound.getvalue()

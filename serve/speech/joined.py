@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from serve.contract.errors import AudioError
 from serve.speech.containers import OGG_HEADER, Bytes, Section
-from serve.speech.sizes import is_settled
+from serve.speech.sizes import is_settled, sound_chunk
 
 MAX_PARTS = 1_000
 
@@ -56,9 +56,30 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
             )
         begins.append(begin)
     if len(begins) == 1:
-        return [audio]
+        return _sounds(audio)
     ends = [*begins[1:], len(audio)]
-    return [Section(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    files = [Section(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    return [part for file in files for part in _sounds(file)]
+
+
+def _sounds(audio: Bytes) -> list[Bytes]:
+    """Split a WAV file that has several chunks of sound, as a recorder appends them."""
+    chunk = sound_chunk(audio)
+    if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
+        return [audio]
+    parts: list[Bytes] = [Section(audio, 0, chunk.end)]
+    at = chunk.end
+    for _ in range(MAX_PARTS):
+        at += at % 2
+        name, size = audio[at : at + 4], int.from_bytes(audio[at + 4 : at + 8], "little")
+        end = at + 8 + size
+        if name == b"data":
+            header = chunk.header(size)
+            parts.append(Section(audio, at + 8, end if size else len(audio), header))
+        if not size or end > len(audio) or not name.isascii():
+            break
+        at = end
+    return parts if len(parts) > 1 else [audio]
 
 
 def _next_mark(

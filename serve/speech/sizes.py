@@ -41,7 +41,7 @@ _CHUNKS = frozenset(
     b"strg,uuid,ovvw,peak,edct,mark,midi,umrk".split(b",")
 )
 """Names of chunks that are known, even where they do not end within the file."""
-_FILES = (b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
+_SOUNDS = (b"data", b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
 _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")
 _W64_FMT = bytes.fromhex("666d7420f3acd3118cd100c04f8edb8a")
 _AU_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # bytes of a sample, by encoding
@@ -177,7 +177,7 @@ def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
         at += size + layout.outside
         if size < layout.head.size - layout.outside or at > len(audio) + layout.pad - 1:
             return False
-        if not _is_name(name) or name[:4] in _FILES:
+        if not _is_name(name) or name[:4] in _SOUNDS:
             return False
     return True
 

@@ -2,9 +2,11 @@
 
 libsndfile reads WAV, AIFF, FLAC, OGG, MP3, CAF of plain samples or ALAC, and some formats of
 laboratories. FFmpeg (`serve.speech.ffmpeg`) reads what phones, browsers, broadcasts and corpora
-make: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others; WAV streams without a length, and OGG
-or MP3 files one behind the other. Libraries get the file through a meter, which ends it for them
-where reading has cost too much.
+make: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others; and MP3 files one behind the other.
+Libraries get the file through a meter, which ends it for them where reading has cost too much.
+
+Before a library sees a file, the header of an HTTP answer is taken off (`captured`), joined files
+are separated (`joined`), and a wrong size of the sound is corrected (`sizes`).
 
 They are C, and take what memory and time a file makes them take: `serve.speech.sandbox` runs this
 in processes that end with their file.

@@ -110,6 +110,22 @@ def test_16_khz_parts_are_exact():
     np.testing.assert_array_equal(decode(b"".join(parts))[0], expected)
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_a_wav_with_several_chunks_of_sound(subtype: str):
+    first, second = wav(300, subtype=subtype), wav(500, subtype=subtype)
+    behind = second[second.index(b"data") :]
+    note = b"LIST\x04\0\0\0abcd"
+    samples, warnings = decode(first + note + behind + note)
+    assert tones_of(samples) == [300, 500]
+    assert len(samples) == 2 * SECONDS * RATE
+    assert not warnings
+    with pytest.raises(AudioError, match=r"cut short.*part 2 of 2"):
+        decode(first + behind[:-20_000])
+    samples, warnings = decode(first + b"data" + bytes(4) + behind[8:])
+    assert len(samples) == 2 * SECONDS * RATE
+    assert "not completed" in warnings[0]
+
+
 def test_parts_without_samples_are_none():
     empty = encode(tone()[:0], "WAV", "PCM_16")
     assert tones_of(decode(empty + wav(500) + empty)[0]) == [500]

@@ -6,7 +6,6 @@ import pytest
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
-from serve.runtime.protocol import Detection
 from serve.speech import words
 from serve.transcriber.languages import Languages
 from tests.fakes import CAPABILITIES, Echo, fake_engine
@@ -153,7 +152,6 @@ class TestSeveralByDefault(TranscriberTests):
             ([("en", 0.99), ("en", 0.99)], {}),
             ([("en", 0.99), ("es", 0.4)], {}),  # may be
             ([("en", 0.99), ("en", 0.95)], {"languages": ("en", "es")}),
-            ([("en", 0.99), ("es", 0.99)], {"language_switch": 0.0}),
         ],
     )
     def test_else_all_are_in_the_one_that_was_found(self, start, tokenizer, heard, config):
@@ -184,10 +182,10 @@ class TestSeveralByDefault(TranscriberTests):
         assert warning.startswith(f"language = en, but es is spoken at 0.0 to {times[1]:.1f} s, ")
         assert "de" not in warning.split(";")[0]
 
-    def test_a_runtime_that_does_not_switch_has_a_warning(self, start, tokenizer, monkeypatch):
-        plan = "serve.transcriber.detection.Detection"
-        monkeypatch.setattr(plan, lambda *fields: Detection(*fields[:3]))
-        answer, _, _ = self.answer(start, tokenizer, ("en", 0.99), ("es", 0.99))
+    def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer):
+        heard, config = [("en", 0.99), ("es", 0.99)], {"language_switch": 0.0}
+        answer, _, runtime = self.answer(start, tokenizer, *heard, config=config)
+        assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
         assert {segment.language for segment in answer.segments} == {None}
         (warning,) = answer.warnings
         assert "these parts were decoded as en. Send multilingual = true" in warning
