@@ -108,8 +108,7 @@ transcribe: some-files setup
 		$(if $(LANGUAGE),--language $(LANGUAGE)) $(OPTIONS) $(FILES)
 
 eval: setup
-	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--manifest "$(CLIPS)" --heldout "") \
-		$(OPTIONS)
+	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--clips "$(CLIPS)") $(OPTIONS)
 
 profile: setup
 	@$(RUN) -m eval profile --config $(CONFIG) $(if $(CLIPS),--clips "$(CLIPS)") $(OPTIONS)

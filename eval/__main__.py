@@ -39,7 +39,7 @@ def _run(command: Command, options: dict[str, Any]) -> int:
     for flag in command.all_flags:
         if flag.sets and (value := options.pop(flag.dest)) is not None:
             section, key = flag.sets.split(".")
-            config = changed(config, section, **{key: value})
+            config = changed(config, section, **{key: value, **flag.also})
     kept: Path | None = options.pop("json", None)
     if command.keeps:
         folder = options.pop("output") or command.reports(config.name)

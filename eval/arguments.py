@@ -19,6 +19,7 @@ class Flag:
         sets: the setting of the config that it stands for, such as eval.limit; "": it is given to
             the command itself.
         options: others of `argparse`.
+        also: settings of the same section that it changes, too; later flags change them again.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Flag:
     default: Any = None
     sets: str = ""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    also: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, parser: argparse.ArgumentParser) -> None:
         """Let a parser know it."""

@@ -48,6 +48,12 @@ _TELL = switch("--tell-language", "tell every system what language is spoken", "
 _CONCURRENCY = _setting("--concurrency N", "calls at a time under load", positive)
 RUN = (
     _systems("the config's eval.systems", sets="eval.systems"),
+    Flag(
+        "--clips CLIPS",
+        "your own recordings: all of them are scored and timed, unless --limit is given",
+        sets="eval.manifest",
+        also={"heldout": "", "limit": 0, "timed_limit": 0, "half": ""},
+    ),
     _setting("--manifest CLIPS", "clips to score and to time"),
     _setting("--heldout CLIPS", "clips to score only, '' for none"),
     Flag("--without A,B", "leave these systems out; comma separated", names, ()),

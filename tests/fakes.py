@@ -17,7 +17,18 @@ import numpy as np
 
 from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
-from serve.contract.messages import Alignment, Request, Segment, Timings, Transcript
+from serve.contract.messages import (
+    Alignment,
+    Failed,
+    Finished,
+    OnEvent,
+    Request,
+    RequestHandle,
+    Segment,
+    SegmentReady,
+    Timings,
+    Transcript,
+)
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import make_engine
@@ -51,6 +62,8 @@ class Play:
     no_speech_prob: float = 0.0
     language: int | None = None  # token id that is "detected"
     language_prob: float = 0.9
+    # token id and probability of what a window sounds like whose prompt names a language
+    heard: tuple[int, float] | None = None
     error: EarshotError | None = None  # the job fails with this after its tokens
     text_below: int = 0  # ids below are text, to be aligned
     loops: int = 0  # after so many tokens the job ends as a loop, if it may
@@ -156,14 +169,21 @@ class FakeRuntime:
         if play.error is not None:
             self._events.append(Event(slot.job.id, tokens, "error", error=play.error))
             return
-        detected = play.language if DETECT_LANGUAGE in slot.job.prompt else None
+        detects, heard = DETECT_LANGUAGE in slot.job.prompt, play.heard
+        detected, prob = (play.language, play.language_prob) if detects else (None, None)
+        if not detects and heard is not None and heard[0] not in slot.job.prompt:
+            wanted, prompt = slot.job.detection, set(slot.job.prompt)
+            close = any(heard[0] in languages and languages & prompt for languages in wanted.close)
+            if 0 < wanted.switch <= heard[1] and not close:
+                detected, prob = heard
         scores = Scores(
             avg_logprob=play.avg_logprob,
             no_speech_prob=play.no_speech_prob,
             language=detected,
-            language_prob=None if detected is None else play.language_prob,
+            language_prob=prob,
             encode_s=0.0,
             decode_s=0.0,
+            heard=None if detects else heard,
         )
         text = [token for token in play.tokens if token < play.text_below]
         alignment = even_alignment(len(text), slot.job.align_frames) if text else None
@@ -236,6 +256,17 @@ class FakeTranscriber:
         return dataclasses.replace(
             answer, warnings=("audio is cut short",) if request.partial else ()
         )
+
+    def submit(self, request: Request, on_event: OnEvent) -> RequestHandle:
+        try:
+            answer = self.transcribe(request)
+        except EarshotError as error:
+            on_event(Failed(error))
+        else:
+            for segment in answer.segments:
+                on_event(SegmentReady(segment))
+            on_event(Finished(answer))
+        return RequestHandle(lambda: None)
 
     def __enter__(self) -> "FakeTranscriber":
         return self

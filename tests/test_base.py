@@ -1,5 +1,7 @@
 """What Whisper base makes of people: what nobody could see on the small checkpoint."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,34 @@ def test_a_language_that_is_no_candidate_is_not_heard(transcribe, human_clips):
     clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]
     heard = transcribe(clip, languages=["German", "nl", "en"])
     assert heard.language == "nl" and heard.language_prob > 0.5
+
+
+@pytest.mark.parametrize(
+    "file", ["tests/data/es_two.flac", "tests/data/human/nl_nathalie_nl_rhasspy_376.ogg"]
+)
+def test_a_translation_is_made_from_the_language_that_is_spoken(transcriber, file):
+    """The English text of another language is likelier in both."""
+    heard = transcriber.transcribe(Request(read_bytes(file), task="translate"))
+    assert heard.language == Path(file).name[:2], heard.text
+
+
+def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
+    """English and, after a pause, German; nothing is asked for."""
+    groups = ("en_ljspeech", "de_kerstin")
+    clips = [[c for name, c in human_clips.items() if name.startswith(g)][:4] for g in groups]
+    parts, limits = [], Limits(60)
+    for some in clips:
+        parts += [audio.whole(audio.decode(read_bytes(clip.path), limits)) for clip in some]
+        parts.append(np.zeros(12 * SAMPLE_RATE))
+    joined = np.concatenate(parts).astype(np.float32)
+    heard = transcriber.transcribe(Request(joined, sample_rate=SAMPLE_RATE))
+    assert {segment.language for segment in heard.segments} == {"en", "de"}
+    assert "de is spoken at" in heard.warnings[0]
+    normalize = normalizer(DEFAULT)
+    said = normalize(" ".join(clip.text for clip in clips[1]), "de")
+    text = "".join(s.text for s in heard.segments if s.language == "de")
+    counts = char_counts(said, normalize(text, "de"))
+    assert counts.errors <= 2 * MOST * counts.length, text
 
 
 @pytest.mark.parametrize("vad", [None, False])

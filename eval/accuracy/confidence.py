@@ -32,7 +32,7 @@ from serve.contract.errors import EarshotError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request, Transcript
 from serve.speech.confidence import confidence_of, log_odds
-from serve.speech.words import SPACELESS
+from serve.speech.word_parts import SPACELESS
 from serve.transcriber.open import open_transcriber
 
 HALVES = ("choose", "report")

@@ -5,7 +5,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from eval.accuracy.data import TimedCall
+from build.clips import Clip
+from eval.accuracy.data import ClipSet, TimedCall
 from serve.speech.features import WINDOW_S
 
 
@@ -28,12 +29,37 @@ def windows(duration_s: float) -> int:
     return max(1, math.ceil(duration_s / WINDOW_S))
 
 
-def estimate_lines(systems: Mapping[str, tuple[Cost, int]]) -> list[str]:
-    """Write a line for each system, with its cost and the windows it has left, and one for all."""
-    took = {name: cost.start_s + cost.window_s * left for name, (cost, left) in systems.items()}
-    lines = [
-        f"{name:31} about {took[name] / 60:5.1f} minutes: {left} windows of {cost.window_s:.2f} s"
-        for name, (cost, left) in systems.items()
-    ]
-    total = f"all that is left{'':15} about {sum(took.values()) / 60:5.1f} minutes, if nothing else"
-    return [*lines, f"{total} runs here"] if lines else ["nothing is left to be heard"]
+def start_line(clips: Mapping[ClipSet, Sequence[Clip]], probed: int) -> str:
+    """Write what is to be heard, before anything runs.
+
+    Args:
+        clips: of both sets.
+        probed: how many of them each system hears first.
+    """
+    every = [clip for of_set in clips.values() for clip in of_set]
+    audio_s = sum(clip.duration_s for clip in every)
+    return (
+        f"{len(every)} clips, {audio_s / 60:.1f} minutes of audio in "
+        f"{sum(windows(clip.duration_s) for clip in every)} windows; each system hears "
+        f"{min(probed, len(every))} of them first, which tells about how long all of them take; "
+        "--limit N takes fewer clips, --without A,B fewer systems"
+    )
+
+
+def estimate_line(name: str, cost: Cost, left: int) -> str:
+    """Write how long a system will take for the windows that it has left."""
+    return (
+        f"{name:31} about {_minutes(cost, left)} minutes: {left} windows of {cost.window_s:.2f} s"
+    )
+
+
+def total_line(systems: Mapping[str, tuple[Cost, int]]) -> str:
+    """Write how long all systems will take; each has a cost and the windows it has left."""
+    if not systems:
+        return "nothing is left to be heard"
+    seconds = sum(cost.start_s + cost.window_s * left for cost, left in systems.values())
+    return f"all that is left{'':15} about {seconds / 60:5.1f} minutes, if nothing else runs here"
+
+
+def _minutes(cost: Cost, left: int) -> str:
+    return f"{(cost.start_s + cost.window_s * left) / 60:5.1f}"

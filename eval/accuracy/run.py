@@ -21,7 +21,7 @@ from build import hub
 from build.clips import Clip
 from eval.accuracy import systems
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
-from eval.accuracy.estimate import Cost, estimate_lines, windows
+from eval.accuracy.estimate import Cost, estimate_line, start_line, total_line, windows
 from eval.accuracy.kept import ClipSets, Kept, Keys, keys_of, timed_key
 from eval.accuracy.normalize import Spelling, read_spelling
 from eval.accuracy.passages import join_clips
@@ -145,6 +145,7 @@ def run(of: Run, *, again: bool = False) -> None:
     systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
     sets = _found(config, tell)
     clips = {name: of_set.clips for name, of_set in sets.items()}
+    tell(start_line(clips, PROBED_CLIPS))
     systems.prepare([known[name] for name in names], config, of.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
@@ -155,16 +156,15 @@ def run(of: Run, *, again: bool = False) -> None:
     write_json(folder / CLIPS_FILE, common.keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
     left = [work for work in works if not work.is_done]
-    costs = {}
-    for work in left:
-        tell(f"{work.name} hears a few clips, to see how long all will take")
-        costs[work.name] = _probe(work, common)
-    left = [_work(work.name, common, again=False) for work in left]
-    for line in estimate_lines(
-        {work.name: (costs[work.name], work.windows(config.eval.repeats)) for work in left}
-    ):
-        tell(line)
-    for work in left:
+    costs: dict[str, tuple[Cost, int]] = {}
+    for number, work in enumerate(left, start=1):
+        tell(f"{work.name}, {number} of {len(left)} systems, hears a few clips")
+        cost = _probe(work, common)
+        work = _work(work.name, common, again=False)
+        costs[work.name] = cost, work.windows(config.eval.repeats)
+        tell(estimate_line(work.name, *costs[work.name]))
+    tell(total_line(costs))
+    for work in [_work(work.name, common, again=False) for work in left]:
         _run_system(work, common)
 
 

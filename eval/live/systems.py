@@ -17,6 +17,7 @@ from serve.contract.messages import Request, Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
 from serve.gateway.live.session import Session
+from serve.gateway.live.settings import Settings
 from serve.gateway.live.utterance import Window
 from serve.gateway.metrics import LiveMetrics
 from serve.speech.activity import Detector
@@ -169,6 +170,7 @@ class Simulated:
             Detector(),
             self._metrics,
             lambda: self._streams,
+            Settings(),
         )
 
 

@@ -23,6 +23,7 @@ from serve.bulk.plan import Output, Shard
 from serve.bulk.worker import Report, Worker
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
+from serve.contract.exits import terminated_as_interrupted
 from serve.contract.messages import Request
 
 _IN_HAND = 2  # shards that an engine has at a time
@@ -69,13 +70,14 @@ def connected(address: str | None) -> Iterator[None]:
         raise UnavailableError(
             f"Ray does not start: {' '.join(str(error).split())}; {_ADVICE}"
         ) from error
-    try:
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the end of the run tells it
-        # Where a process ends, Ray prints a paragraph; the progress counts what is tried again.
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            yield
-    finally:
-        ray.shutdown()
+    with terminated_as_interrupted():  # again, for Ray has a handler of its own
+        try:
+            logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the end of the run tells it
+            # Where a process ends, Ray prints a paragraph; the progress counts what is tried again.
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                yield
+        finally:
+            ray.shutdown()
 
 
 def _reach(address: str) -> None:

@@ -4,6 +4,7 @@ A name is a path or has a scheme. pyarrow knows s3://, gs://, abfs:// and hdfs:/
 know is asked of fsspec. Keys and endpoints come from the environment, as these libraries say.
 """
 
+import contextlib
 import functools
 import os
 import uuid
@@ -76,6 +77,8 @@ def write(name: str, content: bytes) -> None:
             file.write(content)
         store.move(partial, path)
     except (OSError, ArrowException) as error:
+        with contextlib.suppress(OSError, ArrowException):  # it may not be there
+            store.delete_file(partial)
         raise FileError(
             f"cannot write {name}: {_reason(error)}; name another --output that you may write to"
         ) from error

@@ -27,6 +27,7 @@ from serve.contract.errors import (
     OverloadedError,
     shown,
 )
+from serve.contract.flags import in_flags, told
 from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
 from serve.transcriber.audio import MIB
@@ -112,7 +113,7 @@ class Worker:
             with contextlib.closing(answers):
                 return self._do(shard, answers)
         except EarshotError as error:  # of the output, or of what is asked
-            return Report(number, refused=str(error))
+            return Report(number, refused=told(error))
 
     def _do(self, shard: Shard, answers: Iterable[Answer]) -> Report:
         began, number = time.monotonic(), shard.number
@@ -129,8 +130,10 @@ class Worker:
                 self._device_failed = True
                 return Report(number, undone=str(error))
             except EarshotError as error:
-                failed.append({"file": file, "error": str(error)})
+                failed.append({"file": file, "error": told(error)})
             else:
+                warnings = tuple(map(in_flags, transcript.warnings))
+                transcript = dataclasses.replace(transcript, warnings=warnings)
                 lines.append(render(transcript, file, "json"))
                 for format in self._output.texts:
                     text = render(transcript, file, format, self._output.cues)

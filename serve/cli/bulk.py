@@ -1,8 +1,9 @@
 """Transcribe a folder, a manifest or an object store on all engines of a machine or a Ray cluster.
 
 Files go in shards, each of which is done as a whole or not at all: the same command after a kill
-does what is missing. A file that cannot be transcribed stands in OUTPUT/failed.jsonl with the
-reason, and the others go on; the exit status is then 1.
+does what is missing, as after Ctrl-C or SIGTERM, whose exit status is 130. A file that cannot be
+transcribed stands in OUTPUT/failed.jsonl with the reason, and the others go on; the exit status is
+then 1.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from serve.cli.options import add_config, add_cue_options, add_options, read_cue_options, request_of
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError
+from serve.contract.exits import terminated_as_interrupted
 from serve.contract.messages import Request
 from serve.speech.formats import Format
 
@@ -72,11 +74,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Transcribe what is not done yet; returns the exit status.
+    """Transcribe what is not done yet and return the exit status; SIGTERM ends it as Ctrl-C.
 
     Raises:
         EarshotError: the input, the output or an option is wrong, or shards are left.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; whole shards are kept.
     """
+    with terminated_as_interrupted():
+        return _run_shards(args)
+
+
+def _run_shards(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     _check(args)
     # Other commands do without these and what they load.
@@ -161,8 +169,13 @@ def _do(
         )
         if not engines.room:
             _tell("other work has the whole cluster; waiting for its end\n")
-        for report in cluster.transcribe(shards, engines, request, output):
-            progress.add(report)
+        try:
+            for report in cluster.transcribe(shards, engines, request, output):
+                progress.add(report)
+        except KeyboardInterrupt:
+            progress.end()
+            _tell("ending; whole shards are kept, and the same command does the others\n")
+            raise
     progress.end()
 
 

@@ -16,6 +16,7 @@ from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
 from serve.contract.errors import ConfigError, EarshotError, OverloadedError, UnavailableError
+from serve.contract.flags import told
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
@@ -23,6 +24,8 @@ _JOBS = "/v1/audio/jobs"
 _FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
 _AWAY_S = 120.0  # that a server may be away while a job of it is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
+
+_FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
 _OTHERWISE: dict[str, Fields] = {  # options that are fields by another name
@@ -93,12 +96,12 @@ def _submit(api: Api, args: argparse.Namespace) -> int:
         try:
             sent = _source(source, fields, source.name in args.url)
             ids.append(_post(api, sent))
-            told = f"{source.name}: {ids[-1]}" if args.wait else ids[-1]
-            print(told, file=sys.stderr if args.wait else sys.stdout, flush=True)
+            line = f"{source.name}: {ids[-1]}" if args.wait else ids[-1]
+            print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
             ids.append(None)
             failed += 1
-            print(f"error: {source.name}: {error}", file=sys.stderr)
+            print(f"error: {source.name}: {told(error, _FLAGS)}", file=sys.stderr)
     if args.wait:
         failed += _write_results(api, zip(sources, targets, ids, strict=True), kind)
     if failed:
@@ -155,8 +158,8 @@ def _post(api: Api, sent: dict[str, Any]) -> str:
                 lost_s = time.monotonic()
                 print(f"{error}; the job is sent again", file=sys.stderr)
             if time.monotonic() - lost_s > _AWAY_S:
-                told = f"{error}; `jobs list` tells whether the job is there all the same"
-                raise UnavailableError(told) from error
+                message = f"{error}; `jobs list` tells whether the job is there all the same"
+                raise UnavailableError(message) from error
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _MOST_S)
 
@@ -173,7 +176,7 @@ def _write_results(api: Api, jobs: Any, kind: Format) -> int:
                 write(_lines(text), source.name, target, titled)
             except EarshotError as error:
                 failed += 1
-                tqdm.write(f"error: {source.name}: {error}", file=sys.stderr)
+                tqdm.write(f"error: {source.name}: {told(error, _FLAGS)}", file=sys.stderr)
             bar.update()
     return failed
 
@@ -210,7 +213,7 @@ def _list(api: Api, args: argparse.Namespace) -> None:
 def _show(api: Api, args: argparse.Namespace) -> None:
     job = api.object("GET", _path(args.id))
     error, hook = job["error"], job["webhook"]
-    told = {
+    facts = {
         "id": job["id"],
         "status": job["status"],
         "audio": _audio(job),
@@ -222,7 +225,7 @@ def _show(api: Api, args: argparse.Namespace) -> None:
         "webhook": hook and f"{hook['status']} after {hook['tries']} tries, {job['webhook_url']}",
         "error": error and error["message"],
     }
-    print_table([(name, "-" if value is None else str(value)) for name, value in told.items()])
+    print_table([(name, "-" if value is None else str(value)) for name, value in facts.items()])
 
 
 def _result(api: Api, args: argparse.Namespace) -> None:

@@ -19,12 +19,13 @@ from collections.abc import Sequence
 
 from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
 from serve.contract.exits import exit_status
+from serve.contract.flags import told
 from serve.wire import tensors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    return exit_status(lambda: _run(arguments))
+    return exit_status(lambda: _run(arguments), told=told)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

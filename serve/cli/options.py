@@ -9,6 +9,7 @@ from typing import Any
 from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
+from serve.contract.flags import OTHERWISE, WITHOUT
 from serve.contract.messages import Request
 from serve.contract.options import SWITCH, Option, as_switch
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -41,15 +42,6 @@ def api_key() -> str | None:
 
 
 _ACTIONS = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}
-_NO_FLAGS = (
-    "sample_rate",
-    "try_word_timestamps",
-    "voice",
-    "unfinished",
-    "draft",
-    "known_speaker_names",  # both by --known-speaker
-    "known_speaker_references",
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         **dict.fromkeys(SEARCH_OPTIONS, parser.add_argument_group("search options", configured)),
     }
     for name, option in OPTIONS.items():
-        if name not in _NO_FLAGS:
+        if name not in OTHERWISE and name not in WITHOUT:
             _add_flag(groups.get(name, group), option, option.default)
     group.add_argument(
         "--known-speaker",
@@ -84,8 +76,6 @@ def add_cue_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -> None:
     """Add the flag that sets an option, or denies one that is true by itself."""
-    prefix = "--no-" if option.default is True else "--"
-    flag = prefix + option.name.replace("_", "-")
     how: dict[str, Any]
     if option.kind is bool:
         how = {"action": _ACTIONS[option.default]}
@@ -93,12 +83,16 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -
         how = {"type": _switch, "nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
         off = f"--no-{option.name.replace('_', '-')}"
         group.add_argument(
-            off, dest=option.name, action="store_const", const="off", help=f"same as {flag}=off"
+            off,
+            dest=option.name,
+            action="store_const",
+            const="off",
+            help=f"same as {option.flag}=off",
         )
     else:
         parse = _LISTS[option.kind] if option.many else option.kind
         how = {"type": parse, "choices": option.choices or None, "metavar": option.metavar}
-    group.add_argument(flag, dest=option.name, default=default, help=option.help, **how)
+    group.add_argument(option.flag, dest=option.name, default=default, help=option.help, **how)
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
@@ -114,7 +108,7 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     options = {name: value for name in CUE_OPTIONS if (value := getattr(args, name)) is not None}
     subtitles = any(format in SUBTITLES for format in formats)
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = CUE_OPTIONS[name].flag
         if not subtitles:
             raise ConfigError(
                 f"{flag} is for --format srt and vtt, found {', '.join(formats)}; json holds the "

@@ -8,7 +8,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from serve.cli.inputs import Recording
-from serve.contract.errors import ConfigError, FileError
+from serve.contract.errors import ConfigError
+from serve.contract.files import write_text
 from serve.speech.formats import Format, places_of, suffix_of
 
 _ADVICE = "name another --output folder"
@@ -48,15 +49,18 @@ def targets_of(
 def write(text: str, file: str, target: Path | None, titled: bool) -> None:
     """Write a transcript; on standard output with its file's name above it, if it is `titled`.
 
+    Args:
+        text: the transcript.
+        file: the recording's name.
+        target: the file, which is written whole or not at all; None is standard output.
+        titled: whether the name is written, too.
+
     Raises:
-        FileError: it cannot be written.
+        FileError: the file cannot be written.
+        OSError: standard output cannot be written.
     """
     if target is not None:
-        try:
-            target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = f"cannot write {target}: {error.strerror}"
-            raise FileError(f"{reason}; {_ADVICE}") from error
+        write_text(target, text, _ADVICE)
         return
     title = f"==> {file} <==\n" if titled else ""
     tqdm.write(f"{title}{text}", file=sys.stdout, end="")

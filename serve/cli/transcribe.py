@@ -2,32 +2,34 @@
 
 import argparse
 import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, get_args
 
 from tqdm import tqdm
 
-from serve.cli.inputs import Recording, find_recordings
+from serve.cli.backend import Transcribe, open_backend
+from serve.cli.inputs import STDIN, Recording, find_recordings
 from serve.cli.options import (
     add_config,
     add_cue_options,
     add_options,
-    api_key,
     read_cue_options,
     request_of,
-    server_address,
 )
 from serve.cli.outputs import targets_of, write
+from serve.cli.progress import Progress
 from serve.contract.config import Config, load_config
-from serve.contract.errors import EarshotError, FileError
-from serve.contract.messages import Request, Transcript
+from serve.contract.errors import ConfigError, EarshotError, FileError
+from serve.contract.exits import terminated_as_interrupted
+from serve.contract.flags import in_flags, told
+from serve.contract.messages import Transcript
+from serve.speech.cues import CueOptions
 from serve.speech.formats import Format, render
 from serve.speech.raw import with_header
-
-Transcribe = Callable[[Request], Transcript]
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +39,7 @@ def add_parser(commands: Any) -> None:
         help="write down what audio files say",
         description="Transcribe files through the server that the config names if it runs, "
         "else in this process. A file that fails is reported, and the others go on; the exit "
-        "status is then 1.",
+        "status is then 1. With --output the same command goes on where one was ended.",
     )
     parser.set_defaults(run=_run)
     add_config(parser)
@@ -52,7 +54,11 @@ def add_parser(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write a file for each there, in folders as theirs are: talk.srt for talk.mp3",
+        help="write a file for each there, in folders as theirs are: talk.srt for talk.mp3; "
+        "recordings whose file is there already are skipped",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="with --output: transcribe these, too, once more"
     )
     parser.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
@@ -67,66 +73,123 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    with terminated_as_interrupted():
+        return _transcribe(args)
+
+
+def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = read_cue_options(args, [args.format])
+    if args.again and args.output is None:
+        raise ConfigError("--again is for --output FOLDER, which has earlier transcripts")
     recordings, others = find_recordings(args.files)
     targets = targets_of(recordings, args.output, args.format)
     if others:
         print(f"{others} files of other kinds are passed over", file=sys.stderr)
-    failed = 0
-    with contextlib.ExitStack() as stack:
-        transcribe = stack.enter_context(_backend(config, args))
-        pool = ThreadPoolExecutor(config.runtime.slots)
-        # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        answers = [
-            pool.submit(_transcribe_one, transcribe, recording, args) for recording in recordings
-        ]
-        bar = stack.enter_context(  # disable=None: only where it is a terminal
-            tqdm(total=len(answers), unit="file", leave=False, disable=None, file=sys.stderr)
+    works = [
+        _Work(recording, target)
+        for recording, target in zip(recordings, targets, strict=True)
+        if args.again or target is None or not target.exists()
+    ]
+    run = _Transcription(works, len(recordings), args, cues)
+    if run.skipped:
+        print(
+            f"{run.skipped} of {len(recordings)} files have a transcript in {args.output} and are "
+            "skipped; --again transcribes them once more",
+            file=sys.stderr,
         )
-        for recording, target, answer in zip(recordings, targets, answers, strict=True):
-            name = recording.name
-            try:
-                transcript = answer.result()
-                text = render(transcript, name, args.format, cues)
-                for warning in transcript.warnings:
-                    tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
-                write(text, name, target, titled=len(answers) > 1 and args.format != "json")
-            except EarshotError as error:
-                failed += 1
-                subject = "" if isinstance(error, FileError) else f"{name}: "  # it names the file
-                tqdm.write(f"error: {subject}{error}", file=sys.stderr)
-            bar.update()
-    if failed:
-        print(f"{failed} of {len(recordings)} files failed", file=sys.stderr)
-    return 1 if failed else 0
+    if works:
+        run.do(config)
+    return 1 if run.failed else 0
 
 
-@contextlib.contextmanager
-def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
-    """The running server if there is one, else a transcriber of this process's own."""
-    if not (args.in_process or args.engine):
-        from serve.wire.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """A recording and the file for its transcript; None is standard output."""
 
-        address = server_address(config, config.server.grpc_port)
-        with Client(address, key=api_key()) as client:
-            if client.ready():
-                print(f"through the server at {address}", file=sys.stderr)
-                yield lambda request: client.start(request).result()
-                return
-    from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
+    recording: Recording
+    target: Path | None
 
-    engine = args.engine or config.engine
-    print(f"in this process, with the engine {engine}", file=sys.stderr)
-    with open_transcriber(config, engine) as transcriber:
-        yield transcriber.transcribe
+    @property
+    def name(self) -> str:
+        """Return the recording's name as text, whatever bytes it has."""
+        return self.recording.name.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _transcribe_one(
-    transcribe: Transcribe, recording: Recording, args: argparse.Namespace
-) -> Transcript:
-    audio = recording.read()
-    if args.audio_type is not None:
-        audio = with_header(audio, args.audio_type)
-    return transcribe(request_of(audio, args))
+class _Transcription:
+    """Transcribes recordings and counts what became of them.
+
+    Args:
+        works: the recordings to be transcribed.
+        count: how many recordings were named.
+        args: the command's.
+        cues: how subtitles are split.
+    """
+
+    def __init__(
+        self, works: Sequence[_Work], count: int, args: argparse.Namespace, cues: CueOptions
+    ) -> None:
+        self.skipped, self.failed = count - len(works), 0
+        self._works, self._count, self._args, self._cues = works, count, args, cues
+        self._done = 0
+        raw = args.audio_type is not None  # without a header
+        self._progress = Progress(
+            ["" if raw or work.recording.name == STDIN else work.recording.name for work in works]
+        )
+
+    def do(self, config: Config) -> None:
+        """Transcribe all, and say at the end how many were.
+
+        Raises:
+            EarshotError: neither a server nor an engine is there.
+        """
+        with contextlib.ExitStack() as stack:
+            transcribe = stack.enter_context(open_backend(config, self._args))
+            stack.callback(self._tell_count)
+            pool = ThreadPoolExecutor(config.runtime.slots)
+            # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            stack.enter_context(self._progress)
+            numbers = {
+                pool.submit(self._transcribe_one, transcribe, number): number
+                for number in range(len(self._works))
+            }
+            # On standard output the order is that of the recordings.
+            for answer in numbers if self._args.output is None else as_completed(numbers):
+                number = numbers[answer]
+                try:
+                    transcript = answer.result()
+                    self._write(self._works[number], transcript)
+                    self._done += 1
+                    self._progress.done(number, transcript.duration)
+                except EarshotError as error:
+                    self.failed += 1
+                    self._progress.failed(number)
+                    # A FileError names the file.
+                    name = "" if isinstance(error, FileError) else f"{self._works[number].name}: "
+                    tqdm.write(f"error: {name}{told(error)}", file=sys.stderr)
+
+    def _transcribe_one(self, transcribe: Transcribe, number: int) -> Transcript:
+        audio = self._works[number].recording.read()
+        if self._args.audio_type is not None:
+            audio = with_header(audio, self._args.audio_type)
+        request = request_of(audio, self._args)
+        return transcribe(request, lambda until_s: self._progress.heard(number, until_s))
+
+    def _write(self, work: _Work, transcript: Transcript) -> None:
+        warnings = tuple(map(in_flags, transcript.warnings))
+        for warning in warnings:
+            tqdm.write(f"warning: {work.name}: {warning}", file=sys.stderr)
+        transcript = dataclasses.replace(transcript, warnings=warnings)
+        text = render(transcript, work.name, self._args.format, self._cues)
+        titled = self._count > 1 and self._args.format != "json"
+        write(text, work.name, work.target, titled)
+
+    def _tell_count(self) -> None:
+        audio_s, seconds = self._progress.audio_s, self._progress.seconds
+        print(
+            f"{self._done} of {self._count} files transcribed, {self.skipped} skipped, "
+            f"{self.failed} failed; {audio_s:.1f} s of audio in {seconds:.1f} s, "
+            f"{audio_s / max(seconds, 1e-3):.1f} RTFx",
+            file=sys.stderr,
+        )

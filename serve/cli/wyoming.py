@@ -18,6 +18,7 @@ from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, shown
 from serve.contract.files import read_text
 from serve.gateway.log import FewLines
+from serve.speech.chinese import script_of
 from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language
 from serve.wyoming.bridge import Bridge
 from serve.wyoming.session import Settings
@@ -109,4 +110,4 @@ def _code(language: str, flag: str) -> str:
     code = language_code(language)
     if code is None:
         raise ConfigError(f"{flag} {shown(language)}; expected such as en, English or en-US")
-    return code
+    return language.strip() if script_of(language) else code  # zh-TW names a script, too

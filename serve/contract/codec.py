@@ -212,6 +212,35 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
+def split_unknown(
+    kind: Any, table: Mapping[str, Any], parents: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split the keys that are no field of a dataclass from a table and from the tables in it.
+
+    Args:
+        kind: the dataclass that the table is to become.
+        table: the keys and values.
+        parents: the keys that lead to the table.
+
+    Returns:
+        The rest of the table; the unknown keys' dotted places, each with the field that its key
+        resembles, or an empty text.
+    """
+    known, unknown = dict[str, Any](), dict[str, str]()
+    fields = _fields_at(kind, parents)
+    for key, value in table.items():
+        place = [*parents, key]
+        if key not in fields:
+            near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
+            unknown[_dotted(place)] = near[0] if near else ""
+        elif isinstance(value, dict) and _fields_at(kind, place):
+            known[key], more = split_unknown(kind, value, place)
+            unknown |= more
+        else:
+            known[key] = value
+    return known, unknown
+
+
 def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
     """List the fields of the dataclass at a place; indices and a dict's keys stay in it."""
     fields = _hints(kind)

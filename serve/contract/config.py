@@ -181,6 +181,9 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # in the next one, too, and the likeliest text is taken; 0: the likeliest language is.
     language_certainty: Annotated[Finite, Field(ge=0, le=1)] = 0.85
     language_tries: Annotated[int, Field(ge=1, le=5)] = 2  # the most languages of a window
+    # Where a request names no language, one is found for all windows; a later one that is at least
+    # so likely in another language is decoded in that, too; the likelier text is taken. 0: none.
+    language_switch: Annotated[Finite, Field(ge=0, le=1)] = 0.5
     # Whether requests may ask for English. Some checkpoints have the token, but never learnt it.
     translate: bool = True
     # Where a request does not say it: "parallel", its windows are decoded at the same time;

@@ -10,7 +10,8 @@
     ├── RequestError           the client's fault; the message names the input
     │   ├── AudioError         audio that cannot be decoded
     │   │   ├── AudioLimitError    audio that is right, and more than the server takes
-    │   │   └── ChannelError       audio without the channel that is asked for
+    │   │   ├── ChannelError       audio without the channel that is asked for
+    │   │   └── CutShortError      audio whose end is missing; `partial` transcribes the rest
     │   ├── OptionError        an option that is unknown or that the runtime cannot honour
     │   └── AccessError        no API key, or none that is known
     ├── OverloadedError        the queue is full or the server drains; try again later
@@ -146,6 +147,12 @@ class AudioLimitError(AudioError):
 
 class ChannelError(AudioError):
     """The audio lacks a channel that is asked for."""
+
+
+class CutShortError(AudioError):
+    """The end of the audio is missing; the same request with `partial` transcribes the rest."""
+
+    status = Status("INVALID_ARGUMENT", 400, "audio_cut_short")
 
 
 class OptionError(RequestError):

@@ -1,33 +1,71 @@
 """The end of a command line: what it says of an error, and its exit status."""
 
+import contextlib
+import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 from serve.contract.errors import EarshotError
 
 INTERRUPTED = 128 + signal.SIGINT
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-def exit_status(run: Callable[[], int], interrupted: str = "interrupted") -> int:
-    """Run a command; the exit status, whatever ends it.
+
+def exit_status(
+    run: Callable[[], int],
+    interrupted: str = "interrupted",
+    told: Callable[[EarshotError], str] = str,
+) -> int:
+    """Run a command and return its exit status, whatever ends it.
 
     Args:
         run: the command, which returns its own status.
-        interrupted: what is said when Ctrl-C ends it.
+        interrupted: the message after Ctrl-C.
+        told: returns an error's message.
     """
     try:
         status = run()
         sys.stdout.flush()
         return status
     except EarshotError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {told(error)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
         return INTERRUPTED
-    # Whoever reads the output has closed it, as `head` does: nothing more may be written.
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        sys.stderr.write(f"error: cannot write the output: {error.strerror}; make room for it\n")
+        return EarshotError.exit_code
+
+
+def _drop_output() -> None:
+    """Let what standard output still has to write go nowhere; its last flush would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at the first SIGTERM, as at Ctrl-C; ignore later ones.
+
+    A library may install its own handler meanwhile: enter another block after that.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -34,8 +34,12 @@ from serve.contract.fields import Count, Seconds, SecondsOrNone
 
 ENVIRONMENT = "EARSHOT_API_KEYS"
 
+CLIENT_SECRET_PREFIX = "ek_"
+"""The beginning of a client secret, as of OpenAI's: `serve.gateway.client_secrets`."""
+
 _PREFIX = "earshot_"  # by which scanners for leaked secrets can know them
 _BYTES = 32
+_ID_DIGITS = 32
 _HASH = re.compile("[0-9a-f]{64}")
 _NAME = re.compile("[A-Za-z0-9_-]{1,60}")
 
@@ -70,6 +74,11 @@ class Key:
     def limits(self) -> tuple[float | None, ...]:
         """The values of `LIMITS`, in their order."""
         return tuple(getattr(self, name) for name in LIMITS)
+
+    @property
+    def public_id(self) -> str:
+        """Return an id that names the key to its server and tells nobody else anything."""
+        return hashlib.sha256(f"earshot key {self.sha256}".encode()).hexdigest()[:_ID_DIGITS]
 
     @property
     def expired(self) -> bool:

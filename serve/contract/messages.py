@@ -123,6 +123,13 @@ class Request:
         "take what is there of a cut file; default: as configured",
         help="transcribe what is there of a file that was cut short; default: as in the config",
     )
+    audio_track: str | None = option(
+        None,
+        "number from 1 on, or language, of the file's audio track; default: the file's own",
+        help="number from 1 on, or language, of the audio track; default: the file's own",
+        metavar="TRACK",
+        max_bytes=64,
+    )
     timestamps: bool = option(
         True,
         "whether the model marks times; default: true",
@@ -155,9 +162,18 @@ class Request:
         "tell speakers apart by their voices; default: false",
         help="tell speakers apart by their voices, and say who says what",
     )
-    num_speakers: int | None = option(None, "with DIARIZE: how many there are", metavar="N")
-    min_speakers: int | None = option(None, "with DIARIZE: at least so many", metavar="N")
-    max_speakers: int | None = option(None, "with DIARIZE: at most so many", metavar="N")
+    num_speakers: int | None = option(
+        None,
+        "with DIARIZE: how many there are",
+        help="with --diarize: how many there are",
+        metavar="N",
+    )
+    min_speakers: int | None = option(
+        None, "with DIARIZE: at least so many", help="with --diarize: at least so many", metavar="N"
+    )
+    max_speakers: int | None = option(
+        None, "with DIARIZE: at most so many", help="with --diarize: at most so many", metavar="N"
+    )
     known_speaker_names: Sequence[str] = option(
         (), "with DIARIZE: names of speakers", max_bytes=2**12
     )
@@ -277,7 +293,9 @@ class Segment:
     temperature: float
     compression_ratio: float
     words: tuple[Word, ...] | None = None  # None: not asked for
-    language: str | None = None  # of its window, with `multilingual`; else None
+    # Its window's, where windows have languages of their own; else None. A segment that is sent
+    # before its transcript has one only if it is not the language of all, or with `multilingual`.
+    language: str | None = None
     token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not asked for
     speaker: str | None = None  # who says it, where speakers are told apart; else None
 
@@ -308,7 +326,7 @@ class Transcript:
     """The whole answer."""
 
     text: str
-    # None where nobody speaks, and the client named none; with `multilingual` that of most speech
+    # None where nobody speaks, and the client named none; of several that of most speech
     language: str | None
     language_prob: float | None  # None where the client named the language, and with None
     duration: float  # s of audio; with `clip_timestamps` up to the last one's end

@@ -35,6 +35,12 @@ class Option:
     metavar: str | None = None  # what its value is called there
     max_bytes: int | None = None  # of its tensor; None: as many as a request may have
 
+    @property
+    def flag(self) -> str:
+        """Return the flag of the command line, which turns off an option that is on by default."""
+        prefix = "--no-" if self.default is True else "--"
+        return prefix + self.name.replace("_", "-")
+
 
 def option(
     default: T,

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from serve.contract.config import Config
 from serve.contract.errors import AccessError, ConfigError
-from serve.contract.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
+from serve.contract.keys import (
+    CLIENT_SECRET_PREFIX,
+    ENVIRONMENT,
+    Key,
+    environment_keys,
+    hash_of,
+    read_keys,
+)
 from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.limits import Account
@@ -170,21 +177,27 @@ class Callers:
         if not self.named:
             return self._anyone
         self._refresh()
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        key = bearer_token(authorization)
+        if not key:
             raise Refusal(
                 AccessError(
                     "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
                     "commands take it from the variable EARSHOT_API_KEY"
                 )
             )
-        digest = hash_of(key.strip())
+        digest = hash_of(key)
         # All are compared, each in the same time, so that no time tells which was nearly right.
         fitting = [
             caller
             for caller in self._callers.values()
             if caller.key and hmac.compare_digest(caller.key.sha256, digest)
         ]
+        if not fitting and key.startswith(CLIENT_SECRET_PREFIX):
+            raise Refusal(
+                AccessError(
+                    "a client secret opens live sessions at /v1/realtime only; send an API key here"
+                )
+            )
         if not fitting:
             raise Refusal(AccessError("this API key is unknown"))
         known = fitting[0].key
@@ -210,6 +223,39 @@ class Callers:
         if caller is None or (caller.key and caller.key.expired):
             raise Refusal(AccessError(f"the key {name} is good no more"))
         return caller
+
+    def with_public_id(self, public_id: str) -> Caller:
+        """Find the caller whose key made a client secret.
+
+        Args:
+            public_id: `Key.public_id`; empty where the server has no keys.
+
+        Raises:
+            Refusal: the key is removed, replaced or expired.
+        """
+        if not self.named:
+            return self._anyone
+        self._refresh()
+        for caller in self._callers.values():
+            if caller.key and caller.key.public_id == public_id:
+                self.require_good(caller)
+                return caller
+        raise Refusal(AccessError("the API key that made this client secret is unknown"))
+
+    def require_good(self, caller: Caller) -> None:
+        """Refuse a caller that was identified before and may not go on.
+
+        Raises:
+            Refusal: its key is removed, replaced or expired since then.
+        """
+        if caller.key is None:
+            return
+        self._refresh()
+        now = self._callers.get(caller.name)
+        if now is None or now.key is None or now.key.sha256 != caller.key.sha256:
+            raise Refusal(AccessError("this API key is unknown"))
+        if now.key.expired:
+            raise Refusal(AccessError(f"this API key has expired, {now.key.expires}"))
 
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
@@ -265,6 +311,12 @@ class Callers:
         account.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
         account.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
         account.max_streams = key.live_streams or math.ceil(share * self._config.live.max_streams)
+
+
+def bearer_token(authorization: str | None) -> str:
+    """Return the token of an `Authorization: Bearer` header; empty where there is none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _require_keys(server: ServerConfig, named: bool) -> None:

@@ -14,6 +14,7 @@ from serve.gateway import refusals
 from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import audio_s, check_request, check_streamed, phases, queue_s
+from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.envelope import Part, read_envelope, read_transcript
 from serve.gateway.gate import Turns
 from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
@@ -30,6 +31,7 @@ from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
 from serve.gateway.upstream.server import Outgoing
 from serve.gateway.usage import Usage
+from serve.wire.folder import signing_key
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -48,7 +50,7 @@ class Visit:
     def __init__(
         self, caller: Caller, line: Line, metrics: Metrics, usage: Usage, lengths: Lengths
     ) -> None:
-        self._caller = caller
+        self.caller = caller
         self.line = line
         self.watch: Callable[[Transcript], None] | None = None
         """Is told its answer; None: nobody is."""
@@ -62,11 +64,11 @@ class Visit:
     @property
     def account(self) -> Account:
         """The account of its caller: what is under way."""
-        return self._caller.account
+        return self.caller.account
 
     def require_duration(self, outputs: Collection[str]) -> None:
         """Refuse outputs that do not tell their duration; see `Caller`."""
-        self._caller.require_duration(outputs, self._usage.config.price_per_audio_hour > 0)
+        self.caller.require_duration(outputs, self._usage.config.price_per_audio_hour > 0)
 
     def text_sent(self) -> None:
         """Note that a piece of a stream's text has been sent."""
@@ -94,21 +96,21 @@ class Visit:
         Raises:
             Refusal: there has been too much before it.
         """
-        self._usage.require(self._caller)
-        self._caller.count_live(seconds)
+        self._usage.require(self.caller)
+        self.caller.count_live(seconds)
         self._count(seconds)
 
     def _count_answer(self, seconds: float, queued_s: float | None) -> None:
-        self._caller.count_audio(seconds)
+        self.caller.count_audio(seconds)
         self._count(seconds)
         self.line.queued(queued_s)
         if self.sound is not None:
             self._lengths.learn(self.sound, seconds)
 
     def _count(self, seconds: float) -> None:
-        self._metrics.count_audio(self.line.route, self._caller.name, seconds)
+        self._metrics.count_audio(self.line.route, self.caller.name, seconds)
         self.line.add_audio(seconds)
-        self._usage.count(self._caller.name, self.line.model, self._uncounted, seconds)
+        self._usage.count(self.caller.name, self.line.model, self._uncounted, seconds)
         self._uncounted = 0
 
 
@@ -131,6 +133,7 @@ class Door:
         self.config = config
         self.models = Models(config)
         self.callers = Callers(config)
+        self.client_secrets = ClientSecrets(signing_key(folder))
         self.usage = Usage(config, folder)
         self.admission = Admission(config.server)
         self.turns = Turns()

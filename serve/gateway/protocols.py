@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from serve.gateway.gate import LINGER_S, REFUSED_S, Idle, Share
@@ -39,7 +40,7 @@ _UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is 
 
 
 class NotTaken(Exception):
-    """A client does not take its answer, and its connection is ended for that."""
+    """A client does not take its answer: its connection is ended, or it left before."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -275,6 +276,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._fragment_bytes = 0
         self._waiting_bytes = 0  # of whole messages that nobody has taken
         self._controls, self._second = 0, 0
+        self._accepted = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -292,17 +294,27 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._end(1008, "there is no room for what it sends")
 
     async def send(self, message: Any) -> None:
-        """Send it, to a client that takes it.
+        """Send a message to the client. Its answer to the handshake is one of them.
 
         Raises:
-            NotTaken: it does not.
+            NotTaken: the client takes nothing, or left during the handshake.
         """
+        if not self.handshake_complete and self.transport.is_closing():
+            self.disconnected = True
         try:
             async with asyncio.timeout(SEND_S):
                 await super().send(message)
         except TimeoutError:
             self.transport.abort()
             raise NotTaken from None
+        except ClientDisconnected:
+            self.handshake_complete = True
+            if self._accepted:
+                raise
+            raise NotTaken from None
+        self._accepted = self._accepted or message["type"] == "websocket.accept"
+        if self.close_sent:  # by a refusal, which uvicorn does not count as an answer
+            self.handshake_complete = True
 
     async def receive(self) -> Any:
         """Return the next message, which is its taker's to count from now on."""

@@ -34,12 +34,12 @@ _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 class SlotJob:
     """A job that owns a slot."""
 
-    submitted_id: int  # id of the job that was submitted
+    submitted: Job
     job: Job  # that job, or one that tries another language in its place
     place: Place
     stopwatch: Stopwatch  # over the encoding of its batch
     decode_began: float
-    tries: tuple[Try, ...] = ()  # in languages that are likelier
+    tries: tuple[Try, ...] = ()  # those before this one
 
 
 @dataclasses.dataclass
@@ -239,7 +239,7 @@ class Intake:
         began = time.perf_counter()
         self.feed(batch.begun)
         return [
-            SlotJob(window.job.id, window.job, window.place, batch.stopwatch, began)
+            SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
             for window in batch.begun
         ]
 

@@ -126,7 +126,6 @@ class NativeRuntime:
         self.fp8 = ops.fp8
         self._cross_kv = config.cross_kv
         self._state = parts.state
-        self._languages = parts.rules.languages
         batch = min(config.encoder_batch, config.slots)
         encoder = open_encoder(config, parts, batch)
         self._loop = open_loop(config, parts)
@@ -222,8 +221,8 @@ class NativeRuntime:
         try:
             self._enter()
             for begun in self._intake.begin(list(self._running.values())):
-                self._running[begun.submitted_id] = begun
-                events.append(Event(begun.submitted_id, began_s=begun.stopwatch.began_s))
+                self._running[begun.submitted.id] = begun
+                events.append(Event(begun.submitted.id, began_s=begun.stopwatch.began_s))
             if self._running:
                 self._step()
                 events += self._collect()
@@ -319,10 +318,11 @@ class NativeRuntime:
         for running in ended:
             running.tries += (self._outcome(running, state),)
             next_job = next_try(
-                running.job, running.tries, self._languages, next_id=next(self._try_ids)
+                running.submitted, running.tries, self._facts, next_id=next(self._try_ids)
             )
             if next_job is None:
-                done.append(EndedWindow(running.job, running.place, best(running.tries)))
+                answer = best(running.tries, self._facts)
+                done.append(EndedWindow(answer.job, running.place, answer.event))
                 self._release(running)
             else:
                 place = self._slots.hand_over(running.job.id, next_job.id)
@@ -343,20 +343,22 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
+        heard = int(state.language[leader]), float(state.language_prob[leader])
         detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=int(state.language[leader]) if detected else None,
-            language_prob=float(state.language_prob[leader]) if detected else None,
+            language=heard[0] if detected else None,
+            language_prob=heard[1] if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
             began_s=(running.stopwatch.began_s, running.decode_began),
+            heard=heard if self._facts.multilingual and not detected else None,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
-        event = Event(running.submitted_id, tokens, reason, scores)
-        return try_of(event, logprob_sum, running.tries)
+        event = Event(running.submitted.id, tokens, reason, scores)
+        return try_of(running.job, event, logprob_sum, running.tries, self._facts)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
         """Tell why a job's sequence ended; of all that may end it, only a loop precedes a limit."""
@@ -367,6 +369,6 @@ class NativeRuntime:
 
     def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)
-        del self._running[running.submitted_id]
+        del self._running[running.submitted.id]
         if not self._running:
             self._loop.discard_launched()

@@ -1,15 +1,22 @@
-"""The text of a window that has ended; where its language is unsure, in the likeliest few of them.
+"""Tries of a window that has ended: in the few likeliest languages, where its language is unsure.
 
-A window's slot keeps what the encoder made of it, so one language more costs the decoder's steps
-alone. The likeliest text stays, with the probability of its language counted in: as if the language
-were one more token of the text, and were searched for as a beam search does.
+A window's slot keeps what the encoder made of it, so one more try costs decoder steps alone.
+
+- A transcript whose language is unsure is tried in the next likeliest language, too. The likeliest
+  text stays, with the probability of its language counted in: as if the language were one more
+  token of the text, and were searched for as a beam search does.
+- A translation whose language is unsure is transcribed in the likeliest languages first. The best
+  transcript decides the language; the English text never does, for an invented one may be likely.
+- A window whose prompt names the language of other windows is tried in its own language, too, where
+  that is likely another one (`Detection.switch`). The likelier text stays here, too. A translation
+  takes the window's own language.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.native.rules.state import RowState
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
@@ -19,8 +26,9 @@ from serve.runtime.protocol import Event, Job
 class Try:
     """A window in one language."""
 
-    event: Event  # what the job's last event would be
-    language: int | None  # token id; None where the client named it
+    job: Job  # the job that decoded it
+    event: Event  # the last event of the submitted job, if this try is its answer
+    language: int | None  # token id; None where the prompt names it
     prob: float  # of the language, among all that it may be
     logprob: float  # of all that was sampled
 
@@ -31,45 +39,134 @@ class Try:
         return self.event.finished == "eot", likeliest
 
 
-def try_of(event: Event, logprob: float, before: Sequence[Try]) -> Try:
-    """Rate a window's end in the likeliest of the languages that had not been tried before."""
-    scores = event.scores
-    assert scores is not None, "a window that ended has scores"
-    if scores.language is None or scores.language_prob is None:
-        return Try(event, None, 1.0, logprob)
-    prob = scores.language_prob * (1.0 - sum(try_.prob for try_ in before))
-    scores = dataclasses.replace(scores, language_prob=prob)
-    return Try(dataclasses.replace(event, scores=scores), scores.language, prob, logprob)
-
-
-def next_try(job: Job, tries: Sequence[Try], known: Sequence[int], next_id: int) -> Job | None:
-    """The same window in the likeliest language that is left; None: there were tries enough.
+def try_of(
+    job: Job, event: Event, logprob: float, before: Sequence[Try], facts: TokenizerFacts
+) -> Try:
+    """Rate a window's end in the likeliest of the languages that had not been tried before.
 
     Args:
-        job: the last one.
-        tries: what came of it and of those before it.
-        known: the checkpoint's languages.
-        next_id: of the new job.
+        job: the job that decoded it.
+        event: its last event, with scores.
+        logprob: of all that was sampled.
+        before: the earlier tries of the window.
+        facts: the checkpoint's special tokens.
     """
+    scores = event.scores
+    assert scores is not None, "a window that ended has scores"
+    if before and scores.heard is not None:  # the prompt names the language that was heard
+        language, prob = scores.heard
+        scores = dataclasses.replace(scores, language=language, language_prob=prob)
+        return Try(job, dataclasses.replace(event, scores=scores), language, prob, logprob)
+    if scores.language is None or scores.language_prob is None:
+        # Where another language is heard, the named one is at most so likely.
+        prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
+        return Try(job, event, None, prob, logprob)
+    alike = [t for t in before if _translates(t.job, facts) == _translates(job, facts)]
+    prob = scores.language_prob * (1.0 - sum(t.prob for t in alike))
+    scores = dataclasses.replace(scores, language_prob=prob)
+    return Try(job, dataclasses.replace(event, scores=scores), scores.language, prob, logprob)
+
+
+def next_try(job: Job, tries: Sequence[Try], facts: TokenizerFacts, next_id: int) -> Job | None:
+    """Return the job of the window's next try; None: there were tries enough.
+
+    Args:
+        job: the submitted job.
+        tries: the tries so far, at least one.
+        facts: the checkpoint's languages and special tokens.
+        next_id: the new job's id.
+    """
+    if DETECT_LANGUAGE not in job.prompt:
+        again = _in_its_own_language(job, tries, facts)
+    elif _translates(job, facts):
+        again = _next_of_translation(job, tries, facts)
+    else:
+        again = _in_next_language(job, tries, facts)
+    return again and dataclasses.replace(again, id=next_id, draft=())
+
+
+def best(tries: Sequence[Try], facts: TokenizerFacts) -> Try:
+    """Return the try that is the window's answer; its event has taken as long as all of them.
+
+    It is the likeliest one, of equals the first. A translation is in the language of the likeliest
+    transcript, or in the window's own one.
+    """
+    if not _translates(tries[0].job, facts):
+        answer = max(tries, key=lambda t: t.rank)
+    elif DETECT_LANGUAGE not in tries[0].job.prompt:
+        answer = tries[-1]
+    else:
+        transcripts = [t for t in tries if not _translates(t.job, facts)]
+        likeliest = max(transcripts or tries, key=lambda t: t.rank)
+        answer = next(
+            t for t in tries if _translates(t.job, facts) and t.language == likeliest.language
+        )
+        answer = dataclasses.replace(answer, prob=likeliest.prob)
+    scores, last = answer.event.scores, tries[-1].event.scores
+    assert scores is not None and last is not None, "windows that ended have scores"
+    if scores.language_prob is not None:
+        scores = dataclasses.replace(scores, language_prob=answer.prob)
+    heard = scores.heard if len(tries) == 1 else None  # else the texts have told
+    scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
+    return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
+
+
+def _translates(job: Job, facts: TokenizerFacts) -> bool:
+    """Tell whether a job translates: the task stands behind start-of-transcript and language."""
+    at = job.prompt.index(facts.sot) + 2
+    return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
+
+
+def _in_next_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
     wanted = job.detection
-    if DETECT_LANGUAGE not in job.prompt or len(tries) >= wanted.tries:
+    if len(tries) >= wanted.tries or sum(t.prob for t in tries) >= wanted.certainty:
         return None
-    if sum(try_.prob for try_ in tries) >= wanted.certainty:
-        return None
-    tried = [try_.language for try_ in tries]
-    left = tuple(language for language in wanted.languages or known if language not in tried)
+    tried = [t.language for t in tries]
+    known = wanted.languages or sorted(facts.languages.values())
+    left = tuple(language for language in known if language not in tried)
     if not left:
         return None
-    detection = dataclasses.replace(wanted, languages=left)
-    return dataclasses.replace(job, id=next_id, detection=detection, draft=())
+    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=left))
 
 
-def best(tries: Sequence[Try]) -> Event:
-    """The event of the best one, of equals the first's; it has taken as long as all of them."""
-    event, last = max(tries, key=lambda try_: try_.rank).event, tries[-1].event
-    assert event.scores is not None and last.scores is not None, "windows that ended have scores"
-    scores = dataclasses.replace(event.scores, decode_s=last.scores.decode_s)
-    return dataclasses.replace(event, scores=scores)
+def _next_of_translation(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
+    """Return the next transcript of a window to translate, or its translation once more."""
+    wanted, first, transcripts = job.detection, tries[0], tries[1:]
+    if first.prob >= wanted.certainty or wanted.tries < 2:
+        return None
+    if transcripts and _translates(tries[-1].job, facts):
+        return None
+    if again := _in_next_language(_transcript_of(job, facts), transcripts, facts):
+        return again
+    language = max(transcripts, key=lambda t: t.rank).language
+    assert language is not None, "it was detected"
+    if language == first.language:
+        return None
+    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=(language,)))
+
+
+def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
+    """Return the job that transcribes what a job translates, without its English words."""
+    assert facts.transcribe is not None, "a checkpoint that translates transcribes"
+    start = job.prompt[: len(job.prompt) - job.prefix]
+    at = start.index(DETECT_LANGUAGE) + 1
+    options = dataclasses.replace(job.options, phrases=None)
+    prompt = (*start[:at], facts.transcribe, *start[at + 1 :])
+    return dataclasses.replace(job, prompt=prompt, prefix=0, options=options)
+
+
+def _in_its_own_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
+    scores, wanted = tries[0].event.scores, job.detection
+    if len(tries) > 1 or wanted.switch <= 0 or scores is None or scores.heard is None:
+        return None
+    language, prob = scores.heard
+    at = job.prompt.index(facts.sot) + 1
+    named = job.prompt[at]
+    if language == named or prob < wanted.switch:
+        return None
+    if any({language, named} <= close for close in wanted.close):
+        return None
+    return dataclasses.replace(job, prompt=(*job.prompt[:at], language, *job.prompt[at + 1 :]))
 
 
 def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:

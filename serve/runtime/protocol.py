@@ -103,7 +103,11 @@ class DecodingOptions(SearchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """Options of how a window's language is found, where its prompt holds DETECT_LANGUAGE."""
+    """Options of how a window's language is found, where its prompt holds DETECT_LANGUAGE.
+
+    The language of a translation is that of the likeliest transcript: how likely the English text
+    is says nothing about it.
+    """
 
     languages: tuple[int, ...] = ()  # token ids of those that it may be; (): any
     # While the languages that were tried are together less likely than this, the window is decoded
@@ -111,6 +115,11 @@ class Detection:
     # but does not look takes the likeliest language's.
     certainty: float = 0.0
     tries: int = 1  # the most languages that are
+    # Where the prompt names a language instead: if the window's likeliest one is another, and at
+    # least so likely, the window is decoded in that, too, and the likelier text is the answer. 0:
+    # never; a runtime that does not look never does.
+    switch: float = 0.0
+    close: tuple[frozenset[int], ...] = ()  # token ids of languages between which none switches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +156,15 @@ class Scores:
 
     avg_logprob: float | None  # mean over the sampled tokens, end of text included
     no_speech_prob: float | None  # at start-of-transcript
-    language: int | None  # token id that replaced DETECT_LANGUAGE
+    language: int | None  # token id that replaced DETECT_LANGUAGE, or by `switch` the named one
     language_prob: float | None
     encode_s: float
     decode_s: float
     # Monotonic times at which these began; None where the runtime cannot tell.
     began_s: tuple[float, float] | None = None
+    # The likeliest language of a window whose prompt names one, a token id, and its probability.
+    # None where the window was decoded in both.
+    heard: tuple[int, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

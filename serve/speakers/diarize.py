@@ -7,7 +7,7 @@ voices; a piece is said by the voice that it is most like.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -102,10 +102,10 @@ class Diarizer:
         spoken = turns(pieces, labels, self._settings.smoothing)
         named = _named(voices, references, self._settings.named)
         names = {voice: known[index].name for voice, index in named.items()}
-        letters = (name for name in _letters() if name not in names.values())
+        free = letters(set(names.values()))
         for _, _, voice in spoken:
             if voice not in names:
-                names[voice] = next(letters)
+                names[voice] = next(free)
         return tuple(Turn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
 
     def _voices(self, pieces: Heard, least: int, most: int) -> Vectors:
@@ -180,8 +180,10 @@ def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> 
     return named
 
 
-def _letters() -> Iterator[str]:
-    """Yield A to Z, AA, AB, …"""
+def letters(taken: Container[str]) -> Iterator[str]:
+    """Yield A to Z, AA, AB, …, except for names that are taken."""
     alphabet = [chr(ord("A") + i) for i in range(26)]
     for length in itertools.count(1):
-        yield from map("".join, itertools.product(alphabet, repeat=length))
+        for name in map("".join, itertools.product(alphabet, repeat=length)):
+            if name not in taken:
+                yield name

@@ -3,17 +3,15 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from serve.contract.messages import Segment, Word
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import Turn, letters
+from serve.speech.sentences import sentence_ends
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[int]], str]
-
-_SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！", "｡")
-_CLOSING = "\"'”’»)]}」』 "
 
 
 class _Turns:
@@ -100,6 +98,24 @@ def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) ->
         before = spoken[-1]
 
 
+def lettered(segments: Sequence[Segment], known: Collection[str]) -> list[Segment]:
+    """Give the speakers letters in the order in which the segments have them.
+
+    Args:
+        segments: in order of time; their speakers are letters or known names.
+        known: the names of speakers, which stay as they are.
+    """
+    free, names = letters(known), {name: name for name in known}
+    told = list[Segment]()
+    for segment in segments:
+        if segment.speaker is not None:
+            if segment.speaker not in names:
+                names[segment.speaker] = next(free)
+            segment = dataclasses.replace(segment, speaker=names[segment.speaker])
+        told.append(segment)
+    return told
+
+
 def _parts(
     segment: Segment,
     speakers: Sequence[str | None],
@@ -150,8 +166,8 @@ def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
 def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
     """Yield the first index and the one after the last of each sentence."""
     first = 0
-    for index, word in enumerate(words):
-        if word.word.rstrip(_CLOSING).endswith(_SENTENCE_ENDS) or index == len(words) - 1:
+    for index, ends in enumerate(sentence_ends([word.word for word in words])):
+        if ends or index == len(words) - 1:
             yield first, index + 1
             first = index + 1
 

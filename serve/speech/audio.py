@@ -5,15 +5,20 @@ its blocks are asked for, so a small file that unpacks to a huge one is refused 
 limit. What a header tells is refused before the first block; what only decoding can tell is an
 error after blocks that were good. Thread-safe; no temporary files.
 
-16-bit WAV is read here. Every other file is given to the libraries that know it
-(`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`), for what they do with a
-file that is made to harm must hurt nobody else.
+16-bit WAV is read here if its header's sizes fit the file. Every other file is given to the
+libraries that know it (`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`),
+for what they do with a file that is made to harm must hurt nobody else.
+
+A file may be several files joined (`serve.speech.joined`); a stream may change its rate and its
+channels. Each part is resampled by itself, and the limits hold for all parts together. A header
+whose size of the sound was not completed is corrected (`serve.speech.sizes`), with a warning. A
+stream may begin inside a frame (`serve.speech.mpeg_frames`), with a warning, or with a header of
+HTTP (`serve.speech.captured`).
 
 A file that was cut short is refused wherever that can be known, since its text would look whole.
 With `Limits.partial` the rest is taken, with a warning:
 - WAV and AIFF, at once: libsndfile corrects the length silently, so the chunk's own size is
-  compared. Sizes of 2 GiB and more stand in streams whose length was not known; these are read to
-  their end.
+  compared, unless it is a placeholder (`serve.speech.sizes`).
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or an error while
   decoding. Without that header an MP3's length is only an estimate and is not relied on.
 - OGG declares no length; its last page must be whole, or it is refused at once. So must the last
@@ -26,7 +31,9 @@ With `Limits.partial` the rest is taken, with a warning:
 """
 
 import contextlib
+import itertools
 import math
+import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
@@ -34,8 +41,10 @@ import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers
+from serve.speech import centre, containers, sizes, tracks
 from serve.speech.containers import Bytes
+from serve.speech.crosstalk import OwnChannel
+from serve.speech.downmix import COLUMNS, Downmix
 from serve.speech.meter import Limits, Meter, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
 from serve.speech.rate import SAMPLE_RATE
@@ -60,7 +69,8 @@ def decode(
         audio: a whole audio file.
         limits: refuse audio that is longer, larger or costs more.
         stopped: whether nobody wants the audio any more; asked at each block and at each read.
-        warn: called, before the blocks' end, if the audio is cut short and the limits allow that.
+        warn: called, before the blocks' end, with each sentence about what is left out or guessed:
+            the audio is cut short and the limits allow that, or its header is wrong.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block.
@@ -69,11 +79,12 @@ def decode(
         AudioError: at the first block: empty, not audio, a sample rate that makes no sense, cut
             short or beyond a limit as its header tells. At any block: cut short, damaged, without
             samples, beyond a limit, or with sample values that make no sense.
+        OptionError: the file has no such track.
         CancelledError: nobody wants it any more.
         UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
     """
     meter = Meter(limits, stopped, warn)
-    return meter.steps(_decoded(audio, meter))
+    return centre.chosen(meter.steps(_decoded(audio, meter)), warn)
 
 
 def from_samples(
@@ -104,19 +115,25 @@ def whole(blocks: Iterable[Samples]) -> Samples:
     return np.concatenate(list(blocks))
 
 
-def samples_of(source: Source, meter: Meter) -> Generator[Samples, None, None]:
-    """Yield the blocks of an opened file, which is closed with them; as `decode`, but here."""
-    with contextlib.closing(source):
-        meter.end_header()
-        _check_header(source, meter)
-        yield from _to_16_khz(_whole_file(source, meter), source.rate, meter.limits.max_s)
+def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, None, None]:
+    """Decode opened files, one after the other, as the parts of one recording.
+
+    Args:
+        sources: each is opened when it is asked for; it is closed with its blocks.
+        meter: limits of all parts together.
+
+    Yields, raises: as `decode`, in this process.
+    """
+    yield from _to_16_khz(_parts(sources, meter), meter.limits.max_s)
 
 
 def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
-    if (header := containers.pcm16_header(audio)) is not None:
-        yield from samples_of(Pcm16(audio, header), meter)
+    header = containers.pcm16_header(audio)
+    if header is not None and sizes.is_settled(audio):
+        tracks.check_only(meter.limits.track, "WAV")
+        yield from samples_of([Pcm16(audio, header)], meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
 
@@ -134,31 +151,57 @@ def _checked_samples(
         raise _too_long(f"lasts {len(samples) / sample_rate:.1f} s", max_s)
     meter.refuse_values(len(samples))
     starts = range(0, len(samples), BLOCK_VALUES)
-    yield from _to_16_khz((samples[i : i + BLOCK_VALUES] for i in starts), sample_rate, max_s)
+    yield from _to_16_khz(((sample_rate, samples[i : i + BLOCK_VALUES]) for i in starts), max_s)
 
 
-def _check_header(source: Source, meter: Meter) -> None:
-    """Refuse what the header already tells."""
+def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Samples]]:
+    """Yield the blocks of all parts: each block's rate in Hz, and its samples, mono."""
+    before_s, channels = 0.0, 0
+    mix: Downmix | OwnChannel | None = None
+    for source in sources:
+        with contextlib.closing(source):
+            meter.end_header()
+            _check_header(source, meter, before_s)
+            for rate, block in _whole_file(source, meter):
+                channels = channels or block.shape[1]
+                if meter.limits.channel >= 0 and block.shape[1] != channels:
+                    raise AudioError(
+                        f"audio changes from {channels} to {block.shape[1]} channels after "
+                        f"{before_s:.2f} s; expected the same channels from start to end, or "
+                        "channels = mix"
+                    )
+                before_s += len(block) / rate
+                mix = mix or _mix(source, meter.limits.channel)
+                yield from mix.push(rate, source.layout, block)
+    if mix is not None:
+        yield from mix.finish()
+        for text in mix.warnings():
+            meter.warn(text)
+
+
+def _check_header(source: Source, meter: Meter, before_s: float) -> None:
+    """Refuse a part whose header already tells why; `before_s` seconds lie before it."""
     _check_rate(source.rate)
     _check_channel(source.channels, meter.limits.channel)
     max_s = meter.limits.max_s
     if (declared_s := source.declared_s) is None:
         return
-    if declared_s > max_s:
-        raise _too_long(f"lasts {declared_s:.1f} s", max_s)
+    if before_s + declared_s > max_s:
+        raise _too_long(f"lasts {before_s + declared_s:.1f} s", max_s)
     if source.present_s is not None:
         _check_whole(source, source.present_s, meter)
     meter.refuse_values(declared_s * source.rate * source.channels)
 
 
-def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
-    """Yield blocks of mono samples at the file's rate; raise an error if it ends too early."""
+def _whole_file(source: Source, meter: Meter) -> Iterator[tuple[int, Samples]]:
+    """Yield a source's blocks; raise an error if it ends too early."""
     decoded_s = 0.0
     try:
-        for block in source.blocks():
+        for rate, block in source.blocks():
+            _check_rate(rate)
             meter.count(block.size)
-            decoded_s += len(block) / source.rate
-            yield _mono(block, meter.limits.channel)
+            decoded_s += len(block) / rate
+            yield rate, block
     except (EarshotError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a decoder raises: PyAV an IndexError, say
@@ -167,11 +210,11 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
         _check_whole(source, decoded_s, meter)
 
 
-def _mono(block: Samples, channel: int) -> Samples:
-    if channel < 0 and block.shape[1] > 1:
-        mean: Samples = block.mean(axis=1, dtype=np.float32)
-        return mean
-    return block[:, max(0, channel)]
+def _mix(source: Source, channel: int) -> Downmix | OwnChannel:
+    """Return what makes one channel of a file's channels: of all, or of one alone."""
+    if channel < 0 or source.channels < 2:
+        return Downmix(source.layout, source.channels)
+    return OwnChannel(channel)
 
 
 def _check_channel(channels: int, channel: int) -> None:
@@ -206,34 +249,52 @@ def _check_rate(rate: int) -> None:
 
 
 def _to_16_khz(
-    blocks: Iterable[Samples], rate: int, max_s: float
+    blocks: Iterable[tuple[int, Samples]], max_s: float
 ) -> Generator[Samples, None, None]:
-    """Check, resample and clip blocks of mono samples; raise an error beyond `max_s`."""
-    count = given = 0
+    """Check, resample and clip blocks of samples; raise an error beyond `max_s`.
 
-    def checked() -> Iterator[Samples]:
-        nonlocal count
-        for block in blocks:
-            _check_values(block, count / rate)
-            count += len(block)
-            if count > max_s * rate:
-                raise _too_long(f"lasts more than {max_s:g} s", max_s)
-            yield block
-
-    for part in checked() if rate == SAMPLE_RATE else _resampled(checked(), rate):
-        if len(part):
-            given += len(part)
-            yield np.clip(part, -1.0, 1.0)
+    Args:
+        blocks: each block's rate in Hz, and its samples. The rate may change between two blocks.
+        max_s: the maximum length of all blocks together.
+    """
+    given = False
+    for samples in _resampled(_checked(blocks, max_s)):
+        if len(samples):
+            given = True
+            yield np.clip(samples, -1.0, 1.0)
     if not given:
         raise AudioError("audio holds no samples (0 s); expected some sound")
 
 
-def _resampled(blocks: Iterable[Samples], rate: int) -> Iterator[Samples]:
-    resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
-    for block in blocks:
-        yield resampler.resample_chunk(block)
-    # What it holds back until it knows that nothing follows.
-    yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tuple[int, Samples]]:
+    before_s, last_rate, count = 0.0, SAMPLE_RATE, 0  # count: samples of that rate
+    for rate, block in blocks:
+        if rate != last_rate:
+            before_s, last_rate, count = before_s + count / last_rate, rate, 0
+        _check_values(block, before_s + count / rate)
+        count += len(block)
+        if before_s + count / rate > max_s:
+            raise _too_long(f"lasts more than {max_s:g} s", max_s)
+        yield rate, block
+
+
+def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
+    for rate, group in itertools.groupby(blocks, operator.itemgetter(0)):
+        if rate == SAMPLE_RATE:
+            yield from map(operator.itemgetter(1), group)
+            continue
+        resampler: soxr.ResampleStream | None = None
+        for _, block in group:
+            if resampler is None:
+                columns = 1 if block.ndim == 1 else COLUMNS
+                nothing = block[:0]
+                resampler = soxr.ResampleStream(
+                    rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ"
+                )
+            yield resampler.resample_chunk(block)
+        # What it holds back until it knows that nothing follows.
+        if resampler is not None:
+            yield resampler.resample_chunk(nothing, last=True)
 
 
 def _check_values(block: Samples, start_s: float) -> None:

@@ -10,7 +10,34 @@ import struct
 from serve.contract.errors import AudioError
 from serve.contract.messages import AudioFile
 
-Bytes = bytes | AudioFile
+
+class Section:
+    """A part of a file, read as a file of its own, behind a header that replaces the file's.
+
+    Args:
+        file: the file's bytes.
+        begin: the part's first byte.
+        end: the byte after its last one.
+        header: bytes to read before those of the file.
+    """
+
+    def __init__(
+        self, file: "bytes | AudioFile | Section", begin: int, end: int, header: bytes = b""
+    ) -> None:
+        self._file, self._header = file, header
+        self._begin, self._end = begin, max(begin, min(end, len(file)))
+
+    def __len__(self) -> int:
+        return len(self._header) + self._end - self._begin
+
+    def __getitem__(self, place: slice) -> bytes:
+        begin, end, _ = place.indices(len(self))
+        shift = self._begin - len(self._header)
+        rest = self._file[max(self._begin, begin + shift) : max(self._begin, end + shift)]
+        return self._header[begin:end] + rest if begin < len(self._header) else rest
+
+
+Bytes = bytes | AudioFile | Section
 """A file's bytes: its length and slices are all that is asked for."""
 
 STREAM_BYTES = 0x7FFF0000
@@ -19,9 +46,8 @@ MAX_CHUNKS = 1000
 """Chunks of a WAV or AIFF file that are looked at; files that people make have some ten."""
 
 _RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
-_OGG_HEADER = 27  # before the table of segments, of one byte each
-_OGG_STREAM = slice(14, 18)  # of a page: whose it is
-_OGG_PAGE = _OGG_HEADER + 255 + 255 * 255  # the longest
+OGG_HEADER = 27  # before the table of segments, of one byte each
+_OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # the longest
 _ID3_HEADER = 10
 _ID3V1 = 128  # a tag behind an MP3
 _XING = struct.Struct(">4xIII")  # flags, and what they tell of: frames, bytes
@@ -42,11 +68,11 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
     """Look into a WAV file of 16-bit samples that states its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
-    at, size = _chunk(audio, b"fmt ", "<I")
+    at, size = find_chunk(audio, b"fmt ", "<I")
     if size < 16 or at + size > len(audio):
         return None
     tag, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", audio[at : at + 16])
-    begin, declared = _chunk(audio, b"data", "<I")
+    begin, declared = find_chunk(audio, b"data", "<I")
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
     if not plain or begin < at or not 0 < declared < STREAM_BYTES:
         return None
@@ -57,14 +83,21 @@ def sample_bytes(audio: Bytes) -> tuple[int, int]:
     """Count the bytes that a WAV or AIFF file's sample chunk declares, and those that are there."""
     little_endian = audio[:4] == b"RIFF"
     name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
-    at, size = _chunk(audio, name, layout)
+    at, size = find_chunk(audio, name, layout)
     return size, min(size, len(audio) - at)
 
 
-def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
-    """Return where the content of a WAV or AIFF file's chunk begins, and the size it declares.
+def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
+    """Find a chunk of a WAV or AIFF file.
 
-    Without such a chunk, the file's end and 0.
+    Args:
+        audio: the file.
+        name: the chunk's name.
+        layout: the format of a chunk's size, as of `struct`.
+
+    Returns:
+        The begin of the chunk's content, and its declared size; without such a chunk the file's
+        end and 0.
 
     Raises:
         AudioError: so many chunks are before it that looking on would take long.
@@ -86,17 +119,11 @@ def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Tell whether an OGG file ends with a complete page, as far as the page's header tells."""
     page = _last_ogg_page(audio)
-    if len(page) < _OGG_HEADER:
+    if len(page) < OGG_HEADER:
         return False
-    segments = page[_OGG_HEADER - 1]
-    lengths = page[_OGG_HEADER : _OGG_HEADER + segments]
-    return _OGG_HEADER + segments + sum(lengths) <= len(page)
-
-
-def ogg_has_several_streams(audio: Bytes) -> bool:
-    """Tell whether an OGG file begins and ends with different streams, mostly joined ones."""
-    page = _last_ogg_page(audio)
-    return len(page) >= _OGG_HEADER and page[_OGG_STREAM] != audio[_OGG_STREAM]
+    segments = page[OGG_HEADER - 1]
+    lengths = page[OGG_HEADER : OGG_HEADER + segments]
+    return OGG_HEADER + segments + sum(lengths) <= len(page)
 
 
 def _last_ogg_page(audio: Bytes) -> bytes:
@@ -106,20 +133,31 @@ def _last_ogg_page(audio: Bytes) -> bytes:
     return end[at:] if at >= 0 else b""
 
 
+def id3_bytes(audio: Bytes) -> int:
+    """Return the length of the ID3 tag at a file's beginning; 0: there is none."""
+    if audio[:3] != b"ID3" or len(audio) < _ID3_HEADER:
+        return 0
+    a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits
+    return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
+
+
 def mp3_states_its_length(audio: Bytes) -> bool:
     """Tell whether an MP3's first frame says how many follow (a Xing or Info header)."""
     _, tag = _xing(audio)
     return bool(tag)
 
 
-def mp3_goes_on(audio: Bytes) -> bool:
-    """Tell whether another MP3 follows where the first one ends, as its first frame says."""
+def mp3_goes_on(audio: Bytes) -> bool | None:
+    """Tell whether another MP3 follows where the first one ends, as its first frame says.
+
+    None: it does not say.
+    """
     begin, tag = _xing(audio)
     if len(tag) < _XING.size:
-        return False
+        return None
     flags, frames, size = _XING.unpack(tag[: _XING.size])
     if not flags & _XING_BYTES:
-        return False
+        return None
     end = begin + (size if flags & _XING_FRAMES else frames)
     if audio[end : end + 3] == b"TAG":
         end += _ID3V1
@@ -129,10 +167,7 @@ def mp3_goes_on(audio: Bytes) -> bool:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return where an MP3's first frame begins, and its Xing or Info header, or nothing."""
-    at = 0
-    if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
-        a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits
-        at = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
+    at = id3_bytes(audio)
     frame = audio[at : at + 64]
     place = max(frame.find(b"Xing"), frame.find(b"Info"))
     return at, frame[place:] if place >= 0 else b""

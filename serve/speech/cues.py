@@ -6,50 +6,37 @@ and reading speed are those that broadcasters and streaming services ask for: tw
 characters, 5/6 s to 7 s, 20 characters a second. A character of an East Asian script counts twice,
 so that a line has 21 of them.
 
-Words' times are used where segments have words. Elsewhere a segment's time is shared out by the
-width of its text.
+A cue holds what is said in its time. If two people speak at once, each has a line of the same cue.
+If one speaks after the other, each has a cue, unless that would be too short.
 """
 
 import dataclasses
 import itertools
 import math
-import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 
 from serve.contract.errors import OptionError, shown
 from serve.contract.messages import Segment
 from serve.contract.options import option, options_of
+from serve.speech.cue_pieces import SEGMENT, Piece, pieces_of
 
 LEAST_S, MOST_S = 5 / 6, 7.0  # that a cue is shown
 READING_SPEED = 20.0  # characters per second
-_SLOWEST = (
-    3.0  # characters per second that somebody says, where nothing but a segment's time is known
-)
 _GAP_S = 2 / 24  # of two frames, between a cue that stays longer than its words and the next one
 _SHORTEST_S = 0.02  # of a cue whose words take no time
+_FLASH_S = 0.7  # a cue that is shown for less is merged or shown longer
+_TOUCH_S = 0.1  # two people speak at once, if for longer than this
+_MOST_SPEAKERS = 8  # of a cue
 _MOST_WORDS = 300  # of a cue, whatever is asked for: the time to split a text grows with it
 
-# What a cue costs, and what a split does by what stands before it; pauses of p seconds make a split
-# cheaper by _PAUSE * p, and cost _INNER_PAUSE * (p - _SHORT_PAUSE_S) inside of a cue.
-_CUE, _CLAUSE, _SEGMENT, _ANYWHERE = 1.0, 1.5, 3.0, 5.0
+# Costs of a cue. Pauses of p seconds make a split cheaper by _PAUSE * p, and cost
+# _INNER_PAUSE * (p - _SHORT_PAUSE_S) inside of a cue.
+_CUE = 1.0
 _PAUSE, _INNER_PAUSE, _SHORT_PAUSE_S = 6.0, 2.0, 0.3
 _TOO_SHORT, _TOO_FAST, _UNFILLED = 4.0, 2.0, 0.3
+_FLASH = 20.0  # of a cue that is shown for less than _FLASH_S
+_CHANGE = 4.0  # another person speaks in it, after the one before
 _LINE_SPLIT = 0.3  # of two lines, where no clause ends
-
-_SENTENCE_ENDS = ".?!…。？！｡"
-_CLAUSE_ENDS = ",;:—–،؛，、；：､"
-_CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may stand behind these ends
-# No line begins with the first, or ends with the second: Japanese and Chinese rules of typesetting.
-_NO_START = frozenset(
-    _SENTENCE_ENDS + _CLAUSE_ENDS + _CLOSING + "%‰°ー々〻ゝゞヽヾ・ะาำๅๆฯ"
-    "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶ"
-)
-_NO_END = frozenset("([{«“‘¿¡「『（【《〈［｛$€£¥￥#เแโใไ")
-_SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
-_HANGUL = re.compile(r"[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")  # wide, and written with spaces
-
-_ABBREVIATION = re.compile(r"[bcdfghjklmnpqrstvwxz]{1,3}\.", re.IGNORECASE)  # Mr., St., a name's J.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,159 +83,70 @@ def check_bounds(name: str, value: object) -> None:
         raise OptionError(f"{shown(value)}; expected {least} to {most}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
-    """A word, or characters between which no line may be broken."""
-
-    text: str  # without spaces around it
-    space: bool  # stands before it
-    start: float  # s
-    end: float  # s
-    width: int
-    cost: float  # of a split behind it
+Lines = tuple[tuple[Piece, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cue:
-    """The lines that are shown at a time."""
+    """Lines that are shown at a time."""
 
     start: float  # s
     end: float  # s
-    lines: tuple[tuple[Piece, ...], ...]
-    speaker: str | None = None
+    turns: tuple[tuple[str | None, Lines], ...]  # of each speaker, in order of their first words
+
+    @property
+    def lines(self) -> Lines:
+        """The lines of all speakers."""
+        return tuple(line for _, lines in self.turns for line in lines)
+
+    @property
+    def speakers(self) -> tuple[str | None, ...]:
+        """The speakers, in the order of their lines."""
+        return tuple(speaker for speaker, _ in self.turns)
 
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:
-    """Split a transcript into cues, in order; none is shown beside the next or has two speakers.
+    """Split a transcript into cues, in order; none is shown while another is.
+
+    A cue is shown for 0.7 s at least, unless `max_words_per_line` asks for a few words each.
 
     Args:
-        segments: with words or without.
+        segments: in order of time, with words or without.
         options: sizes within `BOUNDS`.
         duration: of the audio in seconds, behind which no cue stays for being read.
     """
-    width = options.max_line_width
-    parts = [
-        (part, speaker)
-        for speaker, run in itertools.groupby(segments, key=lambda segment: segment.speaker)
-        for part in _split([piece for segment in run for piece in _pieces(segment, width)], options)
+    groups = _split(pieces_of(segments, options.max_line_width), options, duration)
+    following = [*(group[0].start for group in groups[1:]), None]
+    times = [
+        [group[0].start, _end(group, after, duration)]
+        for group, after in zip(groups, following, strict=False)
     ]
-    starts = [part[0].start for part, _ in parts[1:]]
+    if options.max_words_per_line is None:
+        _lengthen(times, duration)
+    for before, after in itertools.pairwise(times):
+        after[0] = max(before[1], after[0])
+        after[1] = max(after[0] + _SHORTEST_S, after[1])
     return [
-        Cue(part[0].start, _end(part, following, duration), _lines(part, options), speaker)
-        for (part, speaker), following in itertools.zip_longest(parts, starts)
+        Cue(start, end, tuple(_turns(group, options)))
+        for (start, end), group in zip(times, groups, strict=True)
     ]
 
 
-def width_of(text: str) -> int:
-    """Measure the room that a text takes: East Asian characters count 2, marks on others 0."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_width, text))
-
-
-def _width(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-# ---------------------------------------------------------------- what is never split
-
-
-def _pieces(segment: Segment, max_width: int) -> Iterator[Piece]:
-    """Cut a segment's text into pieces that fit into a line."""
-    joined: list[tuple[str, float, float]] = []
-    for text, start, end in _timed(segment):
-        if joined and not _may_split(joined[-1][0][-1], text[0]):
-            before, begin, _ = joined.pop()
-            text, start = before + text, begin
-        joined.append((text, start, max(start, end)))
-    cut = [part for unit in joined for part in _cut(*unit, max_width)]
-    for number, (text, start, end) in enumerate(cut, start=1):
-        bare = " ".join(text.split())
-        cost = _split_cost(bare, number == len(cut))
-        space = text[0].isspace() or (number == 1 and not _stands_alone(bare[0]))
-        yield Piece(bare, space, start, end, width_of(bare), cost)
-
-
-def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
-    """Yield (text, start, end) of words, or of what could be one; a space begins the text."""
-    if segment.words:
-        for word in segment.words:
-            if word.word.strip():
-                yield word.word, word.start, word.end
-        return
-    texts = [text for word in re.findall(r"\s*\S+", segment.text) for text in _characters(word)]
-    widths = [width_of(text) for text in texts]
-    total = max(sum(widths), 1)
-    each_s = min(segment.end - segment.start, total / _SLOWEST) / total
-    done = 0
-    for text, width in zip(texts, widths, strict=True):
-        yield text, segment.start + done * each_s, segment.start + (done + width) * each_s
-        done += width
-
-
-def _characters(word: str) -> Iterator[str]:
-    """Yield a word whole where spaces divide words, else its characters."""
-    begin, bare = 0, len(word) - len(word.lstrip())
-    for at in range(bare + 1, len(word)):
-        if _may_split(word[at - 1], word[at]):
-            yield word[begin:at]
-            begin = at
-    yield word[begin:]
-
-
-def _may_split(last: str, first: str) -> bool:
-    """Tell whether a line may be broken between two characters."""
-    if last.isspace() or first.isspace():
-        return True
-    if first in _NO_START or last in _NO_END or unicodedata.category(first).startswith("M"):
-        return False
-    return _stands_alone(last) or _stands_alone(first)
-
-
-def _stands_alone(char: str) -> bool:
-    """Tell whether a character's script is written without spaces."""
-    if char.isascii() or _HANGUL.match(char):
-        return False
-    return _width(char) == 2 or bool(_SPACELESS.match(char))
-
-
-def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[str, float, float]]:
-    """Cut a text into parts that fit into a line, however long its words are."""
-    if width_of(text.strip()) <= max_width:
-        yield text, start, end
-        return
-    parts = [text[: len(text) - len(text.lstrip())]]
-    for char in text.strip():
-        if parts[-1].strip() and width_of(parts[-1].strip() + char) > max_width:
-            parts.append("")
-        parts[-1] += char
-    each_s, done = (end - start) / sum(map(len, parts)), 0
-    for part in parts:
-        yield part, start + done * each_s, start + (done + len(part)) * each_s
-        done += len(part)
-
-
-def _split_cost(text: str, ends_segment: bool) -> float:
-    """Return the cost of a split behind a text, as long as nobody pauses there."""
-    last = text.rstrip(_CLOSING)[-1:]
-    if last and last in _SENTENCE_ENDS and not _ABBREVIATION.fullmatch(text):
-        return 0.0
-    if last and last in _CLAUSE_ENDS:
-        return _CLAUSE
-    return _SEGMENT if ends_segment else _ANYWHERE
+def _turns(group: Sequence[Piece], options: CueOptions) -> Iterator[tuple[str | None, Lines]]:
+    """Yield each speaker of a cue, and their lines."""
+    for speaker in dict.fromkeys(piece.speaker for piece in group):
+        yield speaker, _lines([one for one in group if one.speaker == speaker], options)
 
 
 # ---------------------------------------------------------------- cues
 
 
-def _split(pieces: Sequence[Piece], options: CueOptions) -> list[Sequence[Piece]]:
+def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> list[Sequence[Piece]]:
     """Group the pieces into cues, so that the costs of all cues and splits have the least sum."""
-    count = len(pieces)
+    count, costs = len(pieces), _split_costs(pieces)
     best, come_from = [0.0, *[math.inf] * count], [0] * (count + 1)
     for begin in range(count):
-        for end, cost in _ends(pieces, begin, options):
+        for end, cost in _ends(pieces, costs, begin, options, duration):
             if best[begin] + cost < best[end]:
                 best[end], come_from[end] = best[begin] + cost, begin
     bounds = [count]
@@ -257,43 +155,115 @@ def _split(pieces: Sequence[Piece], options: CueOptions) -> list[Sequence[Piece]
     return [pieces[begin:end] for end, begin in itertools.pairwise(bounds)][::-1]
 
 
-def _ends(pieces: Sequence[Piece], begin: int, options: CueOptions) -> Iterator[tuple[int, float]]:
+def _split_costs(pieces: Sequence[Piece]) -> list[float]:
+    """Return what it costs to split the text of each piece's speaker behind the piece."""
+    costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
+    for at in range(len(pieces) - 1, -1, -1):
+        piece = pieces[at]
+        after = following.get(piece.speaker)
+        if after is not None and not _answered(piece, pieces[at + 1], after):
+            costs[at] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
+        following[piece.speaker] = piece
+    return costs
+
+
+def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
+    """Return whether another speaks in the pause between two pieces of a speaker."""
+    other = following.speaker != piece.speaker
+    return other and piece.end - _TOUCH_S <= following.start and following.end <= after.start
+
+
+class _Candidate:
+    """A cue that may begin with a piece, as it grows by one piece after the other."""
+
+    __slots__ = (
+        *("_ends", "_line_width", "_lines", "_most_lines", "_speaker", "_used"),
+        *("end", "inner", "last", "lines", "start", "width"),
+    )
+
+    def __init__(self, start: float, options: CueOptions) -> None:
+        self.start = self.end = start  # of the last word
+        self.width = self.lines = 0
+        self.inner = 0.0  # cost of pauses and changes in it
+        self.last: dict[str | None, int] = {}  # each speaker's last piece
+        self._used: dict[str | None, int] = {}  # width of each speaker's last line
+        self._ends: dict[str | None, float] = {}  # where each speaker's last word ends
+        self._line_width, self._most_lines = options.max_line_width, options.max_line_count
+        self._speaker: str | None = None  # of the last piece
+
+    @property
+    def room(self) -> int:
+        """The width of all lines that it may have."""
+        return self._line_width * max(self._most_lines, len(self._used))
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether it has no more lines and speakers than it may."""
+        speakers = len(self._used)
+        return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
+
+    def add(self, piece: Piece, at: int) -> None:
+        """Add the next piece, whose place is `at`."""
+        speaker = piece.speaker
+        if self._used:
+            self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
+            if speaker != self._speaker:
+                until = max(end for who, end in self._ends.items() if who != speaker)
+                self.inner += _CHANGE * (until - piece.start <= _TOUCH_S)
+        used = self._used.get(speaker, 0)
+        after = used + piece.width + (piece.space and used > 0)
+        if not used or after > self._line_width:
+            self.lines += 1
+            after = piece.width
+        self._used[speaker] = after
+        self.width += piece.width + (piece.space and self.width > 0)
+        self.end = max(self.end, piece.end)
+        self._ends[speaker] = max(piece.end, self._ends.get(speaker, 0.0))
+        self._speaker = speaker
+        self.last[speaker] = at
+
+
+def _ends(
+    pieces: Sequence[Piece],
+    costs: Sequence[float],
+    begin: int,
+    options: CueOptions,
+    duration: float,
+) -> Iterator[tuple[int, float]]:
     """Yield each end of a cue that may begin with a piece, and its cost with the split there."""
-    width, lines = options.max_line_width, 1
-    room = width * options.max_line_count
     most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
-    start, used, inner, whole = pieces[begin].start, 0, 0.0, 0
+    cue = _Candidate(pieces[begin].start, options)
     for at in range(begin, min(begin + most, len(pieces))):
         piece = pieces[at]
-        used += piece.width + (piece.space and used > 0)
-        whole += piece.width + (piece.space and whole > 0)
-        if used > width:
-            lines, used = lines + 1, piece.width
-        if at > begin and (lines > options.max_line_count or piece.end - start > MOST_S):
+        cue.add(piece, at)
+        if at > begin and (not cue.fits or piece.end - cue.start > MOST_S):
             return
-        following = pieces[at + 1].start if at + 1 < len(pieces) else math.inf
-        pause = max(0.0, following - piece.end)
-        cost = _CUE + inner + _UNFILLED * (1 - whole / room) ** 2
-        cost += _reading_cost(whole, following - start)
+        cost = _CUE + cue.inner + _UNFILLED * (1 - cue.width / cue.room) ** 2
         if at + 1 < len(pieces):
-            cost += max(0.0, piece.cost - _PAUSE * pause)
+            following = pieces[at + 1].start
+            cost += _reading_cost(cue.width, following - cue.start)
+            cost += sum(costs[last] for last in cue.last.values())
+            cost += _PAUSE * max(0.0, cue.end - following - _TOUCH_S)
+        elif begin and cue.start < duration < pieces[begin - 1].end + _FLASH_S:
+            cost += _FLASH  # nor can it be shown before
         yield at + 1, cost
-        inner += max(0.0, pause - _SHORT_PAUSE_S) * _INNER_PAUSE
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
     """Return the cost of a cue that cannot be read in the time until the next."""
     cost = _TOO_SHORT * (1 - shown_s / LEAST_S) if shown_s < LEAST_S else 0.0
+    if shown_s < _FLASH_S:
+        cost += _FLASH
     needed_s = width / READING_SPEED
     if shown_s < needed_s:
         cost += _TOO_FAST * (min(needed_s / max(shown_s, _SHORTEST_S), 5.0) - 1)
     return cost
 
 
-def _end(part: Sequence[Piece], following: float | None, duration: float) -> float:
+def _end(group: Sequence[Piece], following: float | None, duration: float) -> float:
     """Return when a cue goes: with its last word, or once it can be read, but before the next."""
-    start, end = part[0].start, part[-1].end
-    width = sum(piece.width + piece.space for piece in part) - part[0].space
+    start, end = group[0].start, max(piece.end for piece in group)
+    width = sum(piece.width + piece.space for piece in group) - group[0].space
     wanted = start + max(LEAST_S, width / READING_SPEED)
     room = duration if following is None else following - _GAP_S
     end = min(max(end, min(wanted, room)), start + MOST_S)
@@ -302,10 +272,29 @@ def _end(part: Sequence[Piece], following: float | None, duration: float) -> flo
     return max(end, start + _SHORTEST_S)
 
 
+def _lengthen(times: list[list[float]], duration: float) -> None:
+    """Show each cue for _FLASH_S, as far as its neighbours keep as much.
+
+    Args:
+        times: start and end in seconds of each cue, in order; they are changed.
+        duration: of the audio in seconds.
+    """
+    for number, (start, end) in enumerate(times):
+        if end - start >= _FLASH_S:
+            continue
+        before = times[number - 1] if number else [-_FLASH_S, 0.0]
+        after = times[number + 1] if number + 1 < len(times) else [duration, math.inf]
+        end = min(start + _FLASH_S, max(end, after[0]))
+        start = min(start, max(end - _FLASH_S, min(before[1], before[0] + _FLASH_S)))
+        end = min(start + _FLASH_S, max(end, after[1] - _FLASH_S))
+        times[number][:] = start, end
+        before[1], after[0] = min(before[1], start), max(after[0], end)
+
+
 # ---------------------------------------------------------------- lines
 
 
-def _lines(part: Sequence[Piece], options: CueOptions) -> tuple[tuple[Piece, ...], ...]:
+def _lines(part: Sequence[Piece], options: CueOptions) -> Lines:
     """Break a cue into lines: as few as can be, of one length, and broken where a clause ends."""
     count, limit = len(part), options.max_line_width
     best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and begin of the last line
@@ -317,7 +306,7 @@ def _lines(part: Sequence[Piece], options: CueOptions) -> tuple[tuple[Piece, ...
             if used > limit and begin + 1 < end:
                 break
             lines, cost, _ = best[begin]
-            if begin and part[begin - 1].cost >= _SEGMENT:
+            if begin and part[begin - 1].cost >= SEGMENT:
                 cost += _LINE_SPLIT
             choices.append((lines + 1, cost + (1 - used / limit) ** 2, begin))
         best.append(min(choices))

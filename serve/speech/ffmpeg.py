@@ -5,17 +5,22 @@ some 350 formats; among them are lists of files and addresses to open, scripts, 
 captures of the screen, and each is code that a hostile file could aim at.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import av
+import numpy as np
 from av.codec import codecs_available
+from av.stream import Disposition
 
-from serve.contract.errors import AudioError
+from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import kinds
+from serve.speech import kinds, layouts, tracks
+from serve.speech.clock import FileClock
 from serve.speech.containers import Bytes
 from serve.speech.meter import Meter, MeteredFile
-from serve.speech.pcm import EXPECTED
+from serve.speech.pcm import BLOCK_VALUES, EXPECTED
+from serve.speech.tracks import Track
 
 # Files in which people keep speech: of phones (mov: MP4, M4A, 3GP; amr, caf), browsers (matroska:
 # WebM, too), broadcasts (mpegts, mpeg, ac3, eac3, flv), computers (wav, au, asf: WMA, avi, w64,
@@ -39,6 +44,21 @@ _DECLARING = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
 """Formats whose header says how long a track lasts, and FFmpeg repeats it."""
 _DECLARING_WHOLE = ("matroska", "flv")
 """The same of the file, whose pictures may last longer than its sound."""
+_MICROSECONDS = 1_000_000  # FFmpeg's unit of a file's times
+_CLOCKED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
+"""Formats whose packets tell their times. In others a time is counted from the bytes before."""
+_MIN_BYTES_PER_S = 250.0
+"""Files with fewer have gaps: their clock does not tell how much sound they hold."""
+_NOT_MAIN = (
+    Disposition.comment
+    | Disposition.visual_impaired
+    | Disposition.descriptions
+    | Disposition.karaoke
+    | Disposition.clean_effects
+    | Disposition.dependent
+)
+_STREAMS = ("mp3", "aac", "ac3", "eac3")
+"""Formats that are frames alone, so that a part of a stream is a file as well."""
 
 
 class FFmpegFile:
@@ -51,6 +71,7 @@ class FFmpegFile:
 
     Raises:
         AudioError: FFmpeg knows it, but it has no sound that can be decoded.
+        OptionError: it does not have the track that is asked for.
         Exception: FFmpeg's own, where it is of no such format.
     """
 
@@ -63,57 +84,151 @@ class FFmpegFile:
             "codec_whitelist": ",".join(_DECODERS + _PLAIN),
             "protocol_whitelist": "none",
         }
+        self._meter = meter
         self._file = av.open(
             MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
         )
-        self._format = self._file.format.name
-        streams = self._file.streams.audio
-        if not streams:
+        self.format = self._file.format.name
+        try:
+            self._stream = self._picked_stream()
+        except EarshotError:
             self._file.close()
-            raise AudioError(f"audio has no sound track; {EXPECTED}")
-        self._stream = streams[0]
+            raise
         codec = self._stream.codec_context
-        if codec is None or codec.codec.name not in _DECODERS + _PLAIN:
-            kind = "nothing known" if codec is None else codec.codec.name
-            self._file.close()
-            raise AudioError(kinds.undecoded(kind))
         codec.thread_count = 1  # in the calling thread, whose processor time is counted
+        self._decoded = self._frames()
         self.rate: int = self._stream.rate
         self.channels: int = codec.channels
-        self.declared_s = self._declared_s()
+        self.layout = _layout(codec.layout)
+        if not self.rate:  # it begins so late that FFmpeg has not seen it
+            self._look_ahead()
+        self.declared_s = self._declared_s(len(audio))
 
-    def _declared_s(self) -> float | None:
-        if self._format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
-            return float(self._stream.duration * self._stream.time_base)
+    def _picked_stream(self) -> av.AudioStream:
+        streams = self._file.streams.audio
+        if not streams:
+            raise AudioError(f"audio has no sound track; {EXPECTED}")
+        found = [_track(stream) for stream in streams]
+        wanted = self._meter.limits.track
+        place = tracks.pick(found, wanted)
+        if not found[place].readable:
+            codec = streams[place].codec_context
+            raise AudioError(kinds.undecoded("nothing known" if codec is None else codec.name))
+        if len(found) > 1 and not wanted:
+            self._meter.warn(tracks.others(found, place))
+        return streams[place]
+
+    def _declared_s(self, size: int) -> float | None:
+        """Return the seconds that the file declares, from where its clock begins."""
+        declared_s = None
+        if self.format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
+            declared_s = float(self._stream.duration * self._stream.time_base)
         alone = len(self._file.streams) == 1
-        if self._format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
-            return float(self._file.duration) / 1_000_000  # FFmpeg's unit is 1 us
-        return None
+        if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
+            # Some declare the time at which they end.
+            start, end = self._file.start_time or 0, self._file.duration
+            declared_s = (end - start if 0 < start < end else end) / _MICROSECONDS
+        if declared_s is not None and size < declared_s * _MIN_BYTES_PER_S:
+            too_long = declared_s > self._meter.limits.max_s
+            return None if too_long and self.format.startswith(_CLOCKED) else declared_s
+        return declared_s
 
-    def blocks(self) -> Iterator[Samples]:
+    def _look_ahead(self) -> None:
+        """Learn from the first frame what FFmpeg does not know of the track."""
+        first = next(self._decoded, None)
+        if first is not None:
+            self._decoded = itertools.chain([first], self._decoded)
+            self.rate, self.layout = first.sample_rate, _layout(first.layout)
+            self.channels = len(first.layout.channels)
+
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
         """See `Source`."""
+        clock = self._clock()
+        try:
+            yield from self._timed(clock)
+        except Exception:
+            self._tell(clock)
+            raise
+        self._tell(clock)
+
+    def _timed(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
+        """Yield the sound, and silence where the file's clock has none."""
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
-        to_float, layout = av.AudioResampler(format="flt"), ""
-        for frame in self._frames():
-            if frame.sample_rate != self.rate:
-                raise AudioError(
-                    f"audio changes from {self.rate} to {frame.sample_rate} samples a second; "
-                    "expected one rate"
-                )
-            if frame.layout.name != layout:  # as a broadcast's does: the next part is stereo
-                to_float, layout = av.AudioResampler(format="flt"), frame.layout.name
+        to_float, kind = av.AudioResampler(format="flt"), (0, "")
+        for frame in self._decoded:
+            if (frame.sample_rate, frame.layout.name) != kind:
+                # A broadcast's next programme may have another rate or other channels.
+                kind = frame.sample_rate, frame.layout.name
+                to_float = av.AudioResampler(format="flt")
+                self.layout = _layout(frame.layout)
             for part in to_float.resample(frame):
                 values: Samples = part.to_ndarray()  # type: ignore[assignment]
-                yield values.reshape(part.samples, -1)
+                block = values.reshape(part.samples, -1)
+                if clock is not None:
+                    yield from self._silence(clock, frame, block)
+                yield frame.sample_rate, block
+
+    def _clock(self) -> FileClock | None:
+        if not self.format.startswith(_CLOCKED):
+            return None
+        start, alone = self._file.start_time, len(self._file.streams) == 1
+        start_s = None if start is None or alone else start / _MICROSECONDS
+        return FileClock(start_s, self._meter.limits.max_s)
+
+    def _silence(
+        self, clock: FileClock, frame: av.AudioFrame, block: Samples
+    ) -> Iterator[tuple[int, Samples]]:
+        rate, skipped_s = frame.sample_rate, clock.skipped_s
+        if not rate:
+            return
+        begins_s = clock.begins_s
+        count = round(rate * clock.silence_before(frame.time, len(block) / rate))
+        if self.declared_s is not None:
+            # What is declared has gaps in it, but not the silence before the sound.
+            self.declared_s += clock.begins_s - begins_s - (clock.skipped_s - skipped_s)
+        most = max(1, BLOCK_VALUES // block.shape[1])
+        for at in range(0, count, most):
+            yield rate, np.zeros((min(most, count - at), block.shape[1]), np.float32)
+
+    def _tell(self, clock: FileClock | None) -> None:
+        for text in clock.warnings() if clock is not None else ():
+            self._meter.warn(text)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
+        begun, error = False, None
         for packet in self._file.demux(self._stream):
             try:
-                yield from packet.decode()
-            except av.InvalidDataError:
-                if self._format != "mp3":
-                    raise  # between two MP3 it is the second's tag, say: libsndfile resumes, too
+                for frame in packet.decode():
+                    begun = True
+                    yield frame
+            except av.InvalidDataError as found:
+                # Between two MP3 it is the second's tag, for example. Streams may begin inside a
+                # frame.
+                if self.format != "mp3" and (begun or self.format not in _STREAMS):
+                    raise
+                error = found
+        if error is not None and not begun:
+            raise error
 
     def close(self) -> None:
         """See `Source`."""
         self._file.close()
+
+
+def _layout(layout: av.AudioLayout) -> layouts.Layout:
+    return layouts.known(tuple(channel.name for channel in layout.channels))
+
+
+def _track(stream: av.AudioStream) -> Track:
+    codec = stream.codec_context
+    readable = codec is not None and codec.codec.name in _DECODERS + _PLAIN
+    name = "unknown" if codec is None else codec.codec.name
+    count = 0 if codec is None else codec.channels
+    sound = {0: "", 1: ", mono", 2: ", stereo"}.get(count, f", {count} channels")
+    return Track(
+        stream.language or "",
+        name + sound,
+        bool(stream.disposition & Disposition.default),
+        not stream.disposition & _NOT_MAIN,
+        readable,
+    )

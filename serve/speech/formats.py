@@ -9,12 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from serve.contract.messages import Segment, Transcript, Word
-from serve.speech.cues import DEFAULT, Cue, CueOptions, Piece, split
+from serve.speech.cue_pieces import Piece
+from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
 SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats that have cues
 Escape = Callable[[str], str]
-Mark = Callable[[str | None, str | None], str]  # of a cue's speaker, and of the one's before it
+# The text of a cue, by the speakers of the cue before and the pieces that are underlined.
+Write = Callable[[Cue, Sequence[str | None], Sequence[Piece]], str]
 
 
 def render(transcript: Transcript, file: str, format: Format, cues: CueOptions = DEFAULT) -> str:
@@ -95,7 +97,7 @@ def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
     """Write numbered blocks with a comma before the milliseconds."""
     blocks = [
         f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n"
-        for number, (start, end, text) in enumerate(_shown(cues, highlighted, str, _name), start=1)
+        for number, (start, end, text) in enumerate(_shown(cues, highlighted, _named), start=1)
     ]
     return "\n".join(blocks)
 
@@ -104,7 +106,7 @@ def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
     """Write a header, then blocks; `&` and `<` would be markup."""
     blocks = [
         f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
-        for start, end, text in _shown(cues, highlighted, _without_markup, _voice)
+        for start, end, text in _shown(cues, highlighted, _voiced)
     ]
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -114,16 +116,31 @@ def _without_markup(text: str) -> str:
 
 
 def _shown(
-    cues: Sequence[Cue], highlighted: bool, escape: Escape, mark: Mark
+    cues: Sequence[Cue], highlighted: bool, write: Write
 ) -> Iterator[tuple[float, float, str]]:
     """Yield (start, end, text) of every block."""
-    before = None
+    before: Sequence[str | None] = (None,)
     for cue in cues:
-        label = mark(cue.speaker, before)
-        whole = (cue.start, cue.end, _text(cue, escape))
-        for start, end, text in _highlights(cue, escape) if highlighted else (whole,):
-            yield start, end, f"{label}{text}"
-        before = cue.speaker
+        for start, end, marked in _highlights(cue) if highlighted else [(cue.start, cue.end, ())]:
+            yield start, end, write(cue, before, marked)
+        before = cue.speakers
+
+
+def _named(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
+    """Write a cue's lines, with a name where another speaker begins."""
+    known = before[0] if len(before) == len(cue.turns) == 1 else None
+    return "\n".join(
+        f"{_name(speaker, known)}{_text(lines, str, marked)}" for speaker, lines in cue.turns
+    )
+
+
+def _voiced(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
+    """Write a cue's lines with WebVTT's own mark of who speaks, in every cue."""
+    end = "</v>" if len(cue.turns) > 1 else ""
+    return "\n".join(
+        f"{_voice(speaker)}{_text(lines, _without_markup, marked)}{end * (speaker is not None)}"
+        for speaker, lines in cue.turns
+    )
 
 
 def _name(speaker: str | None, before: str | None) -> str:
@@ -133,8 +150,7 @@ def _name(speaker: str | None, before: str | None) -> str:
     return f"{_plain(speaker)}: "
 
 
-def _voice(speaker: str | None, before: str | None) -> str:
-    """Return WebVTT's own mark of who speaks, in every cue."""
+def _voice(speaker: str | None) -> str:
     if speaker is None:
         return ""
     return f"<v {_without_markup(_plain(speaker)).replace('>', '&gt;')}>"
@@ -145,30 +161,24 @@ def _plain(name: str) -> str:
     return _one_line(name).replace("-->", "->")
 
 
-def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:
-    """Yield a block for each word, with it underlined, and one for each time without a word."""
-    shown_until = cue.start
-    for piece in itertools.chain(*cue.lines):
-        start, end = max(piece.start, shown_until), min(piece.end, cue.end)
-        if start > shown_until:
-            yield shown_until, start, _text(cue, escape)
-        if end > start:
-            yield start, end, _text(cue, escape, piece)
-        shown_until = max(shown_until, start, end)
-    if cue.end > shown_until:
-        yield shown_until, cue.end, _text(cue, escape)
+def _highlights(cue: Cue) -> Iterator[tuple[float, float, Sequence[Piece]]]:
+    """Yield (start, end, words that are said) of each time in which these are the same."""
+    pieces = list(itertools.chain(*cue.lines))
+    times = {cue.start, cue.end} | {time for one in pieces for time in (one.start, one.end)}
+    for start, end in itertools.pairwise(sorted(t for t in times if cue.start <= t <= cue.end)):
+        yield start, end, [one for one in pieces if one.start <= start < one.end]
 
 
-def _text(cue: Cue, escape: Escape, marked: Piece | None = None) -> str:
-    """Join a cue's lines, in which one piece may be underlined."""
-    lines = []
-    for line in cue.lines:
-        texts = [
-            f"{' ' * piece.space}{_marked(escape(piece.text), piece is marked)}" for piece in line
-        ]
-        # Nothing may be taken for a cue's times.
-        lines.append("".join(texts).strip().replace("-->", "->"))
-    return "\n".join(lines)
+def _text(lines: Lines, escape: Escape, marked: Sequence[Piece]) -> str:
+    """Join lines, in which some pieces may be underlined."""
+    texts = [
+        "".join(
+            f"{' ' * piece.space}{_marked(escape(piece.text), piece in marked)}" for piece in line
+        )
+        for line in lines
+    ]
+    # Nothing may be taken for a cue's times.
+    return "\n".join(text.strip().replace("-->", "->") for text in texts)
 
 
 def _marked(text: str, marked: bool) -> str:

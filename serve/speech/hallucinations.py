@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from serve.contract.messages import Segment, Word
 from serve.speech.features import WINDOW_S
 from serve.speech.windows import Decoded
-from serve.speech.words import PUNCTUATION
+from serve.speech.word_parts import PUNCTUATION
 
 _UNLIKELY = 0.15  # a word of lower probability is odd
 _SHORTEST_S = 0.133  # shorter: odder by `_SHORTNESS` a second

@@ -38,6 +38,16 @@ _TAG = re.compile(r"([a-z]{2,3})([-_][a-z0-9]{1,8}){0,4}")
 _OTHER_CODES = {"nb": "no", "jv": "jw", "iw": "he", "in": "id", "cmn": "zh", "fil": "tl"}
 _MAX_CHARS = 64
 
+# Languages that a checkpoint takes for each other within one speaker's recording.
+_CLOSE = ("bs hr sr", "da nn no", "hi ur", "id ms", "yue zh", "cs sk", "es gl", "be ru uk", "bg mk")
+CLOSE_LANGUAGES = tuple(frozenset(codes.split()) for codes in _CLOSE)
+"""Codes of languages that are close to each other."""
+
+
+def are_close(code: str, other: str) -> bool:
+    """Tell whether two languages are the same or close to each other."""
+    return code == other or any({code, other} <= codes for codes in CLOSE_LANGUAGES)
+
 
 def language_code(text: str) -> str | None:
     """Return the code of a language in Whisper; None where there is no such.

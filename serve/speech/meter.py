@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from serve.contract.errors import AudioError, AudioLimitError, CancelledError
+from serve.contract.errors import AudioError, AudioLimitError, CancelledError, CutShortError
 from serve.contract.messages import Samples
 from serve.speech.containers import Bytes
 
 MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens
+PART_HEADER_READS = 200  # how many more each further part of a joined file may take
 
 _SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
 
@@ -26,6 +27,7 @@ class Limits:
     max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
     partial: bool = False  # partial: what is there of audio that was cut short is taken
     channel: int = -1  # that alone is decoded, of several; -1: all of them together
+    track: str = ""  # audio_track: number or language of the file's track; empty: the default one
 
 
 def too_slow(limits: Limits) -> AudioLimitError:
@@ -63,9 +65,12 @@ class Meter:
         warn: Callable[[str], None] = ignore,
     ) -> None:
         self.limits = limits
-        self.stopped, self.warn = stopped, warn
+        self.stopped, self._warn = stopped, warn
+        self._part = ""  # names the part of a joined file in what is told of it
         self._values = 0
-        self._header_reads: int | None = 0  # None once the header is read
+        self._header_reads = 0  # of all parts
+        self._max_header_reads = MAX_HEADER_READS
+        self._in_header = True
         self._spent_s = 0.0  # in the steps before this one
         self._began_s = 0.0  # time of this step's thread at which it began
 
@@ -90,6 +95,17 @@ class Meter:
                     return
                 yield block
 
+    def begin_part(self, number: int, count: int) -> None:
+        """Note that a library reads the header of a joined file's next part.
+
+        Args:
+            number: the part's, from 1 on.
+            count: of all parts.
+        """
+        self._part = f" (part {number} of {count} that were joined)"
+        self._max_header_reads += PART_HEADER_READS
+        self._in_header = True
+
     def end_header(self) -> None:
         """Note that the header is read.
 
@@ -97,7 +113,7 @@ class Meter:
             AudioError, CancelledError: it cost too much; see `check`.
         """
         self.check()
-        self._header_reads = None
+        self._in_header = False
 
     def count(self, values: int) -> None:
         """Note that so many values were decoded.
@@ -106,20 +122,24 @@ class Meter:
             AudioLimitError: these are too many.
         """
         self._values += values
-        self.refuse_values(self._values)
+        self.refuse_values(0)
 
     def refuse_values(self, values: float) -> None:
-        """Refuse audio that holds too many values.
+        """Refuse audio that holds so many values beside those counted, if these are too many.
 
         Raises:
-            AudioLimitError: it does.
+            AudioLimitError: they are.
         """
-        if values > (limit := self.limits.max_values):
+        if (total := self._values + values) > (limit := self.limits.max_values):
             raise AudioLimitError(
-                f"audio holds {values / 1e6:.1f} million samples or more in all its channels, "
+                f"audio holds {total / 1e6:.1f} million samples or more in all its channels, "
                 f"transcriber.max_decoded_msamples allows {limit / 1e6:g} million; send fewer "
                 "channels, a lower rate or parts"
             )
+
+    def warn(self, text: str) -> None:
+        """Pass on a warning."""
+        self._warn(text + self._part)
 
     def cut_short(self, text: str, cause: Exception | None = None) -> None:
         """Note that the audio is cut short.
@@ -129,19 +149,18 @@ class Meter:
             cause: a library's error that told.
 
         Raises:
-            AudioError: whole audio is wanted.
+            CutShortError: whole audio is wanted.
         """
         if not self.limits.partial:
-            raise AudioError(
-                f"{text}; send the whole file, or ask with partial = true for the text of what is "
-                "there"
+            raise CutShortError(
+                f"{text}{self._part}; send the whole file, or ask with partial = true for the "
+                "text of what is there"
             ) from cause
         self.warn(text)
 
     def may_read(self) -> bool:
         """Count a read of the file by a library; False: it gets nothing more."""
-        if self._header_reads is not None:
-            self._header_reads += 1
+        self._header_reads += self._in_header
         return not (self.stopped() or self._endless_header or self._too_slow)
 
     def check(self) -> None:
@@ -155,15 +174,15 @@ class Meter:
             raise CancelledError("the request ended while its audio was decoded")
         if self._endless_header:
             raise AudioError(
-                f"audio's header is not complete after {MAX_HEADER_READS} reads; expected a file "
-                "without thousands of chunks that are not sound"
+                f"audio's header is not complete after {self._max_header_reads} reads; "
+                "expected a file without thousands of chunks that are not sound"
             )
         if self._too_slow:
             raise too_slow(self.limits)
 
     @property
     def _endless_header(self) -> bool:
-        return self._header_reads is not None and self._header_reads > MAX_HEADER_READS
+        return self._in_header and self._header_reads > self._max_header_reads
 
     @property
     def _too_slow(self) -> bool:

@@ -2,23 +2,35 @@
 
 libsndfile reads WAV, AIFF, FLAC, OGG, MP3, CAF of plain samples or ALAC, and some formats of
 laboratories. FFmpeg (`serve.speech.ffmpeg`) reads what phones, browsers, broadcasts and corpora
-make: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others; WAV streams without a length, and OGG
-or MP3 files one behind the other. Libraries get the file through a meter, which ends it for them
-where reading has cost too much.
+make: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others; and MP3 files one behind the other.
+Libraries get the file through a meter, which ends it for them where reading has cost too much.
+
+Before a library sees a file, the header of an HTTP answer is taken off (`captured`), joined files
+are separated (`joined`), and a wrong size of the sound is corrected (`sizes`).
 
 They are C, and take what memory and time a file makes them take: `serve.speech.sandbox` runs this
 in processes that end with their file.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import soundfile
 
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import containers, ends, kinds
+from serve.speech import (
+    captured,
+    containers,
+    ends,
+    joined,
+    kinds,
+    layouts,
+    mpeg_frames,
+    sizes,
+    tracks,
+)
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
@@ -29,8 +41,15 @@ _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 # for sound besides recordings, samplers' instruments and matrices.
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
-_JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes_on}
-"""Checks whether a file of a format is several, one behind the other."""
+_ORDERED = ("OGG", "CAF")
+"""Formats with an order of channels of their own, which FFmpeg knows."""
+# Values of a block. One that cannot be read in whole is lost, so a damaged file wants small ones.
+_SNDFILE_VALUES = BLOCK_VALUES >> 4
+_LAYOUTS = {
+    "WAV": layouts.wav_layout,
+    "WAVEX": layouts.wav_layout,
+    "FLAC": layouts.flac_layout,
+}
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -61,7 +80,22 @@ def decode(
 
 
 def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, None]:
-    yield from samples_of(open_source(audio, meter), meter)
+    parts = joined.split(captured.body(audio), meter.check)
+    yield from samples_of(_opened_parts(parts, meter), meter)
+
+
+def _opened_parts(parts: Sequence[containers.Bytes], meter: Meter) -> Iterator[Source]:
+    """Open the parts of a joined file, each when it is asked for."""
+    for number, part in enumerate(parts, 1):
+        if len(parts) > 1:
+            meter.begin_part(number, len(parts))
+        try:
+            yield open_source(part, meter)
+        except AudioError as error:
+            meter.check()  # a file that gives no more looks damaged
+            if len(parts) == 1 or not meter.limits.partial:
+                raise
+            meter.warn(str(error))
 
 
 def open_source(audio: containers.Bytes, meter: Meter) -> Source:
@@ -80,23 +114,59 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
 
 
 def _opened(audio: containers.Bytes, meter: Meter) -> Source:
+    audio, warning = sizes.corrected(audio)
+    if warning:
+        meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
+        tracks.check_only(meter.limits.track, "WAV")
         return Pcm16(audio, header)
     if ends.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends before its last part does")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
-        return FFmpegFile(audio, meter)
-    # A WAV header that was never filled in; libsndfile takes it for an empty file.
-    endless = file.frames == 0 and audio[4:8] in (b"\0" * 4, b"\xff" * 4)
-    if file.format not in _SNDFILE_FORMATS or endless:
+        return _ffmpeg_file(audio, meter)
+    if file.format not in _SNDFILE_FORMATS:
         file.close()
-        return FFmpegFile(audio, meter)
-    if file.format in _JOINED and _JOINED[file.format](audio):
-        file.close()  # libsndfile would read the first alone
+        return _ffmpeg_file(audio, meter)
+    if file.format == "MP3" and _is_joined_mp3(audio):
+        file.close()  # libsndfile would read the first MP3 alone
+        return FFmpegFile(audio, meter, "mp3")
+    if file.channels > 2 and file.format in _ORDERED:
+        file.close()
         return FFmpegFile(audio, meter, file.format.lower())
-    return _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
+    tracks.check_only(meter.limits.track, file.format)
+    return _SndFile(audio, file)
+
+
+def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
+    """Open a file by FFmpeg; a stream of MP3 or AAC from its first whole frame on."""
+    file: FFmpegFile | None = None
+    try:
+        file = FFmpegFile(audio, meter)
+    except (EarshotError, MemoryError):
+        raise
+    except Exception:
+        if (found := mpeg_frames.first_frame(audio)) is None:
+            raise
+    else:
+        found = mpeg_frames.first_frame(audio) if file.format == "aac" else None
+    begin, demuxer = found or (0, "")
+    if begin > containers.id3_bytes(audio):
+        meter.warn(
+            f"audio's first {begin} bytes are no whole frame of {demuxer.upper()}, as where a "
+            "recording of a stream begins; they are left out"
+        )
+    elif file is not None:
+        return file
+    if file is not None:
+        file.close()
+    return FFmpegFile(containers.Section(audio, begin, len(audio)), meter, demuxer)
+
+
+def _is_joined_mp3(audio: containers.Bytes) -> bool:
+    goes_on = containers.mp3_goes_on(audio)
+    return mpeg_frames.mp3_changes(audio) if goes_on is None else goes_on
 
 
 class _SndFile:
@@ -104,24 +174,25 @@ class _SndFile:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: containers.Bytes, file: Any, block_values: int) -> None:
+    def __init__(self, audio: containers.Bytes, file: Any) -> None:
         self._file = file
-        self._block_values = block_values  # a block that cannot be read in whole is lost
         self.rate: int = file.samplerate
         self.channels: int = file.channels
+        layout_of = _LAYOUTS.get(file.format)
+        self.layout = layout_of(audio, file.channels) if layout_of else layouts.UNKNOWN
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # Compressed formats repeat what their header declares.
         known = file.format in _CHUNKED_FORMATS and self.rate
         self.present_s = file.frames / self.rate if known else None
 
-    def blocks(self) -> Iterator[Samples]:
-        size = max(1, self._block_values // self._file.channels)
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
+        size = max(1, _SNDFILE_VALUES // self._file.channels)
         while True:
             block: Samples = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block):
                 return
-            yield block
+            yield self.rate, block
 
     def close(self) -> None:
         self._file.close()

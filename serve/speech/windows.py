@@ -31,6 +31,7 @@ class Window:
     # order; None where nobody listened.
     voice: tuple[tuple[float, float], ...] | None = None
     channel: int = 0  # of the audio, where each is decoded by itself
+    narrow: bool = False  # the audio so far is too low for speech; see `serve.speech.bandwidth`
 
     @property
     def duration_s(self) -> float:

@@ -4,25 +4,31 @@ The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, whic
 follows too: dynamic time warping finds the frames at which one token's attention hands over to the
 next one's, tokens are joined to words, punctuation to the words beside it, and words that grew into
 a pause are cut to twice the length of an average word. Nothing here calls a model.
+
+That algorithm begins a word at every punctuation mark. An answer's word begins at a space of the
+text: `give_words` joins the parts of a word (`l` and `'étoile`, `25` and `,700`) in the end.
 """
 
 import dataclasses
-import string
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from serve.contract.messages import Alignment, Segment, TokenLogprob, Word
+from serve.speech.word_parts import (
+    SPACELESS,
+    Decode,
+    Timing,
+    characters,
+    join_punctuation,
+    split_words,
+    whole_words,
+)
 
 FRAMES_PER_S = 50  # of an alignment
-SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages written without spaces
 
-Decode = Callable[[Sequence[int]], str]
-
-_PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
-_APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
-PUNCTUATION = _PREPENDED + _APPENDED
 _SENTENCE_ENDS = ".。!！?？"
 _LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measured
 _PAUSE = 4  # median words between two words that stand apart
@@ -30,22 +36,6 @@ _LEAST_PROB = 1e-30  # has a logarithm
 _DISAGREEMENT_S = 0.5  # by so much a segment's times must differ from its words' to be believed
 _ONSET_S = 0.1  # a word may begin so much before a voice is heard
 _LEAST_VOICE_S = 0.02  # of a word that say where it is
-
-
-@dataclasses.dataclass
-class Timing:
-    """A word of a window; its times count from the window's start."""
-
-    text: str  # with the space that begins it; "" once it was joined to a neighbour
-    tokens: int  # of how many text tokens it is made
-    start_s: float
-    end_s: float
-    probability: float
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds that it takes."""
-        return self.end_s - self.start_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +53,7 @@ class WindowWords:
 
     timings: tuple[Timing, ...]
     median_s: float
+    spaceless: bool = False  # their language is written without spaces
     characters: tuple[Characters, ...] | None = None  # its tokens; None: not asked for
 
     @property
@@ -125,53 +116,9 @@ def of_first(alignment: Alignment, count: int, frames: int) -> Alignment:
     )
 
 
-def split_words(
-    tokens: Sequence[int], decode: Decode, language: str
-) -> tuple[list[str], list[int]]:
-    """Join text tokens to words: at spaces, or at every character where a language has no spaces.
-
-    Punctuation that is a token of its own is a word of its own.
-
-    Args:
-        tokens: text tokens.
-        decode: text of tokens; what is not UTF-8 becomes U+FFFD.
-        language: code.
-
-    Returns:
-        The words, and of how many tokens each is made.
-    """
-    pieces = list(_characters(tokens, decode))
-    if language not in SPACELESS:
-        pieces = list(_spaced(pieces))
-    return [text for text, _ in pieces], [count for _, count in pieces]
-
-
-def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
-    """Yield (text, tokens) of the shortest runs of tokens that hold whole characters."""
-    whole, done, begin = decode(tokens), 0, 0
-    for end in range(1, len(tokens) + 1):
-        text = decode(tokens[begin:end])
-        at = text.find("\ufffd")
-        if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
-            yield text, end - begin
-            begin, done = end, done + len(text)
-
-
-def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    text, count = "", 0
-    for piece, tokens in pieces:
-        begins = piece.startswith(" ") or piece.strip() in string.punctuation
-        if begins and count:
-            yield text, count
-            text, count = "", 0
-        text, count = text + piece, count + tokens
-    if count:
-        yield text, count
-
-
 def time_words(
     alignment: Alignment,
-    tokens: Sequence[int],
+    pieces: Sequence[Sequence[int]],
     decode: Decode,
     language: str,
     logprobs: bool = False,
@@ -184,13 +131,14 @@ def time_words(
 
     Args:
         alignment: of n text tokens, as the runtime measured it.
-        tokens: those n.
+        pieces: those n tokens, by the segment that they are in; no word is in two segments.
         decode: text of tokens.
         language: code.
         logprobs: whether its tokens are to be told too.
         voice: start and end in seconds of each stretch in which somebody speaks, in order.
     """
-    texts, counts = split_words(tokens, decode, language)
+    split = [split_words(tokens, decode, language) for tokens in pieces]
+    texts, counts = ([one for words in split for one in words[i]] for i in range(2))
     bounds = np.cumsum([0, *counts])
     times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
     timings = [
@@ -199,26 +147,28 @@ def time_words(
             tokens=count,
             start_s=float(times[i]),
             end_s=float(times[i + 1]),
-            probability=float(alignment.token_probs[bounds[i] : bounds[i + 1]].mean()),
+            probabilities=alignment.token_probs[bounds[i] : bounds[i + 1]],
         )
         for i, (text, count) in enumerate(zip(texts, counts, strict=True))
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
     median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
-    characters = tuple(_scored_characters(alignment, tokens, decode)) if logprobs else None
-    words = WindowWords(tuple(timings), median_s, characters)
+    characters = tuple(_scored_characters(alignment, pieces, decode)) if logprobs else None
+    words = WindowWords(tuple(timings), median_s, language in SPACELESS, characters)
     if durations:
         _shorten_at_sentences(words)
         _begin_with_voice(timings, voice)
-    _join_punctuation(timings)
+    ends = list(itertools.accumulate(len(texts) for texts, _ in split))
+    for begin, end in zip([0, *ends], ends, strict=False):
+        join_punctuation(timings[begin:end])
     return words
 
 
 def _scored_characters(
-    alignment: Alignment, tokens: Sequence[int], decode: Decode
+    alignment: Alignment, pieces: Sequence[Sequence[int]], decode: Decode
 ) -> Iterator[Characters]:
     begin = 0
-    for text, count in _characters(tokens, decode):
+    for text, count in (one for tokens in pieces for one in characters(tokens, decode)):
         probs = alignment.token_probs[begin : begin + count].astype(np.float64)
         yield Characters(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
         begin += count
@@ -253,29 +203,6 @@ def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]
             timing.start_s = max(timing.start_s, start_s - _ONSET_S)
 
 
-def _join_punctuation(timings: list[Timing]) -> None:
-    """Join punctuation to the word that it belongs to, whose times stay as they are."""
-    following = len(timings) - 1
-    for i in range(len(timings) - 2, -1, -1):
-        mark, word = timings[i], timings[following]
-        if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
-            _join(word, mark.text + word.text, mark)
-        else:
-            following = i
-    before = 0
-    for i in range(1, len(timings)):
-        word, mark = timings[before], timings[i]
-        if not word.text.endswith(" ") and mark.text in _APPENDED:
-            _join(word, word.text + mark.text, mark)
-        else:
-            before = i
-
-
-def _join(word: Timing, text: str, mark: Timing) -> None:
-    word.text, mark.text = text, ""
-    word.tokens, mark.tokens = word.tokens + mark.tokens, 0
-
-
 def give_words(
     segments: Sequence[Segment], words: WindowWords, window_start_s: float, spoken_until_s: float
 ) -> list[Segment]:
@@ -299,6 +226,7 @@ def give_words(
             _shorten_after_pause(mine, words, spoken_until_s)
             start, end = _agree(segment, mine, words.median_s)
             spoken_until_s = end
+            mine = whole_words(mine, words.spaceless)
         segment = dataclasses.replace(
             segment,
             start=round(start, 3),

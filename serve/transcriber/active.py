@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
+from serve.contract.engine import TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speakers.words import lettered
 from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import N_FRAMES
@@ -45,7 +46,7 @@ from serve.speech.windows import (
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
 from serve.transcriber.attempts import attempt_of, options_at
 from serve.transcriber.fair_queue import Rank, rank_of
-from serve.transcriber.languages import Languages
+from serve.transcriber.languages import Languages, note_scores
 from serve.transcriber.phases import Phases
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
@@ -98,14 +99,14 @@ class ActiveRequest:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
-        self._languages = Languages(plan.language, plan.multilingual)
+        self._languages = Languages(plan.language, plan.multilingual, plan.script)
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt of a window's next job: of its first one, or of another attempt."""
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
-        """Add a warning about the audio, once; called before the last window comes."""
+        """Add a warning about the audio, once; called before the transcript is made."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -208,12 +209,15 @@ class ActiveRequest:
         attempt = attempt_of(
             tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
         )
-        verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
+        # Higher temperatures would only invent more where no speech can be heard.
+        fixed_temperature = self.plan.fixed_temperature or span.narrow
+        verdict = judge(attempt, config, fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
-        if DETECT_LANGUAGE in self.prompt(index).ids:
-            self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
+        found, certainty = (index, scores, tokenizer), self.plan.detection.certainty
+        silence = verdict.outcome == "silence"
+        note_scores(self._languages, self._prompts, *found, certainty, silence=silence)
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
                 self._failed.setdefault(index, []).append(attempt)
@@ -248,6 +252,7 @@ class ActiveRequest:
             self._spans.append(Span.of(rest, span.number, span.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
+            self._languages.set_rest(after, index)
             self._waiting.appendleft((after, rest))
         self._decoded[index] = Decoded(
             timeline=span.timeline,
@@ -273,10 +278,11 @@ class ActiveRequest:
             return None
         assert alignment is not None, "the runtime was asked for an alignment and gave none"
         self._untimed.add(index)
-        text = [token for piece in window.pieces for token in piece.tokens]
+        text = [piece.tokens for piece in window.pieces]
         frames = max(1, round(window.duration_s * FRAMES_PER_S))
-        alignment = of_first(alignment, len(text), frames)
-        language = self._languages.of(index)
+        alignment = of_first(alignment, sum(map(len, text)), frames)
+        translated = tokenizer.facts.translate in self.plan.start
+        language = "en" if translated else self._languages.of(index)
         logprobs = self.plan.tells_logprobs
         voice = self._spans[index].voice or ()
         return functools.partial(
@@ -291,21 +297,6 @@ class ActiveRequest:
     def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
         """Take what breaks segments by who says them."""
         self._by_speaker = by_speaker
-
-    def _set_language(
-        self, index: int, scores: Scores, tokenizer: Tokenizer, silence: bool
-    ) -> None:
-        token = scores.language
-        assert token is not None, "the runtime was asked for the language and named none"
-        code = tokenizer.language_code(token)
-        self._languages.note(index, code, scores.language_prob, silence)
-        if silence:
-            return
-        self._prompts.set_language(index, token)
-        if self.plan.multilingual:
-            return
-        if decided := self._languages.decided(self.plan.detection.certainty):
-            self._prompts.set_language_of_all(tokenizer.facts.languages[decided])
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Return the segments that became final: of windows that are done, as all before them."""
@@ -322,6 +313,7 @@ class ActiveRequest:
                 begin_s = window.timeline.start_s
                 stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
                 stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
+            stitched = self._languages.in_script(index, stitched)
             stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
             if self.plan.mode == "sequential" and window.pieces:
                 self._go_on_from(window, stitched, tokenizer.facts)
@@ -336,13 +328,18 @@ class ActiveRequest:
     def _told_by_speaker(self) -> list[Segment]:
         """Return all segments in order of time, each of one speaker if these are told apart."""
         segments = self._segments
-        if self._by_speaker is not None:
-            segments = list(self._by_speaker(segments))
+        if self._by_speaker is not None and self.plan.speakers is not None:
+            segments = lettered(list(self._by_speaker(segments)), self.plan.speakers.names)
             if not self.plan.tells_words:
                 segments = [dataclasses.replace(segment, words=None) for segment in segments]
         if self.plan.channels:
             segments = sorted(segments, key=lambda segment: segment.start)
         return segments
+
+    def _times_of_text(self) -> dict[int, tuple[float, float]]:
+        """Return begin and end of each window that has text, in seconds of the whole audio."""
+        spans = [(i, self._spans[i]) for i in self._order if self._decoded[i].pieces]
+        return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in spans}
 
     def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
         """Return the segments of a window's that are answered; times are of the whole audio."""
@@ -382,6 +379,11 @@ class ActiveRequest:
             total_s=now - self.accepted_s,
         )
         segments = self._told_by_speaker()
+        if self._languages.several:
+            all_ = self._languages.of_all
+            segments = [dataclasses.replace(s, language=s.language or all_) for s in segments]
+        for text in self._languages.warnings(self._times_of_text()):
+            self.warn(text)
         return Transcript(
             text=join_text(segments),
             language=language,

@@ -1,6 +1,7 @@
 """A request's audio: how large it is, and which stretches of it are wanted."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
 MAX_TIMES = 2048
+_TRACK = re.compile(r"[1-9][0-9]{0,3}|[^\W\d][\w -]{0,30}", re.ASCII)
 
 
 def audio_bytes(request: Request) -> int:
@@ -49,6 +51,28 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
             f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
             f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
         )
+
+
+def audio_track_of(request: Request) -> str:
+    """Return the number or language of the track that a request names; empty: none.
+
+    Raises:
+        OptionError: it can be neither, or samples came, which have no tracks.
+    """
+    track = request.audio_track
+    if track is None or track == "":
+        return ""
+    if not isinstance(track, str) or not _TRACK.fullmatch(track.strip()):
+        raise OptionError(
+            f"audio_track = {shown(track)}; expected the number of a track, from 1 on, or a "
+            "language such as es, spa or Spanish"
+        )
+    if not isinstance(request.audio, bytes | AudioFile):
+        raise OptionError(
+            f"audio_track = {shown(track)} came with samples, which have no tracks; leave it out, "
+            "or send a file"
+        )
+    return track.strip()
 
 
 def stretches_of(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:

@@ -1,11 +1,13 @@
 """Languages that a request does not name: how many there are, and which may be."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.messages import Request
 from serve.runtime.protocol import Capabilities, Detection
+from serve.speech.languages import CLOSE_LANGUAGES
 from serve.speech.tokenizer import Tokenizer
 
 
@@ -29,8 +31,17 @@ def detection_of(
         )
     if refusal := _refusal(wanted, tokenizer, capabilities):
         raise OptionError(refusal)
+    if request.language is not None:
+        return Detection()
     languages = tokenizer.language_ids(wanted or config.languages)
-    return Detection(languages, config.language_certainty, config.language_tries)
+    detection = Detection(languages, config.language_certainty, config.language_tries)
+    if request.multilingual:  # a window's prompt then names its own
+        return detection
+    known = tokenizer.facts.languages
+    close = tuple(
+        frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
+    )
+    return dataclasses.replace(detection, switch=config.language_switch, close=close)
 
 
 def check_languages(

@@ -19,6 +19,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ChannelError, EarshotError
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
+from serve.speech.bandwidth import Bandwidth
 from serve.speech.meter import Limits
 from serve.speech.packing import cut_and_listen, cut_long, cut_with_voice, pack
 from serve.speech.sandbox import client as sandbox
@@ -199,7 +200,12 @@ class Intake:
     ) -> Generator[Samples, None, None]:
         """The samples of a request's audio, of one channel or of all together; see `audio`."""
         if isinstance(request.audio, bytes | AudioFile):
-            limits = dataclasses.replace(self._limits, partial=active.plan.partial, channel=channel)
+            limits = dataclasses.replace(
+                self._limits,
+                partial=active.plan.partial,
+                channel=channel,
+                track=active.plan.audio_track,
+            )
             return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
@@ -268,11 +274,16 @@ class Intake:
 
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[Window | None]:
-    """The windows of a request's audio, or of one channel of it."""
-    cut_one = _cutting(active)
-    if stretches := active.plan.stretches:
-        return cut_stretches(blocks, stretches, cut_one)
-    return cut_one(blocks)
+    """Yield the windows of a request's audio, or of one channel of it."""
+    bandwidth, cut_one = Bandwidth(), _cutting(active)
+    watched = bandwidth.watch(blocks)
+    stretches = active.plan.stretches
+    windows = cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
+    for window in windows:
+        if window is not None and window.last and (text := bandwidth.warning()):
+            active.warn(text)
+        narrow = window is not None and bandwidth.narrow
+        yield dataclasses.replace(window, narrow=True) if window and narrow else window
 
 
 def _cutting(active: ActiveRequest) -> CutOne:

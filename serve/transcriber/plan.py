@@ -19,10 +19,11 @@ from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import Mode, Request
 from serve.contract.options import Switch, as_switch
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
+from serve.speech.chinese import Script, script_of
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.audio import audio_track_of, check_audio, is_number, stretches_of
 from serve.transcriber.detection import check_languages, detection_of
 from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
 from serve.transcriber.prompts import (
@@ -68,9 +69,11 @@ class Plan:
     detection: Detection = dataclasses.field(default_factory=Detection)
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     partial: bool = False  # audio may be cut short
+    audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # to be told apart by their voices; None: they are not
     channels: bool = False  # each of the audio's is a speaker's
+    script: Script | None = None  # of Chinese text; None: as most of the first text has it
 
     @property
     def tells_speakers(self) -> bool:
@@ -163,9 +166,11 @@ def plan_request(
         multilingual=request.multilingual,
         detection=detection,
         partial=config.partial if request.partial is None else request.partial,
+        audio_track=audio_track_of(request),
         repetitive=config.compression_ratio_threshold,
         speakers=speakers_of(request),
         channels=has_channels(request),
+        script=_script(request, config),
     )
     return with_texts(plan, no_texts(tokenizer, config), request, config, n_text_ctx)
 
@@ -365,3 +370,9 @@ def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
     if not tokenizer.facts.multilingual:
         return "en"
     return tokenizer.language_code(start[1])
+
+
+def _script(request: Request, config: TranscriberConfig) -> Script | None:
+    """Return the first Chinese script that a language of the request names."""
+    named = (request.language,) if request.language else request.languages or config.languages
+    return next((script for tag in named if (script := script_of(tag))), None)

@@ -80,21 +80,22 @@ class Prompts:
     def __init__(self, start: tuple[int, ...], texts: Texts, multilingual: bool = False) -> None:
         self._start = start
         self._multilingual = multilingual
-        self._languages: dict[int, int] = {}  # tokens, by window, while each has its own
+        self._language_of_all: int | None = None  # token, where it was detected
+        self._languages: dict[int, int] = {}  # tokens of windows that have their own
         self._texts = texts
         self._before = texts.before  # the next window
 
     @property
     def detecting(self) -> bool:
         """Tell whether the language of all windows must be found in the next one."""
-        return DETECT_LANGUAGE in self._start and not self._multilingual
+        found = self._multilingual or self._language_of_all is not None
+        return DETECT_LANGUAGE in self._start and not found
 
     def of(self, index: int) -> Prompt:
         """Return the prompt of a window that may be submitted now, or of another attempt at it."""
         prefix = self._texts.prefix if index == 0 else ()
-        start = self._start
-        if index in self._languages:
-            start = _named(start, self._languages[index])
+        token = self._languages.get(index, self._language_of_all)
+        start = self._start if token is None else _named(self._start, token)
         return self._texts.prompt(start, self._before, prefix)
 
     def set_language(self, index: int, token: int) -> None:
@@ -104,7 +105,7 @@ class Prompts:
     def set_language_of_all(self, token: int) -> None:
         """Let all windows from now on be in one language."""
         self._languages.clear()
-        self._start = _named(self._start, token)
+        self._language_of_all = token
 
     def set_rest(self, index: int, whole: int) -> None:
         """Let what is left of a window be in its language, unless another may begin there."""

@@ -29,12 +29,14 @@ class Span:
     number: int  # of the windows that the audio was cut into; a rest has that of its window
     rests: int  # so many times it is what was left of a window
     channel: int  # see `Window`
+    narrow: bool  # see `Window`
 
     @classmethod
     def of(cls, window: Window, number: int, rests: int = 0) -> "Span":
         """Note the facts of a window."""
         times = window.timeline, window.duration_s
-        return cls(*times, window.voice, window.voice_s, number, rests, window.channel)
+        heard = window.voice, window.voice_s
+        return cls(*times, *heard, number, rests, window.channel, window.narrow)
 
     @property
     def word_frames(self) -> int:

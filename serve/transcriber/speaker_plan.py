@@ -23,6 +23,11 @@ class Speakers:
     most: int | None = None
     known: tuple[tuple[str, bytes], ...] = ()  # names, and files in which nobody else speaks
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the known speakers."""
+        return tuple(name for name, _ in self.known)
+
 
 def speakers_of(request: Request) -> Speakers | None:
     """Read what a request says of its speakers; None: it does not ask who they are.

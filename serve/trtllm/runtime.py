@@ -134,6 +134,7 @@ class _Window:
     no_speech_prob: float | None = None
     language: int | None = None
     language_prob: float | None = None
+    heard: tuple[int, float] | None = None  # see `Scores.heard`
 
 
 class TensorRTLLMRuntime:
@@ -298,6 +299,7 @@ class TensorRTLLMRuntime:
             encode_s=window.first_at - window.began,
             decode_s=now - window.first_at,
             began_s=(window.began, window.first_at),
+            heard=window.heard,
         )
         return [Event(window.job.id, tokens, response.finished, scores)]
 
@@ -311,10 +313,11 @@ class TensorRTLLMRuntime:
         else:
             logits = response.logits.float()
             window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
-            if detecting:
-                languages = sorted(self._facts.languages.values())
+            if languages := sorted(self._facts.languages.values()):
                 prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
-                window.language, window.language_prob = languages[int(index)], float(prob)
+                window.heard = languages[int(index)], float(prob)
+            if detecting and window.heard is not None:
+                (window.language, window.language_prob), window.heard = window.heard, None
         if not detecting:
             return
         assert window.language is not None

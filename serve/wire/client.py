@@ -5,7 +5,7 @@ import queue
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
@@ -17,6 +17,10 @@ from serve.wire import tensors
 _READY_S = 2.0
 _GRACE_S = 5.0  # beyond the deadline, which gRPC keeps itself
 _REQUEST_S = 660.0  # a little more than the server gives a request
+_HUNG_UP = (None, InferenceServerException("hung up", status="StatusCode.CANCELLED"))
+
+State = Literal["ready", "not ready", "silent", "absent"]
+"""Of a server: "silent" accepts connections and did not answer in time, "absent" is not there."""
 
 
 class PendingTranscript:
@@ -64,12 +68,24 @@ class Client:
         self._timeout_s = timeout_s
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = triton_grpc.InferenceServerClient(address)
+        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = set()  # that have not ended
+        self._closed = False
 
     def ready(self) -> bool:
-        """Tell whether a server answers and has the model loaded."""
-        with contextlib.suppress(InferenceServerException):
-            return bool(self._client.is_model_ready(tensors.MODEL, client_timeout=_READY_S))
-        return False
+        """Tell whether a server answers soon and has the model loaded."""
+        return self.state(_READY_S) == "ready"
+
+    def state(self, timeout_s: float) -> State:
+        """Ask the server for its state.
+
+        Args:
+            timeout_s: longest wait for its answer.
+        """
+        try:
+            ready = self._client.is_model_ready(tensors.MODEL, client_timeout=timeout_s)
+        except InferenceServerException as error:
+            return "silent" if str(error.status()).endswith("DEADLINE_EXCEEDED") else "absent"
+        return "ready" if ready else "not ready"
 
     def transcribe(self, audio: bytes | Samples, **options: Any) -> Transcript:
         """Transcribe a file's bytes, or samples; options are the other fields of `Request`.
@@ -113,6 +129,9 @@ class Client:
             EarshotError: as `PendingTranscript.result`.
         """
         messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._streams.add(messages)
+        if self._closed:
+            messages.put(_HUNG_UP)
         end = time.monotonic() + self._timeout_s
         # A tritonclient object holds one stream; the connection below it is shared.
         with contextlib.closing(triton_grpc.InferenceServerClient(self._address)) as client:
@@ -130,15 +149,19 @@ class Client:
                     waiting = not isinstance(event, Finished)
                     yield event
             except EarshotError as error:
-                waiting = isinstance(error, DeadlineError)
+                waiting = isinstance(error, DeadlineError) or self._closed
                 raise
             finally:
+                self._streams.discard(messages)
                 # Only what has not ended: a cancel that meets the end of its request can make
                 # Triton 24.10 keep the request, and wait for it in vain when it stops.
                 client.stop_stream(cancel_requests=waiting)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; streams that have not ended raise a CancelledError."""
+        self._closed = True
+        for messages in list(self._streams):
+            messages.put(_HUNG_UP)
         self._client.close()
 
     def __enter__(self) -> Self:

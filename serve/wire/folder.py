@@ -13,6 +13,7 @@ nobody will come back for.
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,12 +28,14 @@ ALIVE = "alive"  # touched every second by the process that has the engine
 FAILURE = "failure"  # why that process cannot go on, once it cannot
 SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
 USED = "used"  # touched when requests come, wait or are under way, where engines may be unloaded
+SIGNING_KEY = "signing.key"  # by which the run's gateways sign; see `signing_key`
 CONTROL = "control.sock"  # where the supervisor takes orders; see `serve.supervisor.control`
 
 SHARED_MEMORY = Path("/dev/shm")
 
 _PREFIX = "earshot-"
 _LOCK = "lock"
+_SIGNING_BYTES = 32
 
 
 def engine_links(run: Path, count: int) -> tuple[Path, ...]:
@@ -97,6 +100,18 @@ def gateway_door(run: Path, number: int = 0) -> Path:
 def gateway_alive(run: Path, number: int = 0) -> Path:
     """Return the file that the loop of one of the gateway's processes touches every second."""
     return run / f"alive_gateway-{number}"
+
+
+def signing_key(run: Path) -> bytes:
+    """Return the secret by which all gateways of a run sign; the first to ask makes it."""
+    path = run / SIGNING_KEY
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=run) as new:  # mode 0600
+            new.write(secrets.token_bytes(_SIGNING_BYTES))
+            new.flush()
+            with contextlib.suppress(FileExistsError):  # another gateway was first
+                os.link(new.name, path)
+    return path.read_bytes()
 
 
 def grpc_target(folder: Path) -> str:

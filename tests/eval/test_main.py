@@ -98,9 +98,37 @@ def test_run_writes_predictions_and_reports(config, capsys):
             "earshot-int8.timed.jsonl",
         ]
     )
+    assert "5 clips, 0.8 minutes of audio in 5 windows; each system hears 4" in out.err
+    assert "earshot-int8, 2 of 6 systems, hears a few clips\nearshot-int8 " in out.err
     assert re.search(r"all that is left +about +0.\d minutes, if nothing else runs", out.err)
     assert "earshot-int8 " in out.err and " windows of 0.0" in out.err
     assert report["run"]["repeats"] == 2
+
+
+def test_own_recordings_are_all_heard_unless_fewer_are_asked_for(config, capsys):
+    own = config.parent / "own"
+    own.mkdir()
+    for number in range(12):
+        (own / f"{number}.txt").write_text("bad" if number == 5 else f"clip {number}")
+    clips = (
+        {"file": f"{number}.txt", "text": f"clip {number}", "language": "en", "duration": 9.5}
+        for number in range(12)
+    )
+    (own / "manifest.jsonl").write_text("".join(f"{json.dumps(clip)}\n" for clip in clips))
+    limits = '\nlimit = 2\ntimed_limit = 1\nhalf = "report"\n'
+    config.write_text(config.read_text() + limits)
+    code, folder = run(config, "--clips", str(own))
+    assert code == 0
+    errors = capsys.readouterr().err
+    assert "cannot be read, so nobody is given it: 5.txt: AUDIO is bad" in errors
+    assert "11 clips, 1.7 minutes of audio in 11 windows" in errors
+    report = json.loads((folder / "report.json").read_text())
+    for system in report["systems"]:
+        assert list(system["sets"]) == ["timed"]
+        assert len(system["sets"]["timed"]["by_clip"]) == 11
+    code, folder = run(config, "--clips", str(own), "--limit", "3")
+    assert code == 0
+    assert "12 clips, 3 of them drawn" in capsys.readouterr().err
 
 
 def test_score_again_after_predictions_changed(config, capsys):

@@ -14,14 +14,15 @@ where enough audio was heard behind it, one hypothesis settles it.
 """
 
 import dataclasses
+import itertools
 import unicodedata
 from collections.abc import Sequence
 
 from serve.contract.messages import Word
+from serve.speech.sentences import sentence_ends
 
 _RECENT = 8  # final words by whose text the place in a hypothesis is found
 _EDITS_PER_S = 1.0  # so many differing words weigh as much as a second between the times
-_SENTENCE_ENDS = ".?!。？！…"
 
 
 class Agreement:
@@ -79,7 +80,8 @@ class Agreement:
         ends = [i for i in range(len(self.words) - 1) if self.words[i].end > after_s]
         if not ends:
             return None
-        sentences = [i for i in ends if self.words[i].word.rstrip()[-1:] in _SENTENCE_ENDS]
+        whole = sentence_ends([word.word for word in self.words])
+        sentences = [i for i in ends if whole[i]]
         best = sentences[-1] if sentences else max(ends, key=self._pause_s)
         return (self.words[best].end + self.words[best + 1].start) / 2
 
@@ -116,18 +118,53 @@ class Agreement:
         """Return the words of a hypothesis that follow the final ones."""
         if not self.words:
             return words
-        recent = self.words[-_RECENT:]
-        edits = _edits([_plain(word) for word in recent], [_plain(word) for word in words])
+        parts = [(part, index) for index, word in enumerate(words) for part in _parts(word)]
+        recent = [part for word in self.words[-_RECENT:] for part in _parts(word)][-_RECENT:]
+        edits = _edits([_plain(part) for part in recent], [_plain(part) for part, _ in parts])
         until_s = recent[-1].end
 
         def unlikelihood(count: int) -> float:
-            ends_s = words[count - 1].end if count else until_s
+            ends_s = parts[count - 1][0].end if count else until_s
             return edits[count] + _EDITS_PER_S * abs(ends_s - until_s)
 
-        count = min(range(len(words) + 1), key=unlikelihood)
-        if self._began and count and _alike(words[count - 1], recent[-1]):
-            self._mark = _split(words[count - 1].word)[1]
-        return words[count:]
+        count = min(range(len(parts) + 1), key=unlikelihood)
+        if self._began and count and _alike(parts[count - 1][0], recent[-1]):
+            self._mark = _split(parts[count - 1][0].word)[1]
+        return _joined(words, parts[count:])
+
+
+def _parts(word: Word) -> list[Word]:
+    """Split a word before each mark inside it: hypotheses have "co founder" or "co-founder"."""
+    text = word.word
+    cuts = [
+        at
+        for at in range(1, len(text) - 1)
+        if [_is_mark(char) for char in text[at - 1 : at + 2]] == [False, True, False]
+    ]
+    each_s = (word.end - word.start) / max(len(text), 1)
+    return [
+        dataclasses.replace(
+            word,
+            word=text[begin:end],
+            start=word.start + begin * each_s,
+            end=word.start + end * each_s if end < len(text) else word.end,
+        )
+        for begin, end in itertools.pairwise([0, *cuts, len(text)])
+    ]
+
+
+def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequence[Word]:
+    """Return the last words; of the first of them only the parts that are left.
+
+    Args:
+        words: all.
+        parts: the last ones, each with the index of its word.
+    """
+    if not parts:
+        return ()
+    first, index = parts[0]
+    left = "".join(part.word for part, at in parts if at == index)
+    return [dataclasses.replace(words[index], word=left, start=first.start), *words[index + 1 :]]
 
 
 def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:

@@ -28,12 +28,17 @@ Event = dict[str, Any]
 
 _CONTENT = 0  # index of the only part that an item has
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
+OBJECT = "realtime.transcription_session"
+"""The type of a session, as an object of OpenAI's API."""
 DELTA = f"{_TRANSCRIPTION}.delta"
 """Type of an event of final text."""
 _MAX_CHARS = 100_000  # of an event but for audio
 _MARKS = ',"{['  # of which JSON has one for each key and value
 _AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
 _MAX_ID_CHARS = 512  # of a client's event_id
+_MAX_KEY_CHARS = 60  # of an unknown key, where a warning names it
+_SPACES = " \t\r\n\v\f"
+_TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 _APPEND = "input_audio_buffer.append"
 UPDATES = ("session.update", older.UPDATE)
 """Of the settings; the answers' types are the same with a "d" behind."""
@@ -43,7 +48,9 @@ _KEYS = {
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
 }
-"""Keys of a client's events, besides `type` and perhaps `event_id`."""
+"""Keys that a client's events must have, besides `type` and perhaps `event_id`."""
+_MAY = {"input_audio_buffer.commit": ("final",)}
+"""Keys that mean nothing here and need no warning: vLLM's clients send them."""
 
 
 class EventError(Exception):
@@ -68,7 +75,8 @@ class ClientEvent:
 
     type: str
     event_id: str | None
-    fields: Mapping[str, Any]  # of the kinds that `_KEYS` tells, not checked further
+    fields: Mapping[str, Any]  # those of `_KEYS`; their values are not checked
+    unknown: tuple[str, ...] = ()  # its other keys
 
 
 def read_event(text: str) -> ClientEvent:
@@ -117,12 +125,12 @@ def _checked(event: Event, event_id: object) -> ClientEvent:
             "invalid_value",
             "event_id",
         )
-    for key in event.keys() - set(_KEYS[kind]):
-        raise EventError(f"{kind}: unknown key {shown(key)}", "unknown_parameter", str(key))
     for key in _KEYS[kind]:
         if key not in event:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    return ClientEvent(kind, event_id, event)
+    unknown = (str(key)[:_MAX_KEY_CHARS] for key in event if key not in _KEYS[kind])
+    may = _MAY.get(kind, ())
+    return ClientEvent(kind, event_id, event, tuple(key for key in unknown if key not in may))
 
 
 def read_update(
@@ -173,12 +181,11 @@ def _check_change(
         )
 
 
-def read_audio(text: object, sample_bytes: int) -> bytes:
+def read_audio(text: object) -> bytes:
     """Read the bytes of an `input_audio_buffer.append`.
 
     Args:
-        text: in base64.
-        sample_bytes: of one sample.
+        text: base64 in either alphabet, with or without line breaks and padding.
 
     Raises:
         EventError: it is something else.
@@ -186,16 +193,13 @@ def read_audio(text: object, sample_bytes: int) -> bytes:
     if not isinstance(text, str):
         raise EventError(f"audio = {shown(text)}; expected base64", "invalid_value", "audio")
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:  # in most messages there is nothing to mend
+        text = text.translate(_TO_BASE64).rstrip("=")
+    try:
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
     except ValueError as error:
         raise EventError(f"audio is not base64: {error}", "invalid_value", "audio") from None
-    if len(data) % sample_bytes:
-        raise EventError(
-            f"audio has {len(data)} bytes; expected samples of {sample_bytes} bytes each",
-            "invalid_value",
-            "audio",
-        )
-    return data
 
 
 def new_id(prefix: str) -> str:
@@ -223,28 +227,21 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(
-    event: str,
-    id: str,
-    settings: Settings,
-    expires_s: float,
-    warnings: Sequence[SettingWarning] = (),
-) -> Event:
+def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
     """Tell of a session, created or updated; it expires so many seconds from now.
 
     Args:
         event: its type, of today or older.
-        warnings: told in a field of ours, for strict clients know no event of warnings.
     """
     known = older.as_older(settings) if event.startswith(older.PREFIX) else as_session(settings)
-    table = {
-        "id": id,
-        "object": "realtime.transcription_session",
-        "expires_at": round(time.time() + expires_s),
-        **known,
-    }
-    more = {"warnings": [dataclasses.asdict(warning) for warning in warnings]} if warnings else {}
-    return _event(event, session=table, **more)
+    expires_at = round(time.time() + expires_s)
+    return _event(event, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
+
+
+def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
+    """Add warnings in a field of ours, if there are any: strict clients know no event of them."""
+    told = [dataclasses.asdict(warning) for warning in warnings]
+    return {**table, "warnings": told} if told else table
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:

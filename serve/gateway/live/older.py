@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve.contract.errors import shown
-from serve.gateway.live.settings import SettingError, Settings, as_session
+from serve.gateway.live.settings import SettingError, Settings, as_session, merged
 
 PREFIX = "transcription_session."
 """Of the types of its events, where those of today begin with `session.`."""
@@ -39,20 +39,17 @@ def speaks_older(beta: str | None, subprotocols: list[str]) -> bool:
 
 
 def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate changes to those of `session.update`; what is unknown stays as it is.
+    """Translate changes to those of `session.update`. Names of today and unknown keys stay.
 
     Raises:
-        SettingError: the format is none of the beta's, or settings have the names of today.
+        SettingError: the format is none of the beta's.
     """
     rest = dict(changes)
-    if "audio" in rest:
-        message = f"session.audio is of session.update; expected {', '.join(_NAMES.values())}"
-        raise SettingError(message, "session.audio", "unknown_parameter")
     input = {name: rest.pop(older) for name, older in _NAMES.items() if older in rest}
     params = rest.pop(_PARAMS, None)
     if "format" in input or params is not None:
         input["format"] = _format(input.get("format", "pcm16"), params)
-    return {**rest, "audio": {"input": input}}
+    return {**rest, "audio": merged({"input": input}, rest.get("audio", {}))}
 
 
 def as_older(settings: Settings) -> dict[str, Any]:

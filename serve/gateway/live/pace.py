@@ -1,9 +1,18 @@
 """The times at which an utterance that goes on is decoded again, and how much from before it."""
 
 import math
+from collections.abc import Mapping
+
+from serve.gateway.live.settings import Delay
 
 HOLD_S = 9.0, 24.0
 """Seconds of audio that are decoded again and again, at least and at most: a window has 30 s."""
+
+DELAYS: Mapping[Delay | None, float] = {
+    **{None: 1.0, "minimal": 1.0, "low": 1.0},
+    **{"medium": 1.5, "high": 2.0, "xhigh": 3.0},
+}
+"""How many times the configured time passes between decodings, by a session's `delay`."""
 
 _BUSY = 0.75  # of `update_s`; a decoding that takes longer gets less audio
 _LESS, _MORE_S = 0.8, 1.0  # by decoding: what is too much is felt at once, what is not in seconds
@@ -30,6 +39,10 @@ class Pace:
     def due_s(self) -> float:
         """The time when the next may begin."""
         return self._due_s
+
+    def tune(self, update_s: float) -> None:
+        """Set the least time between the beginnings of two decodings, from the next one on."""
+        self._update_s = update_s
 
     def speech(self, now_s: float) -> None:
         """Note that speech begins: there is nothing to decode before a while of it."""

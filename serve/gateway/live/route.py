@@ -1,7 +1,7 @@
 """WS /v1/realtime: OpenAI's transcription sessions.
 
-What keeps a session from opening is an HTTP answer, as of any other address below /v1. A session
-that ends by the server's will ends with an event `error` and one of these codes:
+If a session cannot open, the handshake gets an HTTP answer, as at any other address below /v1. If
+the server ends a session, it sends an event `error` and closes with one of these codes:
 
     1001  it has said nothing, or has lasted, for too long
     1008  too many of its events were wrong, its key has had its audio of this minute or day, or is
@@ -21,16 +21,20 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
+from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
+from serve.gateway.callers import Caller, bearer_token
+from serve.gateway.client_secrets import ClientSecret
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE, Share
-from serve.gateway.headers import LINE, served_by
+from serve.gateway.headers import LINE, ignored, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.live import events, older
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
+from serve.gateway.live.settings import Settings, unknown_keys, updated
 from serve.gateway.live.utterance import Window
 from serve.gateway.log import Line
 from serve.gateway.models import Target
@@ -59,12 +63,28 @@ class Live:
         """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            line, authorization = scope["state"][LINE], _authorization(websocket)
-            with self._door.account(line, "live", authorization, timed=False) as visit:
+            line = scope["state"][LINE]
+            caller_of = functools.partial(self._caller, websocket)
+            with self._door.account_of(line, "live", caller_of, timed=False) as visit:
                 await self._admitted(websocket, visit)
         except Refusal as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
                 await websocket.send_denial_response(as_openai(refusal, _FIELDS))
+
+    def _caller(self, websocket: WebSocket) -> Caller:
+        """Identify the caller by its API key, or by a client secret.
+
+        Raises:
+            Refusal: there is neither, or it is not good.
+        """
+        if (secret := self._secret(websocket)) is not None:
+            return self._door.callers.with_public_id(secret.key_id)
+        return self._door.callers.identify(_authorization(websocket))
+
+    def _secret(self, websocket: WebSocket) -> ClientSecret | None:
+        token = bearer_token(_authorization(websocket))
+        is_secret = token.startswith(CLIENT_SECRET_PREFIX)
+        return self._door.client_secrets.read(token) if is_secret else None
 
     async def _admitted(self, websocket: WebSocket, visit: Visit) -> None:
         """Serve a session, if there may be one.
@@ -73,54 +93,63 @@ class Live:
             Refusal: there may not, or its client has taken nothing for too long.
         """
         stop = asyncio.Event()
-        self._check(websocket)
+        settings = self._settings(websocket)
+        visit.line.model = self._door.models.named(settings.input.transcription.model)
         with (
             contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
             self._door.streams.one_more(visit.account, stop.set),
         ):
-            model = self._door.models.named(websocket.query_params.get("model"))
-            self._door.targets.require_live(model, len(self._door.streams) - 1)
-            await self._serve(websocket, visit, ticket, stop)
+            self._door.targets.require_live(visit.line.model, len(self._door.streams) - 1)
+            await self._serve(websocket, visit, ticket, stop, settings)
 
-    def _check(self, websocket: WebSocket) -> None:
-        """Refuse what is no transcription session of ours.
+    def _settings(self, websocket: WebSocket) -> Settings:
+        """Choose the settings that a session begins with: the client secret's, then the URL's.
 
         Raises:
-            Refusal: its address is wrong.
+            Refusal: a parameter of the URL is wrong.
         """
-        query = websocket.query_params
-        for key in query:
-            if key not in _FIELDS:
-                raise FieldRefusal(key, f"{shown(key)} is unknown; known: {', '.join(_FIELDS)}")
+        query, settings = websocket.query_params, Settings()
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
-        if (model := query.get("model")) is not None:
+        if (secret := self._secret(websocket)) is not None:
+            settings, _ = updated(settings, secret.session)
+        if model := query.get("model"):
             self._door.models.named(model)
+            transcription = {"transcription": {"model": model}}
+            settings, _ = updated(settings, {"audio": {"input": transcription}})
+        return settings
 
     async def _serve(
-        self, websocket: WebSocket, visit: Visit, ticket: Ticket, stop: asyncio.Event
+        self,
+        websocket: WebSocket,
+        visit: Visit,
+        ticket: Ticket,
+        stop: asyncio.Event,
+        settings: Settings,
     ) -> None:
         try:
             detector = await asyncio.to_thread(Detector)  # the first one reads the model
         except EarshotError as error:
             raise Refusal(error) from error
         offered = websocket.scope["subprotocols"]
-        model = self._door.models.named(websocket.query_params.get("model"))
-        visit.line.model = model
-        headers = [(name.encode(), text.encode()) for name, text in served_by(model).items()]
-        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
+        unknown = [key for key in websocket.query_params if key not in _FIELDS]
+        told = served_by(visit.line.model) | ignored(unknown)
+        headers = [(name.encode(), text.encode()) for name, text in told.items()]
         session = Session(
             self._door.config.live,
             self._door.models.named,
-            functools.partial(self._transcribe, visit, ticket, websocket.query_params.get("model")),
+            functools.partial(self._transcribe, visit, ticket),
             functools.partial(_send, websocket, visit.line),
             visit.count_live,
             detector,
             self._door.metrics.live,
             self._door.streams.__len__,
+            settings,
+            [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
         )
         try:
-            end = await self._run(session, websocket, ticket, stop)
+            await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
+            end = await self._run(session, websocket, visit, ticket, stop)
             if end is not None:
                 visit.line.outcome = end.reason
                 await _close(websocket, visit.line, end)
@@ -130,7 +159,12 @@ class Live:
             raise refusals.client_gone() from None
 
     async def _run(
-        self, session: Session, websocket: WebSocket, ticket: Ticket, stop: asyncio.Event
+        self,
+        session: Session,
+        websocket: WebSocket,
+        visit: Visit,
+        ticket: Ticket,
+        stop: asyncio.Event,
     ) -> Refusal | None:
         """Serve a session until it ends; why the server ends it, None: its client has.
 
@@ -140,7 +174,7 @@ class Live:
         is_older = older.speaks_older(beta, websocket.scope["subprotocols"])
         await session.start(f"{older.PREFIX}created" if is_older else "session.created")
         work = asyncio.create_task(session.work())
-        take = asyncio.create_task(self._take_in(session, websocket, ticket))
+        take = asyncio.create_task(self._take_in(session, websocket, visit, ticket))
         stopped = asyncio.create_task(stop.wait())
         lost = asyncio.create_task(websocket.scope[LOST].wait())
         tasks = (work, take, stopped, lost)
@@ -175,10 +209,9 @@ class Live:
         return Refusal(RequestError(message), "session_expired")
 
     async def _take_in(
-        self, session: Session, websocket: WebSocket, ticket: Ticket
+        self, session: Session, websocket: WebSocket, visit: Visit, ticket: Ticket
     ) -> Refusal | None:
         limit_s = self._door.config.live.idle_timeout_s
-        authorization = _authorization(websocket)
         share: Share = websocket.scope[SHARE]
         while True:
             try:
@@ -194,7 +227,7 @@ class Live:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
                 await share.pay(EVENT_S + JSON_S_PER_BYTE * len(text))
-                self._door.callers.identify(authorization)  # its key may have been taken back
+                self._door.callers.require_good(visit.caller)  # its key may be removed
                 await session.handle(text)
             except Refusal as refusal:
                 return refusal
@@ -205,18 +238,16 @@ class Live:
                 held.close()
 
     async def _transcribe(
-        self, visit: Visit, stream: Ticket, default: str | None, model: str | None, window: Window
+        self, visit: Visit, stream: Ticket, model: str | None, window: Window
     ) -> Transcript:
         """Ask for the text of a window.
-
-        The model is that of the session's settings, or else of the address.
 
         Raises:
             Refusal: there is none.
         """
         with visit.line.spans.part("decoding") as spans:
             with stream.part() as ticket:
-                target = Target(self._door.models.named(model or default), segments=False)
+                target = Target(self._door.models.named(model), segments=False)
                 parts = request_parts(window.request(self._door.config.live))
                 ticket.charge(sum(map(len, parts)))
                 sound = Sound(mark=0, seconds=len(window.samples) / SAMPLE_RATE)

@@ -7,7 +7,6 @@ decoded, taking in waits, and with it the client's connection.
 """
 
 import asyncio
-import bisect
 import collections
 import contextlib
 import math
@@ -18,15 +17,22 @@ import numpy as np
 from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live import events
+from serve.gateway.live.arrivals import Arrivals
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import ClientEvent, Event, EventError
-from serve.gateway.live.pace import Pace
-from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
+from serve.gateway.live.pace import DELAYS, Pace
+from serve.gateway.live.settings import (
+    HYPOTHESIS,
+    ServerVad,
+    Settings,
+    SettingWarning,
+    unknown_keys,
+)
 from serve.gateway.live.sound import Inlet
-from serve.gateway.live.utterance import NOTHING, FinalText, Utterance, Window
+from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
-from serve.speech.activity import FRAME, Detector, Options
+from serve.speech.activity import Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 
@@ -38,7 +44,6 @@ BEHIND_S = 10.0
 _PAUSE_S = 0.2  # of quiet after which an utterance may be whole: it is decoded at once
 _LONG_S = 5.0  # of audio that is decoded whatever is heard in it
 _BLOCK_S = 0.5  # of audio that is heard in one go
-_ARRIVALS = 4096  # that are remembered, at least a frame apart
 _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
@@ -63,6 +68,8 @@ class Session:
         detector: of this stream.
         metrics: counts.
         streams: how many are open at the moment, this one too.
+        settings: what the session begins with.
+        warnings: the client is told them with the first event.
     """
 
     def __init__(
@@ -75,20 +82,24 @@ class Session:
         detector: Detector,
         metrics: LiveMetrics,
         streams: Callable[[], int],
+        settings: Settings,
+        warnings: Sequence[SettingWarning] = (),
     ) -> None:
         self.id = events.new_id("sess")
         self._config = config
         self._check_model = check_model
         self._transcribe = transcribe
-        self._send = send
+        self._send_event = send
         self._charge = charge
         self._metrics = metrics
         self._streams = streams
-        self._settings = Settings()
+        self._settings = settings
+        self._warnings = [*warnings]  # that the client has not been told
+        self._warned = set[str]()  # types of its events with unknown keys
         self._ear = Ear(detector, _options(self._settings))
         self._inlet = Inlet(self._settings.input.format)
         self._heard = 0  # samples
-        self._arrivals = _Arrivals()
+        self._arrivals = Arrivals(_now_s())
         self._recent: collections.deque[Samples] = collections.deque()  # before an utterance
         self._open: Utterance | None = None
         self._queue: collections.deque[Utterance] = (
@@ -99,7 +110,7 @@ class Session:
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = Pace(config.update_s)
+        self._pace = Pace(config.update_s * DELAYS[settings.input.transcription.delay])
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -121,6 +132,10 @@ class Session:
         try:
             event = events.read_event(text)
             event_id = event.event_id
+            if event.unknown and event.type not in self._warned:
+                self._warned.add(event.type)
+                named = {f"{event.type}.{key}": "" for key in event.unknown}
+                self._warnings.append(unknown_keys(named))
             await self._do(event)
         except EventError as error:
             self._errors += 1
@@ -132,7 +147,7 @@ class Session:
         if event.type in events.UPDATES:
             await self._update(event)
         elif event.type == "input_audio_buffer.append":
-            data = events.read_audio(event.fields["audio"], self._inlet.sample_bytes)
+            data = events.read_audio(event.fields["audio"])
             step = round(self._inlet.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
@@ -150,12 +165,18 @@ class Session:
         if after.input.format != self._settings.input.format:
             self._inlet = Inlet(after.input.format)
         self._settings = after
+        self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
         self._ear.tune(_options(after), speaking=self._open is not None)
-        await self._send(self._session_event(f"{event.type}d", warnings))
+        self._warnings += warnings
+        await self._send(self._session_event(f"{event.type}d"))
 
-    def _session_event(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
-        limit_s = self._config.max_session_s
-        return events.session(event, self.id, self._settings, limit_s, warnings)
+    def _session_event(self, event: str) -> Event:
+        return events.session(event, self.id, self._settings, self._config.max_session_s)
+
+    async def _send(self, event: Event) -> None:
+        """Tell the client an event, and with it the warnings that wait."""
+        warnings, self._warnings = self._warnings, []
+        await self._send_event(events.with_warnings(event, warnings))
 
     # ------------------------------------------------------------ audio
 
@@ -205,7 +226,8 @@ class Session:
             named_language(wanted.language),
             wanted.prompt or "",
             tuple(wanted.languages or ()),
-            tuple(wanted.phrases or ()),
+            wanted.boosted,
+            SURE_S * DELAYS[wanted.delay],
         )
         self._open.add(before, speech=False)
         self._queue.append(self._open)
@@ -246,6 +268,7 @@ class Session:
             self._spoken_until = self._heard
             self._open = None
         self._recent.clear()
+        self._inlet.clear()
         self._heard += len(self._ear.rest())
         self._changed.set()
         self._progress.set()
@@ -342,26 +365,6 @@ class Session:
             arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
         await self._send(events.delta(utterance.item_id, final.text))
-
-
-class _Arrivals:
-    """The times at which samples of the last minutes came: a client may send one by one."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._known = collections.deque([(0, _now_s())], maxlen=_ARRIVALS)
-
-    def note(self, samples: int, at_s: float) -> None:
-        """Note how many have come by now; less than a frame comes with those after it."""
-        self.samples = samples
-        if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
-            self._known.pop()
-        self._known.append((samples, at_s))
-
-    def at(self, sample: int) -> float:
-        """Find when a sample had come."""
-        index = bisect.bisect_left(self._known, (sample, -math.inf))
-        return self._known[min(index, len(self._known) - 1)][1]
 
 
 def _options(settings: Settings) -> Options:

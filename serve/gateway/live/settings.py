@@ -1,23 +1,40 @@
 """A client's settings of its session: OpenAI's transcription session, checked part by part.
 
-An update says only what changes. What of OpenAI's settings has no effect here is named in a
-warning, what is wrong in an error.
+An update says only what changes. A warning names the settings that have no effect here, and all
+unknown keys. An error names a wrong value of a known key.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
 import copy
 import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from serve.contract.codec import from_table, text_that
+from serve.contract.codec import from_table, split_unknown, text_that
 from serve.contract.errors import OptionError, shown
 from serve.speech.languages import language_code, named_language
 
 _MAX_PROMPT_CHARS = 2**16
 _MAX_S = 60.0
+_MAX_NAMED = 20  # unknown keys that a warning names
+
+
+def _whole(value: object) -> object:
+    """Turn 500.0 into 500: JSON of some languages has no integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _named(value: object) -> object:
+    """Turn an empty text into None: clients send it for a language that is not set."""
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+Whole = BeforeValidator(_whole)
+"""Annotate an integer that may be written with a point and zeros behind it."""
 
 Language = Annotated[
     str,
@@ -33,7 +50,9 @@ LanguageOrAuto = Annotated[
         'a code such as "en", a tag such as "en-US", a name, or "auto"',
     ),
 ]
-Milliseconds = Annotated[int, Field(ge=0, le=round(_MAX_S * 1000))]
+Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
+Rate = Annotated[Literal[16_000, 24_000], Whole]
+Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 HYPOTHESIS = "earshot.hypothesis"
 """The event of ours that `include` may name, with what is heard and not final yet."""
 
@@ -43,7 +62,7 @@ class Format:
     """The format of audio."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
-    rate: Literal[16_000, 24_000] | None = None  # Hz; of audio/pcm alone, None: 24 kHz
+    rate: Rate | None = None  # Hz; of audio/pcm alone, None: 24 kHz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +70,18 @@ class Transcription:
     """The settings of how audio becomes text."""
 
     model: str | None = None  # None: the server's
-    language: LanguageOrAuto | None = None  # None, "auto": found in each utterance
+    # None, "auto" and "": found in each utterance
+    language: Annotated[LanguageOrAuto | None, BeforeValidator(_named)] = None
     languages: tuple[Language, ...] | None = None  # among these; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
-    phrases: tuple[str, ...] | None = None  # to come out right; None: as configured
+    keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
+    phrases: tuple[str, ...] | None = None  # ours
+    delay: Delay | None = None  # how long words wait until they are final; None: minimal
+
+    @property
+    def boosted(self) -> tuple[str, ...]:
+        """The phrases to boost, by either name; (): as configured."""
+        return (*(self.keywords or ()), *(self.phrases or ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +89,7 @@ class ServerVad:
     """The settings by which the server finds utterances by itself."""
 
     type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of speech's probability
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of speech's probability
     prefix_padding_ms: Milliseconds = 300  # kept from before it begins
     silence_duration_ms: Milliseconds = 500  # after which it has ended
 
@@ -98,9 +125,9 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class SettingWarning:
-    """A setting has no effect here."""
+    """A warning that something which a client sent has no effect here."""
 
-    param: str  # its name
+    param: str  # the name of the setting, key or URL parameter; or several with commas between
     message: str
 
 
@@ -164,28 +191,37 @@ _IGNORED = (
         for name in ("create_response", "interrupt_response", "idle_timeout_ms")
     ),
     _Ignored(
+        f"{_INPUT}.transcription.model",
+        "it stays as it is",
+        lambda value: _GONE if value in (None, "") else value,
+        lambda value: False,
+    ),
+    _Ignored(
         f"{_INPUT}.transcription",
         "a transcription session transcribes; it stays as it is",
         lambda value: _GONE if value is None else value,
         lambda value: value is None,
     ),
-    _Ignored(f"{_INPUT}.transcription.delay", "live.update_s says how soon audio is decoded"),
-    _Ignored(f"{_INPUT}.transcription.keywords", "live text knows none; phrases may name them"),
 )
 
 
-# Models of OpenAI's that know no turns: their clients send no turn_detection, and commit, which
-# would be an error where the server has found the same turn's end before.
+# OpenAI's models without voice activity detection: turn_detection is null, and clients commit. If
+# the server found the end of the same turn first, their commit would be an error.
+# https://developers.openai.com/api/docs/guides/realtime-vad
 _WITHOUT_TURNS = ("gpt-realtime-whisper", "gpt-live-transcribe")
+_PLACE = re.compile(r"session: ([\w.\[\]]+)")  # where the codec's messages name a setting
 
 
 def updated(
     settings: Settings, changes: Mapping[str, Any]
 ) -> tuple[Settings, tuple[SettingWarning, ...]]:
-    """Apply a client's `session.update`, and warn of what has no effect.
+    """Apply a client's `session.update`.
+
+    Returns:
+        The new settings, and warnings of settings and keys without effect.
 
     Raises:
-        SettingError: it says what is wrong or cannot be honoured; nothing is changed.
+        SettingError: a value is wrong, or cannot be honoured; nothing is changed.
     """
     if changes.get("type") == "realtime":
         raise SettingError(
@@ -195,7 +231,10 @@ def updated(
             "unsupported_value",
         )
     changes, warnings = _without_ignored(changes)
-    table = _merged(_with_turns(as_session(settings), changes), changes)
+    changes, unknown = split_unknown(Settings, changes)
+    if unknown:
+        warnings += (unknown_keys({f"session.{key}": near for key, near in unknown.items()}),)
+    table = merged(_with_turns(settings, changes), changes)
     try:
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
@@ -207,9 +246,21 @@ def updated(
             )
         return changed, warnings
     except OptionError as error:
-        unknown = "unknown key" in str(error)
-        code = "unknown_parameter" if unknown else "invalid_value"
-        raise SettingError(str(error), None, code) from error
+        place = _PLACE.match(str(error))
+        param = f"session.{place[1]}" if place else None
+        raise SettingError(str(error), param, "invalid_value") from error
+
+
+def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
+    """Warn of keys that are unknown and have no effect.
+
+    Args:
+        keys: their names, each with the known key that it resembles, or an empty text.
+    """
+    some = dict(itertools.islice(keys.items(), _MAX_NAMED))
+    rest = f" and {len(keys) - len(some)} more" if len(keys) > len(some) else ""
+    told = ", ".join(f"{key} (did you mean {near}?)" if near else key for key, near in some.items())
+    return SettingWarning(", ".join(some), f"unknown, without effect: {told}{rest}")
 
 
 def as_session(settings: Settings) -> dict[str, Any]:
@@ -220,14 +271,25 @@ def as_session(settings: Settings) -> dict[str, Any]:
     return table
 
 
-def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the client of a model without turns end them itself, in a session's table."""
-    value: Any = changes
+def _with_turns(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a session's table with the turn detection of the model that an update names.
+
+    A model without voice activity detection begins with null, any other with the default.
+    """
+    session = as_session(settings)
+    model: Any = changes
     for key in ("audio", "input", "transcription", "model"):
-        value = value.get(key) if isinstance(value, dict) else None
-    if isinstance(value, str) and value.startswith(_WITHOUT_TURNS):
-        session["audio"]["input"]["turn_detection"] = None
+        model = model.get(key) if isinstance(model, dict) else None
+    if isinstance(model, str) and _has_turns(model) != _has_turns(
+        settings.input.transcription.model or ""
+    ):
+        turns = ServerVad() if _has_turns(model) else None
+        session["audio"]["input"]["turn_detection"] = turns and dataclasses.asdict(turns)
     return session
+
+
+def _has_turns(model: str) -> bool:
+    return not model.lower().startswith(_WITHOUT_TURNS)
 
 
 def _without_ignored(
@@ -256,11 +318,11 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _merged(old: Any, new: Any) -> Any:
+def merged(old: Any, new: Any) -> Any:
     """Merge tables, in which a later one's keys replace those of an earlier one."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    merged = dict(old)
+    table = dict(old)
     for key, value in new.items():
-        merged[key] = value if key == "format" else _merged(old.get(key), value)
-    return merged
+        table[key] = value if key == "format" else merged(old.get(key), value)
+    return table

@@ -25,32 +25,35 @@ class Inlet:
 
     def __init__(self, format: Format) -> None:
         self._law = _LAWS.get(format.type)
+        self._odd = b""  # the first byte of a sample whose second one has not come
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
         self._restart()
 
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample."""
-        return 2 if self._law is None else 1
-
-    @property
     def bytes_per_s(self) -> int:
         """Bytes of a second."""
-        return self._rate * self.sample_bytes
+        return self._rate * (2 if self._law is None else 1)
 
-    def samples(self, data: bytes | memoryview) -> Samples:
-        """Return the samples that are known after some more bytes, a whole number of samples.
+    def samples(self, data: bytes) -> Samples:
+        """Return the samples that are known after some more bytes.
 
-        Resampling holds back some milliseconds.
+        Resampling holds back some milliseconds. The first byte of a sample waits for the second.
         """
         if self._law is None:
-            block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+            data = self._odd + data
+            whole = len(data) // 2 * 2
+            self._odd = data[whole:]
+            block = np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
         else:
             block = _table(self._law)[np.frombuffer(data, np.uint8)]
         return self._resampled(block, last=False)
 
+    def clear(self) -> None:
+        """Forget half a sample: the next byte is the first one of a sample."""
+        self._odd = b""
+
     def rest(self) -> Samples:
-        """Return what was held back; what comes next begins anew."""
+        """Return what was held back; what comes next begins anew, but for half a sample."""
         samples = self._resampled(np.zeros(0, np.float32), last=True)
         self._restart()
         return samples

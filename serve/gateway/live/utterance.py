@@ -11,6 +11,8 @@ from serve.contract.config import SpeechConfig
 from serve.contract.messages import Request, Samples, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import Agreement
+from serve.speech.chinese import Script, script_in, script_of
+from serve.speech.languages import language_code
 from serve.speech.rate import SAMPLE_RATE
 
 MOST_S = 28.0  # of audio at a time: a window has 30 s
@@ -77,6 +79,7 @@ class Utterance:
         prompt: text that precedes it.
         languages: codes, one of which is to be detected; (): as configured.
         phrases: to come out right; (): as configured.
+        sure_s: seconds of audio behind a word with which one hypothesis makes it final.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Utterance:
         prompt: str,
         languages: tuple[str, ...] = (),
         phrases: tuple[str, ...] = (),
+        sure_s: float = SURE_S,
     ) -> None:
         self.item_id = item_id
         self.start = self.end = start
@@ -100,8 +104,10 @@ class Utterance:
         self._spoken = 0  # samples
         self._voice: list[tuple[int, int]] = []  # where somebody speaks, in what is held
         self._language = language
+        self._script: Script | None = None  # of Chinese text that is final
         self._languages = languages
         self._phrases = phrases
+        self._sure_s = sure_s
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
         self._audio: list[Samples] = []  # from `_begin` on
@@ -167,6 +173,7 @@ class Utterance:
         later = self.start - before.end
         self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
         self._gone, self._draft = before._gone, before._draft
+        self._script = before._script
 
     def add(self, samples: Samples, speech: bool) -> None:
         """Add audio with which it goes on."""
@@ -185,7 +192,8 @@ class Utterance:
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
         where = samples, self._voice_s(), self._begin, self.end
-        return Window(*where, prompt, self._language, languages, self._phrases, self._draft)
+        language = f"zh-{self._script}" if self._script else self._language
+        return Window(*where, prompt, language, languages, self._phrases, self._draft)
 
     def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
         """Take the text of a window, and return what becomes final by it.
@@ -205,15 +213,22 @@ class Utterance:
         ]
         before = len(self._agreement.words)
         heard_s = (window.end - self.start) / SAMPLE_RATE
-        text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
+        text = self._agreement.update(words) + self._agreement.settle(heard_s - self._sure_s)
         if text and self._language is None:
             self._language = transcript.language
+        self._keep_script(text)
         final = self._final_text(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)
         return final
+
+    def _keep_script(self, text: str) -> None:
+        """Let all that follows have the script of text that became final."""
+        language = self._language
+        if text and language is not None and not self._script and not script_of(language):
+            self._script = script_in(text) if language_code(language) == "zh" else None
 
     def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""

@@ -160,8 +160,9 @@ def _segment_id(index: int) -> str:
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:
-    """Tell the languages that were heard as OpenAI's gpt-transcribe does."""
-    return {"languages": [{"code": transcript.language}] if transcript.language else []}
+    """Tell the languages that were heard, as OpenAI's gpt-transcribe does; the main one first."""
+    codes = [transcript.language, *(segment.language for segment in transcript.segments)]
+    return {"languages": [{"code": code} for code in dict.fromkeys(codes) if code]}
 
 
 def _warnings(transcript: Transcript, fields: FormFields) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _AUDIO = {
 }
 _JOBS = "/v1/audio/jobs"
 _JOB = "Keep a file, or a url, and write down later what it says: 202 and a job"
+_SECRETS = "/v1/realtime/client_secrets"
+_SECRET = "Make a short-lived key with which a browser opens sessions of live text"
 _OTHERS = {
     _JOBS: "The caller's jobs, the newest first: ?limit= and ?after=",
     f"{_JOBS}/{{id}}": "One of them; POST …/cancel ends it",
@@ -65,6 +67,7 @@ def openapi() -> dict[str, Any]:
             **{path: {"post": _audio(summary)} for path, summary in _AUDIO.items()},
             **{path: {"get": _other(path, summary)} for path, summary in _OTHERS.items()},
             _JOBS: {"post": _job(), "get": _other(_JOBS, _OTHERS[_JOBS])},
+            _SECRETS: {"post": _secret()},
             f"{_JOBS}/{{id}}/cancel": {"post": _other(f"{_JOBS}/{{id}}/cancel", "End a job")},
         },
         "components": {"schemas": {"Error": _error()}},
@@ -74,7 +77,7 @@ def openapi() -> dict[str, Any]:
 def page() -> str:
     """Describe them on a page that loads nothing."""
     rows = "".join(_row(name, text) for name, text in _AUDIO.items())
-    rows += _row(f"POST {_JOBS}", _JOB)
+    rows += _row(f"POST {_JOBS}", _JOB) + _row(f"POST {_SECRETS}", _SECRET)
     rows += "".join(_row(name, text) for name, text in _OTHERS.items())
     fields = _row(
         "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
@@ -155,6 +158,23 @@ def _job() -> dict[str, Any]:
     operation["responses"]["202"] = {"description": "the job"}
     del operation["responses"]["200"]
     return operation
+
+
+def _secret() -> dict[str, Any]:
+    """Describe how a client secret is made."""
+    seconds = {"type": "integer", "minimum": 10, "maximum": 7200, "default": 600}
+    expiry = {"anchor": {"type": "string", "enum": ["created_at"]}, "seconds": seconds}
+    session = {"type": "object", "description": "settings, as of a session.update"}
+    properties = {"expires_after": {"type": "object", "properties": expiry}, "session": session}
+    schema = {"type": "object", "properties": properties}
+    refused = {
+        status: _refusal(text) for status, text in _ERRORS.items() if status in "400 429 503"
+    }
+    return {
+        **_other(_SECRETS, _SECRET),
+        "requestBody": {"content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": "`value`, `expires_at` and `session`"}, **refused},
+    }
 
 
 def _other(path: str, summary: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     POST /v1/audio/transcriptions, /v1/audio/translations
     GET  /v1/models, /v1/models/{name}, /v1/usage, /v1/shadow
+    POST /v1/realtime/client_secrets: see `serve.gateway.live.secret_endpoint`
     /v1/audio/jobs: see `serve.gateway.jobs.routes`, where there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
@@ -28,6 +29,7 @@ from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts, stream_event
 from serve.gateway.headers import LINE, ignored, served_by, warnings
+from serve.gateway.live.secret_endpoint import SecretEndpoint
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -50,7 +52,8 @@ logger = logging.getLogger("earshot.gateway")
 _CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME, /v1/usage and /v1/shadow, and jobs at /v1/audio/jobs"
+    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and jobs at "
+    "/v1/audio/jobs"
 )
 _BATCHES = ("/batches", "/files", "/uploads")  # what OpenAI's Batch API consists of
 _ANY = ["GET", "POST", "DELETE"]
@@ -80,6 +83,7 @@ def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
             Route("/usage", UsageOfKey(door).answer),
+            Route("/realtime/client_secrets", SecretEndpoint(door).answer, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
             Route("/shadow", ShadowFindings(door).answer),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
@@ -91,8 +95,14 @@ def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
 
 
 def _described(model: str) -> dict[str, Any]:
-    """Describe a model as OpenAI does."""
-    return {"id": model, "object": "model", "created": _CREATED, "owned_by": "earshot"}
+    """Describe a model as OpenAI does; null: no end is announced."""
+    return {
+        "id": model,
+        "object": "model",
+        "created": _CREATED,
+        "owned_by": "earshot",
+        "shutdown_date": None,
+    }
 
 
 class _Audio:

@@ -35,7 +35,8 @@ def of_file(head: bytes, size: int) -> Sound:
     mark, header = _mark(head, size), pcm16_header(head)
     if header is None:
         return Sound(mark, None, kind_of(head), size)
-    samples = min(header.declared_bytes, size - header.begin) / 2 / header.channels
+    # All bytes, not those declared: the declared size may be that of a first write or a first part.
+    samples = (size - header.begin) / 2 / header.channels
     return Sound(mark, samples / max(1, header.rate))
 
 

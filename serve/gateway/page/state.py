@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.contract.config import Config
 from serve.gateway.background import Background
 from serve.gateway.door import Door
+from serve.speech.languages import LANGUAGE_NAMES
 
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
@@ -156,7 +157,9 @@ def look_at(page: bytes, before: Look) -> Look:
 
 def _offers(labels: dict[str, str]) -> dict[str, Any]:
     return {
-        "languages": labels["languages"].split(","),
+        "languages": {
+            code: LANGUAGE_NAMES.get(code, code) for code in labels["languages"].split(",")
+        },
         "detects_language": labels["detects_language"] == "true",
         "beams": int(labels["beams"]),
         "words": labels["words"] == "true",

@@ -38,7 +38,7 @@ class RowState:
     loop_at: Int64  # from this position on it may be ended as a loop; see `loops.py`
     seed: Int64
     last_timestamp: Int64  # highest timestamp id said; 0 = none yet
-    language: Int64  # detected language's token id; -1 = none asked for
+    language: Int64  # the likeliest language's token id at start-of-transcript; -1 = not known yet
     leader: Int64  # the first row of its slot
     beam: Int64  # rows of the search that it is part of; 1 = it stands for itself
     needed: Int64  # so many hypotheses end a search

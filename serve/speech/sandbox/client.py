@@ -6,7 +6,6 @@ ended or stands still is started anew for the next file.
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import select
 import socket
@@ -28,16 +27,17 @@ from serve.contract.errors import (
 )
 from serve.contract.messages import AudioFile, Samples
 from serve.speech.containers import Bytes
+from serve.speech.downmix import COLUMNS
 from serve.speech.meter import Limits, ignore, never
 from serve.speech.sandbox.wire import (
     BLOCK_SAMPLES,
     ERRORS,
     HEAD,
-    LIMITS,
     STATUS,
     Kind,
     died,
     no_memory,
+    pack_limits,
 )
 
 STALL_S = 120.0  # longest wait for a block; a file's processor time has a limit of its own
@@ -74,7 +74,7 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """Decode as `serve.speech.audio.decode` does, for any file that is not empty.
+    """Decode as `serve.speech.sources.decode` does, for any file that is not empty.
 
     Raises:
         OverloadedError: all files together take too much memory, and this one most.
@@ -135,8 +135,9 @@ class _File:
                 raise died(self._read_status(), self._limits)
             kind, taken = HEAD.unpack(head)
             _memory.note(self, taken)
-            if kind == Kind.SAMPLES:
-                return block[: (count - HEAD.size) // block.itemsize]
+            if kind in (Kind.SAMPLES, Kind.COLUMNS):
+                values = block[: (count - HEAD.size) // block.itemsize]
+                return values if kind == Kind.SAMPLES else values.reshape(-1, COLUMNS)
             if kind == Kind.WHOLE:
                 return None
             if kind == Kind.NO_MEMORY:
@@ -236,7 +237,7 @@ class _Server:
         Raises:
             UnavailableError: it cannot be started.
         """
-        message = LIMITS.pack(*dataclasses.astuple(limits))
+        message = pack_limits(limits)
         with self._lock:
             for _ in range(2):  # the first may find one that has ended
                 try:
@@ -302,7 +303,7 @@ def _descriptor(audio: Bytes) -> Iterator[int]:
         yield audio.fileno()
         return
     with open(os.memfd_create("audio"), "wb") as file:
-        file.write(audio)
+        file.write(audio[:])
         file.flush()
         yield file.fileno()
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import soundfile
 
-from serve.contract.errors import AudioError, CancelledError
+from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
 from serve.speech.meter import Limits
@@ -36,6 +36,7 @@ from serve.speech.sandbox.wire import (
     MEMORY_BYTES,
     STATUS,
     Kind,
+    unpack_limits,
 )
 
 _QUIET_MS = 10  # without news, after which the next file's process is made: a core is free then
@@ -159,8 +160,7 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         message, descriptors, _, _ = socket.recv_fds(server, LIMITS.size, 2)
         if message:
             file, results = descriptors
-            limits = Limits(*LIMITS.unpack(message))
-            _decode(AudioFile(file), socket.socket(fileno=results), limits)
+            _decode(AudioFile(file), socket.socket(fileno=results), unpack_limits(message))
         status = 0
     except ConnectionError:
         status = 0  # nobody wants it any more
@@ -177,6 +177,7 @@ class _Results:
         self._socket = results
         self._block = np.empty(BLOCK_SAMPLES, np.float32)
         self._count = 0  # of its samples that are not sent
+        self._kind = Kind.SAMPLES
         self._first_kb = _peak_kb()
         self._hung_up = select.poll()
         self._hung_up.register(results, 0)
@@ -186,13 +187,17 @@ class _Results:
         return bool(self._hung_up.poll(0))
 
     def put(self, samples: Samples) -> None:
-        """Send some, sooner or later."""
+        """Send some, sooner or later; float32 (n,) or (n, COLUMNS), the same in all calls."""
+        most = BLOCK_SAMPLES
+        if samples.ndim > 1:
+            self._kind, most = Kind.COLUMNS, most - most % samples.shape[1]
+        samples = samples.reshape(-1)
         while len(samples):
-            part = samples[: BLOCK_SAMPLES - self._count]
+            part = samples[: most - self._count]
             self._block[self._count : self._count + len(part)] = part
             self._count += len(part)
             samples = samples[len(part) :]
-            if self._count == BLOCK_SAMPLES:
+            if self._count == most:
                 self._flush()
 
     def warn(self, text: str) -> None:
@@ -206,7 +211,7 @@ class _Results:
 
     def _flush(self) -> None:
         if self._count:
-            self._send(Kind.SAMPLES, self._block[: self._count].data)
+            self._send(self._kind, self._block[: self._count].data)
             self._count = 0
 
     def _send(self, kind: Kind, data: bytes | memoryview) -> None:
@@ -221,7 +226,7 @@ def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
         for samples in sources.decode(file, limits, results.gone, results.warn):
             results.put(samples)
         results.end(Kind.WHOLE)
-    except AudioError as error:
+    except (AudioError, OptionError) as error:
         results.end(next(kind for kind, of in ERRORS.items() if isinstance(error, of)), str(error))
     except MemoryError:
         results.end(Kind.NO_MEMORY)

@@ -5,6 +5,7 @@ samples, and a pipe for the status with which its process ends. From the socket 
 it announces, until `Kind.WHOLE` or an error; the status counts where neither came.
 """
 
+import dataclasses
 import enum
 import signal
 import struct
@@ -13,12 +14,15 @@ from serve.contract.errors import (
     AudioError,
     AudioLimitError,
     ChannelError,
+    CutShortError,
     EarshotError,
+    OptionError,
     UnavailableError,
 )
 from serve.speech.meter import Limits, too_slow
 
-LIMITS = struct.Struct("=ddd?i")  # the fields of `Limits`
+MAX_TRACK_BYTES = 64  # of `Limits.track`
+LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `Limits`
 HEAD = struct.Struct("=IQ")  # a `Kind`, and the bytes of memory that the file has taken so far
 STATUS = struct.Struct("=i")  # -n is signal n
 BLOCK_SAMPLES = 1 << 15  # float32 samples of a message, at most: 2 s; a socket holds two of them
@@ -38,13 +42,31 @@ class Kind(enum.IntEnum):
     NO_MEMORY = 4
     WARNING = 5  # its text follows
     CHANNEL_ERROR = 6  # the same
+    COLUMNS = 7  # float32 of shape (n, COLUMNS) follows
+    OPTION_ERROR = 8  # its text follows
+    CUT_SHORT_ERROR = 9  # the same
 
 
-ERRORS: dict[Kind, type[AudioError]] = {
+ERRORS: dict[Kind, type[EarshotError]] = {
     Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
     Kind.CHANNEL_ERROR: ChannelError,
+    Kind.CUT_SHORT_ERROR: CutShortError,
     Kind.AUDIO_ERROR: AudioError,
+    Kind.OPTION_ERROR: OptionError,
 }
+
+
+def pack_limits(limits: Limits) -> bytes:
+    """Return a file's limits as a message."""
+    *numbers, track = dataclasses.astuple(limits)
+    return LIMITS.pack(*numbers, track.encode()[:MAX_TRACK_BYTES])
+
+
+def unpack_limits(message: bytes) -> Limits:
+    """Return a file's limits from a message."""
+    max_s, max_values, max_cpu_s, partial, channel, track = LIMITS.unpack(message)
+    track = track.rstrip(b"\0").decode(errors="replace")
+    return Limits(max_s, max_values, max_cpu_s, partial, channel, track)
 
 
 def no_memory(size: int) -> AudioError:

@@ -1,4 +1,4 @@
-from eval.accuracy.estimate import Cost, estimate_lines, windows
+from eval.accuracy.estimate import Cost, estimate_line, total_line, windows
 from tests.eval.fakes import timed_call
 
 
@@ -14,7 +14,7 @@ def test_a_window_costs_what_warm_calls_took():
 
 
 def test_all_that_is_left_is_added_up():
-    lines = estimate_lines({"a": (Cost(30.0, 1.5), 60), "b": (Cost(0.0, 3.0), 20)})
-    assert "about   2.0 minutes: 60 windows of 1.50 s" in lines[0]
-    assert "about   3.0 minutes, if nothing else runs here" in lines[2]
-    assert estimate_lines({}) == ["nothing is left to be heard"]
+    costs = {"a": (Cost(30.0, 1.5), 60), "b": (Cost(0.0, 3.0), 20)}
+    assert "about   2.0 minutes: 60 windows of 1.50 s" in estimate_line("a", *costs["a"])
+    assert "about   3.0 minutes, if nothing else runs here" in total_line(costs)
+    assert total_line({}) == "nothing is left to be heard"

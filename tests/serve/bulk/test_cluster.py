@@ -180,6 +180,34 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_fo
     check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
 
 
+def test_sigterm_ends_a_run_as_ctrl_c_does_and_it_goes_on_later(
+    command, count, ray_folder, tmp_path
+):
+    before = {process.pid for process in running(ray_folder)}
+    with command(tmp_path, "--cpus", "1") as run:
+        wait_until(lambda: len(shards(tmp_path)) >= 2, "nothing is done", WAIT_S + count)
+        run.send_signal(signal.SIGTERM)
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 130, errors
+    assert errors.endswith("the same command does the others\ninterrupted\n"), errors
+    assert "Traceback" not in errors
+    wait_until(
+        lambda: not {process.pid for process in running(ray_folder)} - before,
+        "what the run started outlives it",
+        WAIT_S,
+    )
+    done = {path: path.stat().st_mtime_ns for path in shards(tmp_path)}
+    assert 2 <= len(done) < SHARDS
+    assert all(names(path) for path in done)  # whole lines of JSON
+    with command(tmp_path, "--cpus", "1") as run:
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert f"{SHARDS} shards, of which {len(done)} are done" in errors
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    heard = [file for shard in shards(tmp_path) for file in names(shard)]
+    check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # no part of a file
+
+
 def test_an_option_that_cannot_be_honoured_ends_the_run(cluster, command, tmp_path):
     with command(tmp_path, "--address", cluster.address, "--language", "xx") as run:
         _, errors = run.communicate(timeout=WAIT_S)

@@ -1,25 +1,30 @@
 """`python -m serve transcribe` and `triton`, as a user meets them."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import pty
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 import serve.transcriber.open
+from serve.cli import backend, progress
 from serve.cli.main import main
 from serve.contract.config import Config
-from serve.contract.errors import EarshotError
+from serve.contract.errors import EarshotError, OptionError
 from serve.contract.keys import Key, hash_of, read_keys
-from serve.contract.messages import Request
+from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
 from serve.gateway.usage import Row, UsageFile
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
@@ -28,7 +33,7 @@ from serve.supervisor.server import config_to_toml
 from serve.wire import tensors
 from serve.wire.client import Client
 from tests.fakes import FakeTranscriber
-from tests.serving import audio_file, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, audio_file, wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120
@@ -57,6 +62,13 @@ def files(tmp_path):
     return {path.name: str(path) for path in tmp_path.iterdir()}
 
 
+@pytest.fixture
+def nano_toml(nano_config, tmp_path):
+    path = tmp_path / "nano.toml"
+    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    return path
+
+
 def run(toml, *arguments):
     return main(["transcribe", "--config", str(toml), *arguments])
 
@@ -75,7 +87,7 @@ def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
     assert output.out.count("Hello") == 2
     assert output.out.index(names[0]) < output.out.index(names[2])
     assert f"error: {names[1]}: audio has 0 bytes" in output.err
-    assert "1 of 3 files failed" in output.err
+    assert "2 of 3 files transcribed, 0 skipped, 1 failed; 4.0 s of audio in " in output.err
     assert "Traceback" not in output.err
 
 
@@ -119,6 +131,17 @@ def test_what_is_there_of_a_cut_file_comes_with_a_warning(toml, files, fake, cap
     assert "warning" not in output.err + output.out
 
 
+def test_each_warning_has_a_line_and_speaks_of_flags(toml, files, fake, capsys):
+    warnings = ("two tracks; choose one with audio_track = 2", "send it with channels = split")
+    answer = dataclasses.replace(TRANSCRIPT, warnings=warnings)
+    fake.transcribe = lambda request: answer
+    assert run(toml, "--format", "json", files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert f"warning: {files['a.wav']}: send it with --channels split\n" in output.err
+    assert output.err.count("warning: ") == 2
+    assert json.loads(output.out)["warnings"][1] == "send it with --channels split"
+
+
 def test_raw_samples_need_their_type(toml, files, fake, capsys):
     kind = "audio/L16; rate=16000"
     assert run(toml, "--audio-type", kind, files["a.wav"]) == 0
@@ -151,8 +174,128 @@ def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
     assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
     errors = capsys.readouterr().err
     assert f"error: cannot write {out}/a.txt: Is a directory; name another" in errors
-    assert "1 of 2 files failed" in errors and "Traceback" not in errors
+    assert "1 of 2 files transcribed, 0 skipped, 1 failed" in errors
+    assert "Traceback" not in errors
     assert "goodbye" in (out / "b.txt").read_text(encoding="utf-8")
+
+
+def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
+    toml, files, fake, tmp_path, capsys
+):
+    out, names = tmp_path / "out", [files["a.wav"], files["b.mp3"]]
+    out.mkdir()
+    (out / "a.txt").write_text("earlier\n")
+    assert run(toml, "--output", str(out), *names) == 0
+    errors = capsys.readouterr().err
+    assert f"1 of 2 files have a transcript in {out} and are skipped; --again" in errors
+    assert "1 of 2 files transcribed, 1 skipped, 0 failed" in errors
+    assert [request.audio for request in fake.requests] == [b"b.mp3"]
+    assert (out / "a.txt").read_text() == "earlier\n"
+    # Where nothing is left no engine is opened.
+    assert run(toml, "--engine", "/no/engine", "--output", str(out), *names) == 0
+    assert len(fake.requests) == 1
+    assert run(toml, "--again", "--output", str(out), *names) == 0
+    assert "goodbye" in (out / "a.txt").read_text()
+    assert run(toml, "--again", *names) == 2
+    assert "--again is for --output FOLDER" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_file_and_no_half_of_one(toml, files, fake, tmp_path, capsys):
+    out = tmp_path / "out"
+    with _limit_of_files(20):  # of 32 bytes
+        assert run(toml, "--output", str(out), files["a.wav"]) == 1
+    errors = capsys.readouterr().err
+    assert f"error: cannot write {out}/a.txt: File too large; name another --output" in errors
+    assert "Traceback" not in errors and list(out.iterdir()) == []
+    (out / "a.txt").write_text("earlier")
+    with _limit_of_files(20):
+        assert run(toml, "--again", "--output", str(out), files["a.wav"]) == 1
+    assert [path.read_text() for path in out.iterdir()] == ["earlier"]
+
+
+@contextlib.contextmanager
+def _limit_of_files(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "flags"),
+    [
+        ("partial", "cut short; ask with partial = true", "cut short; ask with --partial"),
+        ("task", "ask for task = transcribe", "ask for --task transcribe"),
+        ("timestamps", "ask for timestamps = false", "ask for --no-timestamps"),
+        ("short_encoder", "ask for short_encoder = false", "ask for --no-short-encoder"),
+        ("languages", "languages = ['en', 'de'] came", "--languages en,de came"),
+        ("prompt", "prompt has 9 characters, more", "--prompt has 9 characters, more"),
+        ("diarize", "channels = split came with diarize;", "--channels split came with --diarize;"),
+        ("in words", "the language 'xx' is unknown", "the language 'xx' is unknown"),
+        ("of a config", "transcriber.beam_size = 3", "transcriber.beam_size = 3"),
+    ],
+)
+def test_errors_speak_of_flags(toml, files, fake, capsys, name, message, flags):
+    fake.transcribe = _raising(OptionError(message))
+    assert run(toml, files["a.wav"]) == 1
+    assert f"error: {files['a.wav']}: {flags}\n" in capsys.readouterr().err
+
+
+def _raising(error):
+    def transcribe(request):
+        raise error
+
+    return transcribe
+
+
+def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkeypatch, capsys):
+    """It takes connections and says nothing; then it stops."""
+    monkeypatch.setattr(backend, "_FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr(backend, "_PATIENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        toml.write_text(f"[server]\ngrpc_port = {port}\n")
+        assert run(toml, files["a.wav"]) == 0
+    told = capsys.readouterr().err
+    address = f"the server at 127.0.0.1:{port} did not answer within"
+    assert f"{address} 0.2 s; waiting for it, at most 1 s\n" in told
+    assert f"{address} 1 s; in this process, with the engine engines/demo\n" in told
+
+
+def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
+    monkeypatch.setattr(backend, "_LOOK_S", 0.0)
+    states = iter(["silent", "not ready", "ready"])
+    monkeypatch.setattr(Client, "state", lambda client, timeout_s: next(states))
+    answer = [SegmentReady(SEGMENT), Finished(TRANSCRIPT)]
+    monkeypatch.setattr(Client, "stream", lambda client, request: iter(answer))
+    assert run(toml, files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert "did not answer within 2 s; waiting for it, at most 60 s" in output.err
+    assert "through the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
+
+
+def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
+    toml, files, fake, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
+    path = tmp_path / "long.flac"
+    path.write_bytes(audio_file(75.0))
+    shown = []
+
+    def transcribe(on_event):
+        on_event(SegmentReady(dataclasses.replace(SEGMENT, end=30.0)))
+        wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
+        on_event(Finished(TRANSCRIPT))
+
+    def submit(request, on_event):
+        threading.Thread(target=transcribe, args=[on_event]).start()
+        return RequestHandle(lambda: None)
+
+    fake.submit = submit
+    assert run(toml, str(path)) == 0
+    assert "0/1 files, 30/75 s of audio, " in "".join(shown)
 
 
 def _and(call, first):
@@ -356,14 +499,56 @@ def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     assert b"Traceback" not in errors and b"Exception ignored" not in errors
 
 
+def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
+    code = (
+        "import sys, serve.transcriber.open\n"
+        "from tests.fakes import FakeTranscriber\n"
+        "from serve.cli.main import main\n"
+        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "transcribe", "--config", str(toml), files["a.wav"]],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert done.returncode == 1
+    assert "error: cannot write the output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
+    count, out = 12, tmp_path / "out"
+    (tmp_path / "in").mkdir()
+    for name in range(count):
+        (tmp_path / "in" / f"{name}.flac").write_bytes(audio_file(20.0))
+    command = [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml)]
+    command += ["--format", "json", "--output", str(out), str(tmp_path / "in")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: [*out.glob("*.json")], "nothing is done", WAIT_S)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), errors
+    assert "Traceback" not in errors
+    done = {path: path.read_text() for path in out.glob("*.json")}
+    assert 0 < len(done) < count
+    assert all(json.loads(text)["duration"] == 20.0 for text in done.values())
+    if number != signal.SIGKILL:
+        assert f"{len(done)} of {count} files transcribed, 0 skipped, 0 failed" in errors
+    again = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert f"{count - len(done)} of {count} files transcribed, {len(done)} skipped" in again.stderr
+    assert len([*out.glob("*.json")]) == count
+    assert all(path.read_text() == text for path, text in done.items())
+
+
 # ---------------------------------------------------------------- with a real server
-
-
-@pytest.fixture
-def nano_toml(nano_config, tmp_path):
-    path = tmp_path / "nano.toml"
-    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
-    return path
 
 
 def triton(toml, *arguments, **options):
@@ -422,10 +607,11 @@ def test_triton_says_why_it_cannot_start(nano_toml):
 
 
 @pytest.mark.server
-def test_a_terminal_sees_progress(nano_toml):
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_a_terminal_sees_progress(nano_toml, size):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (24, 80))
+    termios.tcsetwinsize(slave, size)
     clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
     done = subprocess.run(
         [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],
@@ -441,7 +627,7 @@ def test_a_terminal_sees_progress(nano_toml):
             shown += part
     os.close(master)
     assert done.returncode == 0, shown
-    assert b"0/2" in shown, shown
+    assert b"0/2 files" in shown and b"2 of 2 files transcribed, 0 skipped" in shown, shown
     assert done.stdout.decode().count("==> ") == 2
 
 

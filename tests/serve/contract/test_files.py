@@ -1,5 +1,7 @@
 """Files that a person names: one error, whoever reads them."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from eval.accuracy.load import drive
 from eval.files import read_json
 from serve.contract.config import load_config
 from serve.contract.errors import FileError
-from serve.contract.files import read_bytes, read_text
+from serve.contract.files import read_bytes, read_text, write_text
 
 
 def test_what_is_there_is_read(tmp_path):
@@ -74,3 +76,20 @@ def test_every_reader_of_text_refuses_what_is_none(tmp_path, reader):
     path.write_bytes(b"name = '\xf1'")
     with pytest.raises(FileError, match="byte 8 is not UTF-8"):
         reader(path)
+
+
+def test_a_file_is_written_whole_beside_what_a_killed_process_left(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "mañana\n")
+    assert path.read_text(encoding="utf-8") == "mañana\n"
+    killed = (
+        "import os, sys\nfrom pathlib import Path\nfrom serve.contract import files\n"
+        "files.os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
+        "files.write_text(Path(sys.argv[1]), 'half')\n"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+    assert path.read_text(encoding="utf-8") == "mañana\n"
+    write_text(path, "new")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
+    with pytest.raises(FileError, match=r"cannot write .*: No such file or directory; go away"):
+        write_text(tmp_path / "none" / "a.txt", "", "go away")

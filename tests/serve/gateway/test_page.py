@@ -83,7 +83,7 @@ def test_the_state_tells_what_the_engine_does(told):
     found = told(metrics(100, 10), metrics(160, 13), took_s=[0.5, 0.1, 9.0])
     assert (found["name"], found["status"]) == ("demo", "ready")
     assert found["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
-    assert found["offers"]["languages"] == ["en", "es"]
+    assert found["offers"]["languages"] == {"en": "english", "es": "spanish"}
     assert (found["offers"]["beams"], found["offers"]["words"]) == (5, True)
     recent = found["recent"]
     assert (recent["rtfx"], recent["requests"]) == (20.0, 3)

@@ -175,6 +175,12 @@ def reload(page):
     page.reload()
 
 
+def remove(page, found):
+    """Remove a card, and say yes to the question."""
+    page.once("dialog", lambda dialog: dialog.accept())
+    found.get_by_role("button", name="Remove").click()
+
+
 def downloaded(page, found, format):
     """What a card's button for a format saves."""
     name = found.get_attribute("aria-label")
@@ -290,7 +296,10 @@ def test_a_reload_loses_nothing(page, gateway):
     gateway.triton.release()
     done(page, "wait", "en_two.wav")
     assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
+    page.once("dialog", lambda dialog: dialog.dismiss())
     half.get_by_role("button", name="Remove").click()
+    expect(half).to_be_visible()  # it was asked for, and not wanted
+    remove(page, half)
     expect(half).to_have_count(0)
     reload(page)
     done(page, "one two")
@@ -363,29 +372,37 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:AudioError: audio cannot be decoded")
     drop(page, CLIP)
     problem = card(page).locator(".problem")
-    expect(problem).to_contain_text("no audio in this that it can read")
+    expect(problem).to_contain_text("cannot use the audio in this file")
     assert card(page).get_by_role("button", name="Try again").count() == 0
-    card(page).get_by_role("button", name="Remove").click()
+    remove(page, card(page))
     expect(card(page)).to_have_count(0)
 
     say(page, "error:OverloadedError: too much to do")
     drop(page, CLIP)
     expect(problem).to_contain_text("Trying again in")
+    expect(problem).to_contain_text("The server is at capacity.")
     card(page).get_by_role("button", name="Stop").click()
     expect(card(page)).to_have_attribute("data-state", "interrupted")
+    expect(problem).to_have_text("You stopped this.")
 
     say(page, "late:DeviceError: it failed")
     card(page).get_by_role("button", name="Try again").click()
     expect(problem).to_contain_text("could not finish")
+    expect(problem).to_contain_text("The text up to there is below.")
     expect(card(page).locator(".word")).to_have_text(["late:DeviceError:"])
 
     large = tmp_path / "large.wav"
     large.write_bytes(bytes(5 * 2**20))
     drop(page, large)
     expect(page.get_by_role("alert")).to_contain_text("large.wav is too large: 5.0 MB")
+    page.route("**/transcriptions", lambda route: route.abort())  # the rest of the server answers
+    card(page).get_by_role("button", name="Try again").click()
+    expect(problem).to_contain_text("broke off during the upload. Try again.")
+    page.unroute("**/transcriptions")
     page.context.set_offline(True)
     card(page).get_by_role("button", name="Try again").click()
     expect(problem).to_contain_text("cannot be reached")
+    expect(problem).to_contain_text("The text below is the earlier one.")
     expect(page.locator("#status")).to_have_text("does not answer")
     page.context.set_offline(False)
     say(page, "at last")
@@ -393,15 +410,35 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     done(page, "at last")
 
 
+def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
+    say(page, "error:CutShortError: audio is cut short; ask with partial = true")
+    drop(page, CLIP)
+    expect(card(page).locator(".problem")).to_have_text(
+        "The end of this file is missing. Send the whole file if you have it."
+    )
+    assert card(page).get_by_role("button", name="again").count() == 0
+    say(page, "one two")
+    card(page).get_by_role("button", name="Transcribe what is there").click()
+    found = done(page, "one two")
+    assert sent(gateway)["PARTIAL"] is True
+    expect(found.locator(".problem")).to_be_hidden()
+    expect(found.get_by_role("listitem")).to_have_text(["Audio is cut short: 1.50 s"])
+    assert json.loads(downloaded(page, found, "json"))["warnings"]
+    say(page, "silence")
+    found.get_by_role("button", name="Transcribe again").click()
+    expect(found.locator(".text")).to_have_text("No speech was found in the part that is there.")
+    expect(found.locator(".facts")).not_to_contain_text("nknown")
+
+
 def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
     add_key(tmp_path / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
     running = Running(tmp_path, 600.0, keys_file=str(tmp_path / "keys.toml"))
     with contextlib.closing(running):
-        page = visit(running, "wants an API key")
+        page = visit(running, "needs an API key")
         expect(page.get_by_label("API key")).to_be_focused()
         page.keyboard.type("secret-b")
         drop(page, CLIP)
-        expect(card(page).locator(".problem")).to_contain_text("an API key that it knows")
+        expect(card(page).locator(".problem")).to_contain_text("needs a valid API key")
         page.get_by_label("API key").fill("secret-a")
         page.get_by_label("API key").blur()
         expect(page.locator("#status")).to_have_text("demo, ready")
@@ -420,7 +457,7 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     (folder / "notes.txt").write_text("no audio")
     page.set_input_files("#folder", folder)
     expect(page.get_by_role("alert")).to_have_text(
-        "1 file was passed over, which does not look like audio."
+        "1 file was skipped: it does not look like audio."
     )
     expect(page.locator("#count")).to_have_text("2 recordings")
     for name in ("a.wav", "b.WAV"):
@@ -440,7 +477,7 @@ def test_dropped_files_of_other_kinds_are_passed_over_and_counted(page, tmp_path
     say(page, "one")
     drop(page, others[0], CLIP, others[1])
     alert = page.get_by_role("alert")
-    expect(alert).to_have_text("2 files were passed over, which do not look like audio.")
+    expect(alert).to_have_text("2 files were skipped: they do not look like audio.")
     done(page, "one")
     assert page.get_by_role("article").count() == 1
     drop(page, CLIPS / "en_two.wav")
@@ -461,33 +498,40 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     page.keyboard.press("Escape")
     expect(found.locator(".word")).to_have_text(["one", "to <i>", "three", "four"])
     expect(found.locator(".text")).to_be_focused()
-    found.get_by_role("button", name="Correct").click()
+    found.get_by_text("four", exact=True).click()
+    page.keyboard.type("for")
+    found.get_by_role("button", name="Done").click()  # keeps the word
+    expect(found.locator(".word")).to_have_text(["one", "to <i>", "three", "for"])
+    expect(found.get_by_role("button", name="Correct")).to_be_focused()
+    expect(found.get_by_role("button", name="Done")).to_have_count(0)
+    found.get_by_text("three", exact=True).click()  # plays it again
+    expect(found.get_by_role("textbox")).to_have_count(0)
 
     reload(page)
-    found = done(page, "one to <i> three four")
+    found = done(page, "one to <i> three for")
     expect(found.locator(".facts")).to_contain_text("corrected")
     found.get_by_text("three", exact=True).dblclick()
     page.keyboard.press("Delete")
     page.keyboard.press("Enter")
-    expect(found.locator(".word")).to_have_text(["one", "to <i>", "four"])
+    expect(found.locator(".word")).to_have_text(["one", "to <i>", "for"])
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     expect(found.get_by_role("textbox", name="Correct: one")).to_be_focused()
     page.keyboard.type("1")
     found.locator("h3").click()  # whoever goes elsewhere keeps it
-    expect(found.locator(".word")).to_have_text(["1", "to <i>", "four"])
+    expect(found.locator(".word")).to_have_text(["1", "to <i>", "for"])
 
     table = json.loads(downloaded(page, found, "json"))
-    assert table["text"] == "1 to <i> four"
-    assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " four"]
+    assert table["text"] == "1 to <i> for"
+    assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " for"]
     assert [word["word"] for one in table["segments"] for word in one["words"]] == [
-        *("1", "to <i>", "four"),
+        *("1", "to <i>", "for"),
     ]
     assert "00:00:00.000 --> 00:00:01.500\n1 to &lt;i>\n" in downloaded(page, found, "vtt")
 
     page.once("dialog", lambda dialog: dialog.dismiss())
     found.get_by_role("button", name="Again").click()
-    expect(found.locator(".word")).to_have_text(["1", "to <i>", "four"])
+    expect(found.locator(".word")).to_have_text(["1", "to <i>", "for"])
     page.once("dialog", lambda dialog: dialog.accept())
     found.get_by_role("button", name="Again").click()
     expect(found.locator(".word")).to_have_text(["one", "two", "three", "four"])
@@ -557,7 +601,7 @@ def test_all_transcripts_are_searched(page):
     search.fill("C.WAV")
     expect(found).to_have_text("0 times, in 1 of 3")
     expect(card(page, "c.wav")).to_be_visible()
-    card(page, "c.wav").get_by_role("button", name="Remove").click()
+    remove(page, card(page, "c.wav"))
     expect(found).to_have_text("0 times, in 0 of 2")
     search.fill("")
     expect(page.get_by_role("article")).to_have_count(2)
@@ -565,21 +609,79 @@ def test_all_transcripts_are_searched(page):
     expect(page.get_by_role("article")).to_have_count(0)
     search.fill("a.wav")
     expect(page.get_by_role("article")).to_have_count(1)
-    card(page, "a.wav").get_by_role("button", name="Remove").click()
+    remove(page, card(page, "a.wav"))
     expect(card(page, "b.wav")).to_be_visible()  # one alone is not searched
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
+    page = visit(viewport={"width": 380, "height": 700}, has_touch=touch)
+    whole = io.BytesIO()
+    soundfile.write(whole, np.zeros(8_000 * 80, np.int16), 8_000, format="WAV")
+    say(page, " ".join(f"Versicherungsgesellschaft{i}" for i in range(80)))
+    file = {"name": "long.wav", "mimeType": "audio/wav", "buffer": whole.getvalue()}
+    page.set_input_files("#files", file)
+    words = done(page, "gesellschaft79", "long.wav").locator(".word")
+    found, last = card(page, "long.wav"), words.last
+    expect(last).not_to_be_in_viewport()
+    fade = "(element, side) => getComputedStyle(element, side).opacity"
+    box = found.locator(".reading > div")
+    until(lambda: box.evaluate(fade, "::after") == "1")
+    assert box.evaluate(fade, "::before") == "0"
+
+    found.locator(".text").focus()
+    page.keyboard.press("End")  # the keyboard gets to the end in the box
+    expect(last).to_be_in_viewport()
+    until(lambda: (box.evaluate(fade, "::before"), box.evaluate(fade, "::after")) == ("1", "0"))
+    page.keyboard.press("Home")
+    expect(words.first).to_be_in_viewport()
+    page.evaluate("document.querySelector('.text').scrollTop = 1e6")
+    expect(last).to_be_in_viewport()
+    page.keyboard.press(" ")
+    expect(words.nth(2)).to_be_in_viewport()  # read along
+    page.keyboard.press(" ")
+
+    more = found.get_by_role("button", name="Show all")
+    if touch:
+        more.tap()
+    else:
+        more.focus()
+        page.keyboard.press("Enter")
+    assert found.locator(".text").evaluate("text => text.scrollHeight - text.clientHeight") <= 1
+    until(lambda: box.evaluate(fade, "::after") == "0")
+    accessible(page)
+    found.get_by_role("button", name="Show less").click()
+    expect(more).to_be_in_viewport()
+    expect(last).not_to_be_in_viewport()
+
+
+def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
+    offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
+    running = Running(tmp_path, 600.0, triton_metrics=offers)
+    running.run(running.gateway._state.look())
+    with contextlib.closing(running):
+        page = visit(running)
+        names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
+        assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
+        say(page, "one")
+        page.select_option("#language", "bo")
+        expect(page.locator("#chosen")).to_contain_text("Tibetan")
+        drop(page, CLIP)
+        expect(done(page, "one").locator(".facts")).to_contain_text("Tibetan")
 
 
 def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     say(page, "one")
     choices = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
-    assert choices == ["Detect", "English", "Spanish"]
-    assert page.locator("#beam_size option").count() == 6
+    assert choices == ["Detect automatically", "English", "Spanish"]
+    choices = page.locator("#beam_size option").evaluate_all("all => all.map(one => one.text)")
+    assert choices == ["Standard: fast", "Fast", "Careful", "Most careful"]
     page.select_option("#language", "en")
-    page.select_option("#beam_size", "3")
+    page.select_option("#beam_size", label="Careful")
     page.select_option("#vad", "false")
     page.uncheck("#words")
     reload(page)
-    expect(page.locator("#chosen")).to_have_text("English, beam 3, all of the audio, with hints")
+    expect(page.locator("#chosen")).to_have_text("English, careful, everything heard, with hints")
     drop(page, CLIP)
     found = done(page, "one")
     inputs = sent(gateway)
@@ -591,7 +693,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
 
 def test_the_servers_state_is_shown_to_whoever_wants_it(page):
     expect(page.get_by_text("p99")).to_be_hidden()
-    page.get_by_text("For whoever runs this server").click()
+    page.get_by_text("For the people who run this server").click()
     expect(page.get_by_text("p99")).to_be_visible()
     terms = page.locator("#figures dt").all_text_contents()
     values = page.locator("#figures dd:not(.about)").all_text_contents()
@@ -612,9 +714,9 @@ def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     found = done(page, "two")
     say(page, "error:AudioError: audio cannot be decoded")
     drop(page, CLIPS / "en_two.wav")
-    expect(card(page, "en_two.wav").locator(".problem")).to_contain_text("no audio in this")
+    expect(card(page, "en_two.wav").locator(".problem")).to_contain_text("cannot use the audio")
     found.get_by_text("two", exact=True).click()
-    page.get_by_text("For whoever runs this server").click()
+    page.get_by_text("For the people who run this server").click()
     page.get_by_role("searchbox").fill("two")
     expect(page.locator("#found")).to_contain_text("once")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -639,7 +741,7 @@ def accessible(page):
 def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gateway):
     say(page, "one two three")
     assert page.locator("#num_speakers").is_disabled()
-    page.select_option("#speakers", label="By their voices")
+    page.select_option("#speakers", label="Tell speakers apart by voice")
     page.fill("#num_speakers", "2")
     drop(page, CLIP)
     found = done(page, "three")
@@ -649,13 +751,21 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     colours = [names.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(3)]
     assert colours[0] == colours[2] != colours[1]
 
+    hint = found.get_by_text("Choose a speaker's name to change it")
+    expect(hint).to_be_visible()
+    pencil = "e => getComputedStyle(e, '::after').maskImage"
+    assert "pencil.svg" in names.first.evaluate(pencil)
     names.nth(1).click()
     page.keyboard.type("Zoë")
     page.keyboard.press("Enter")
-    names.first.focus()
-    page.keyboard.press("Enter")
-    page.keyboard.type("Ann")
-    page.keyboard.press("Escape")  # not kept
+    expect(hint).to_be_hidden()
+    for key in ("Enter", " "):  # again and again
+        names.first.focus()
+        page.keyboard.press(key)
+        expect(names.first).to_have_role("textbox")
+        page.keyboard.type("Ann")
+        page.keyboard.press("Escape")  # not kept
+        expect(names.first).to_be_focused()
     expect(names).to_have_text(["A", "Zoë", "A"])
     reload(page)
     expect(names).to_have_text(["A", "Zoë", "A"])
@@ -668,7 +778,8 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     assert [segment["speaker"] for segment in segments] == ["A", "Zoë", "A"]
 
     say(page, "one two")
-    page.select_option("#speakers", label="One on each channel")
+    page.select_option("#speakers", label="Each speaker has a channel of their own")
+    page.once("dialog", lambda dialog: dialog.accept())  # the names are lost
     found.get_by_role("button", name="Again").click()
     until(lambda: "CHANNELS" in sent(gateway))
     assert sent(gateway)["CHANNELS"] == "split"
@@ -700,10 +811,10 @@ def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, with_job
     expect(rows).to_have_count(2)
     expect(page.get_by_role("rowheader", name=name)).to_be_visible()
     page.get_by_role("button", name="Cancel other.wav").click()
-    expect(rows.filter(has_text="other.wav")).to_contain_text("cancelled")
+    expect(rows.filter(has_text="other.wav")).to_contain_text("Cancelled")
     until(lambda: with_jobs.triton.waiting)
     with_jobs.triton.release()
-    expect(rows.filter(has_text="talk")).to_contain_text("completed")
+    expect(rows.filter(has_text="talk")).to_contain_text("Done")
     assert Axe().run(page, options=WCAG).violations_count == 0
     with page.expect_download() as download:
         page.get_by_role("button", name=f"Download {name} as txt").click()

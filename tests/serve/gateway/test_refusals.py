@@ -32,6 +32,7 @@ CLASSES = {
     "AudioError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
     "AudioLimitError": (INVALID, 400, 422, BAD, "audio_limit_exceeded", 1008),
     "ChannelError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
+    "CutShortError": (INVALID, 400, 400, BAD, "audio_cut_short", 1008),
     "OptionError": (INVALID, 400, 400, BAD, "invalid_value", 1008),
     "AccessError": ("UNAUTHENTICATED", 401, 401, BAD, "invalid_api_key", 1008),
 }

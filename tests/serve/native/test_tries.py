@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,12 +51,12 @@ def test_only_candidates_are_detected(runtime, windows, prompt, checkpoint):
     assert (heard(ended[2]), ended[2].scores.language_prob) == (some[0], pytest.approx(1.0))
 
 
-def in_order(runtime, job):
+def in_order(runtime, job, known):
     """The likeliest languages of a window, their probabilities, and what is said in each."""
     found, left = [], 1.0
     for _ in range(3):
         languages = [language for language, _, _ in found]
-        others = tuple(x for x in runtime._languages if x not in languages)
+        others = tuple(x for x in known if x not in languages)
         event = run(runtime, [dataclasses.replace(job, detection=Detection(others))])[job.id]
         prob = left * event.scores.language_prob
         found.append((event.scores.language, prob, event))
@@ -69,10 +70,13 @@ def joint(prob, event):
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_the_likeliest_text_stays_with_its_language_counted_in(runtime, windows, prompt, beam_size):
+def test_the_likeliest_text_stays_with_its_language_counted_in(
+    runtime, windows, prompt, checkpoint, beam_size
+):
     options = DecodingOptions(beam_size=beam_size, max_tokens=60)
     jobs = [job_of(windows, prompt, i, options=options, align_frames=100) for i in range(3)]
-    each = {job.id: in_order(runtime, job) for job in jobs}
+    known = checkpoint.facts.languages.values()
+    each = {job.id: in_order(runtime, job, known) for job in jobs}
     tried = run(runtime, [dataclasses.replace(job, detection=ALL) for job in jobs])
     for job in jobs:
         ended = [found for found in each[job.id] if found[2].finished == "eot"] or each[job.id]
@@ -125,21 +129,147 @@ def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, 
     runtime.close()
 
 
+def translated(prompt, facts, language=DETECT_LANGUAGE):
+    return prompt[0], language, facts.translate
+
+
+def test_the_likeliest_transcript_decides_the_language_of_a_translation(
+    runtime, windows, prompt, checkpoint
+):
+    facts = checkpoint.facts
+    jobs = [job_of(windows, prompt, i, detection=ALL) for i in range(3)]
+    transcripts = run(runtime, jobs)
+    to_translate = [
+        dataclasses.replace(job, prompt=translated(prompt, facts), align_frames=100) for job in jobs
+    ]
+    answers = run(runtime, to_translate)
+    for job in to_translate:
+        language, prob = heard(transcripts[job.id]), transcripts[job.id].scores.language_prob
+        named = dataclasses.replace(job, prompt=translated(prompt, facts, language))
+        told, answer = run(runtime, [named])[job.id], answers[job.id]
+        assert (heard(answer), answer.tokens) == (language, told.tokens)
+        assert answer.scores.language_prob == pytest.approx(prob, abs=1e-4)
+        assert (answer.alignment is None) == (told.alignment is None)
+        if told.alignment:
+            expected = pytest.approx(told.alignment.token_probs, abs=1e-3)
+            assert answer.alignment.token_probs == expected
+
+
+def test_a_translation_that_is_sure_costs_nothing_more(runtime, windows, prompt, checkpoint):
+    once = job_of(windows, translated(prompt, checkpoint.facts), 0)
+    tokens = runtime.gauges().tokens
+    event = run(runtime, [once])[0]
+    sure = Detection(certainty=event.scores.language_prob - 0.01, tries=3)
+    assert run(runtime, [dataclasses.replace(once, detection=sure)])[0].tokens == event.tokens
+    assert runtime.gauges().tokens - tokens == 2 * (len(event.tokens) + 1)
+
+
+@pytest.mark.parametrize("align_frames", [0, 100])
+def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
+    runtime, windows, prompt, checkpoint, align_frames
+):
+    detected = run(runtime, [job_of(windows, prompt, 0, align_frames=align_frames)])[0]
+    own, prob = heard(detected), detected.scores.language_prob
+    other = next(x for x in checkpoint.facts.languages.values() if x != own)
+    named = (prompt[0], other, prompt[2])
+    clear, unclear = Detection(switch=prob - 0.01), Detection(switch=prob + 0.01)
+    kin = dataclasses.replace(clear, close=(frozenset({own, other}),))
+    jobs = [
+        job_of(windows, named, 0, detection=clear, align_frames=align_frames),
+        dataclasses.replace(job_of(windows, named, 0, detection=unclear), id=1),
+        dataclasses.replace(job_of(windows, named, 0), id=2),
+        dataclasses.replace(job_of(windows, named, 0, detection=kin), id=3),
+    ]
+    encoded = runtime.gauges().windows
+    ended = run(runtime, jobs)
+    switched, stayed, plain, close = (ended[i] for i in range(4))
+    assert runtime.gauges().windows - encoded == 4
+    assert (switched.tokens, heard(switched)) == (detected.tokens, own)
+    assert switched.scores.language_prob == pytest.approx(prob, abs=1e-4)
+    if align_frames:
+        expected = pytest.approx(detected.alignment.token_probs, abs=1e-3)
+        assert switched.alignment.token_probs == expected
+    for event in (stayed, plain, close):
+        assert (event.tokens, heard(event)) == (plain.tokens, None)
+        assert event.scores.heard == (own, pytest.approx(prob, abs=1e-4))
+
+
+FACTS = SimpleNamespace(
+    sot=1,
+    translate=2,
+    transcribe=3,
+    languages={"en": 10, "es": 11, "ja": 12},
+)
+
+
 def event_of(finished, language, prob):
     return Event(7, (1, 2), finished, Scores(-0.5, 0.1, language, prob, 1.0, 2.0))
 
 
+def tried(job, event, logprob, before=()):
+    return (*before, try_of(job, event, logprob, before, FACTS))
+
+
 def test_text_that_was_cut_short_is_worse_than_any_that_ended():
-    loop = try_of(event_of("loop", 10, 0.6), -1.0, ())
-    text = try_of(event_of("eot", 11, 0.5), -30.0, (loop,))
-    assert text.prob == pytest.approx(0.2)
-    assert best((loop, text)).scores.language == 11
+    job = Job(7, None, (1, DETECT_LANGUAGE, 3))
+    loop = tried(job, event_of("loop", 10, 0.6), -1.0)
+    both = tried(job, event_of("eot", 11, 0.5), -30.0, loop)
+    assert both[1].prob == pytest.approx(0.2)
+    assert best(both, FACTS).language == 11
 
 
 def test_tries_end_where_no_language_is_left():
-    job = Job(7, None, (1, DETECT_LANGUAGE), detection=Detection((10, 11), 1.0, 5), draft=(3,))
-    first = try_of(event_of("eot", 10, 0.6), -1.0, ())
-    again = next_try(job, (first,), (9, 10, 11), -1)
+    detection = Detection((10, 11), 1.0, 5)
+    job = Job(7, None, (1, DETECT_LANGUAGE, 3), detection=detection, draft=(3,))
+    first = tried(job, event_of("eot", 10, 0.6), -1.0)
+    again = next_try(job, first, FACTS, -1)
     assert (again.id, again.detection.languages, again.draft) == (-1, (11,), ())
-    second = try_of(event_of("eot", 11, 1.0), -1.0, (first,))
-    assert next_try(again, (first, second), (9, 10, 11), -2) is None
+    both = tried(again, event_of("eot", 11, 1.0), -1.0, first)
+    assert next_try(job, both, FACTS, -2) is None
+
+
+def test_a_likely_english_text_does_not_decide_the_language():
+    """An invented one in the likeliest language; the transcripts say that it is another."""
+    prompt = (1, DETECT_LANGUAGE, 2, 20, 21)
+    job = Job(7, None, prompt, prefix=2, detection=Detection((), 0.85, 2))
+    tries = tried(job, event_of("eot", 12, 0.5), -1.0)
+    hypothesis = next_try(job, tries, FACTS, -1)
+    assert (hypothesis.prompt, hypothesis.prefix) == ((1, DETECT_LANGUAGE, 3), 0)
+    tries = tried(hypothesis, event_of("eot", 12, 0.5), -90.0, tries)
+    hypothesis = next_try(job, tries, FACTS, -2)
+    assert hypothesis.detection.languages == (10, 11)
+    tries = tried(hypothesis, event_of("eot", 11, 0.8), -9.0, tries)
+    again = next_try(job, tries, FACTS, -3)
+    assert (again.prompt, again.prefix, again.detection.languages) == (prompt, 2, (11,))
+    tries = tried(again, event_of("eot", 11, 1.0), -200.0, tries)
+    assert next_try(job, tries, FACTS, -4) is None
+    answer = best(tries, FACTS)
+    assert (answer.job, answer.language, answer.logprob) == (again, 11, -200.0)
+    assert answer.event.scores.language_prob == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("own", "language"), [(-80.0, 11), (-95.0, None)])
+def test_the_likelier_text_of_a_named_and_of_the_own_language_stays(own, language):
+    scores = dataclasses.replace(event_of("eot", None, None).scores, heard=(11, 0.9))
+    event = dataclasses.replace(event_of("eot", None, None), scores=scores)
+    job = Job(7, None, (1, 10, 3), detection=Detection(switch=0.5), draft=(3,))
+    tries = tried(job, event, -90.0)
+    again = next_try(job, tries, FACTS, -1)
+    assert (again.prompt, again.draft) == ((1, 11, 3), ())
+    tries = tried(again, event, own, tries)
+    assert next_try(job, tries, FACTS, -2) is None
+    answer = best(tries, FACTS).event.scores
+    assert (answer.language, answer.heard) == (language, None)
+    translated = tried(dataclasses.replace(job, prompt=(1, 10, 2)), event, -90.0)
+    again = next_try(translated[0].job, translated, FACTS, -1)
+    answer = best(tried(again, event, own, translated), FACTS).event.scores
+    assert answer.language == 11, "a translation says nothing of its language"
+
+
+def test_a_language_that_the_transcripts_confirm_is_translated_once():
+    job = Job(7, None, (1, DETECT_LANGUAGE, 2), detection=Detection((), 0.85, 2))
+    tries = tried(job, event_of("eot", 12, 0.5), -90.0)
+    tries = tried(next_try(job, tries, FACTS, -1), event_of("eot", 12, 0.5), -5.0, tries)
+    tries = tried(next_try(job, tries, FACTS, -2), event_of("eot", 11, 0.8), -9.0, tries)
+    assert next_try(job, tries, FACTS, -3) is None
+    assert best(tries, FACTS).job is job

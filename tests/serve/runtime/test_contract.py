@@ -212,6 +212,10 @@ def test_naming_the_language_found_changes_nothing(runtime, job, facts):
         code = codes[found.last.scores.language]
         (named,) = run(runtime, [job(id + 10, key=id, language=code)]).values()
         assert named.tokens == found.tokens
+        if runtime.capabilities.no_speech_prob:
+            language, prob = named.last.scores.heard
+            assert language == found.last.scores.language
+            assert prob == pytest.approx(found.last.scores.language_prob, abs=1e-4)
 
 
 def mixed(job, id, able):

@@ -6,7 +6,7 @@ import pytest
 
 from serve.contract.messages import Segment, Word
 from serve.speakers.diarize import Turn
-from serve.speakers.words import label, split
+from serve.speakers.words import label, lettered, split
 
 
 def spoken(text, start=0.0, each=0.5):
@@ -95,3 +95,11 @@ def test_a_segment_without_words_is_its_main_speakers():
     one = Segment(0.0, 4.0, "Good day. And you?", (1,), None, None, 0.0, 1.0)
     said = turns((0.0, 1.0, "A"), (1.0, 4.0, "B"))
     assert parts([one], said) == [dataclasses.replace(one, speaker="B")]
+
+
+def test_letters_come_in_the_order_of_the_answer():
+    said = [dataclasses.replace(segment(spoken("Yes.")), speaker=one) for one in "CACDB"]
+    assert [one.speaker for one in lettered(said, ())] == ["A", "B", "A", "C", "D"]
+    assert [one.speaker for one in lettered(said, ("B", "D"))] == ["A", "C", "A", "D", "B"]
+    nobody = dataclasses.replace(said[0], speaker=None)
+    assert lettered([nobody], ()) == [nobody]

@@ -1,19 +1,29 @@
 """A tone in every format, for tests of decoders."""
 
+import dataclasses
 import io
+from fractions import Fraction
 
 import av
 import numpy as np
 import soundfile
+from av.stream import Disposition
 
 RATE = 16_000
 SECONDS = 3.0
 
 
-def tone(rate: int = RATE, seconds: float = SECONDS) -> np.ndarray:
-    """A 300 Hz tone at half of full scale, float32 (n,)."""
+def tone(rate: int = RATE, seconds: float = SECONDS, hertz: int = 300) -> np.ndarray:
+    """A tone at half of full scale, float32 (n,)."""
     time_s = np.arange(int(rate * seconds)) / rate
-    return (0.5 * np.sin(2 * np.pi * 300 * time_s)).astype(np.float32)
+    return (0.5 * np.sin(2 * np.pi * hertz * time_s)).astype(np.float32)
+
+
+def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
+    """The loudest tone in the middle second of each `seconds` of 16 kHz samples, in Hz."""
+    middles = np.arange(seconds / 2, len(samples) / RATE, seconds)
+    parts = [samples[int((at - 0.5) * RATE) :][:RATE] for at in middles]
+    return [int(np.argmax(np.abs(np.fft.rfft(part)))) for part in parts if len(part) == RATE]
 
 
 def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:
@@ -33,12 +43,84 @@ def wide_amr(frames: int = 150) -> bytes:
     return b"#!AMR-WB\n" + b"".join(b"\x44" + random.bytes(60) for _ in range(frames))
 
 
+@dataclasses.dataclass
+class Sound:
+    """An audio track: what is in it, and when."""
+
+    samples: np.ndarray  # float32 (n,) or (n, channels)
+    rate: int = 24_000
+    layout: str = "mono"
+    codec: str = "aac"
+    begins_s: float = 0.0
+    gap: tuple[float, float] = (0.0, 0.0)  # seconds of sound before it, and its length
+    default: bool | None = None
+    language: str = ""
+
+
+def tracks(
+    fmt: str, *sounds: Sound, picture_s: float = 0.0, options: dict[str, str] | None = None
+) -> bytes:
+    """Make a file of several tracks, whose packets lie in order of time."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=fmt, options=options or {}) as container:
+        codec = "flv" if fmt == "flv" else "mpeg4"
+        packets = _picture(container, codec, picture_s) if picture_s else []
+        streams = [_stream(container, sound) for sound in sounds]
+        container.start_encoding()
+        for stream, sound in zip(streams, sounds, strict=True):
+            packets += _packets(stream, sound)
+        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
+            container.mux(packet)
+    return file.getvalue()
+
+
+def _picture(container, codec: str, seconds: float) -> list:
+    stream = container.add_stream(codec, rate=25)
+    stream.width = stream.height = 32
+    packets = []
+    for number in range(round(25 * seconds)):
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        packets += stream.encode(frame)
+    return packets + stream.encode(None)
+
+
+def _stream(container, sound: Sound):
+    stream = container.add_stream(sound.codec, rate=sound.rate, layout=sound.layout)
+    if sound.default is not None:
+        stream.disposition = Disposition.default if sound.default else Disposition(0)
+    if sound.language:
+        stream.metadata["language"] = sound.language
+    return stream
+
+
+def _packets(stream, sound: Sound) -> list:
+    values = (np.clip(sound.samples, -1, 1) * 32767).astype(np.int16).reshape(1, -1)
+    whole = av.AudioFrame.from_ndarray(values, format="s16", layout=sound.layout)
+    whole.sample_rate = sound.rate
+    resampler = av.AudioResampler(
+        format=stream.format,
+        layout=sound.layout,
+        rate=sound.rate,
+        frame_size=stream.codec_context.frame_size or 1024,
+    )
+    packets, at = [], 0
+    gap_at, gap_s = sound.gap
+    for frame in [*resampler.resample(whole), *resampler.resample(None)]:
+        late_s = sound.begins_s + (gap_s if at >= gap_at * sound.rate else 0.0)
+        frame.pts, frame.time_base = at + round(late_s * sound.rate), Fraction(1, sound.rate)
+        at += frame.samples
+        packets += stream.encode(frame)
+    return packets + stream.encode(None)
+
+
 def encode_ffmpeg(
     fmt: str,
     codec: str,
     rate: int = 48_000,
     layout: str = "stereo",
     bit_rate: int = 64_000,
+    hertz: int = 300,
     **options: str,
 ) -> bytes:
     """The tone in a format that libsndfile cannot write."""
@@ -47,7 +129,7 @@ def encode_ffmpeg(
         stream = container.add_stream(codec, rate=rate, layout=layout)
         stream.bit_rate = bit_rate
         frame = av.AudioFrame.from_ndarray(
-            (tone(rate)[None] * 32767).astype(np.int16), format="s16", layout="mono"
+            (tone(rate, hertz=hertz)[None] * 32767).astype(np.int16), format="s16", layout="mono"
         )
         frame.sample_rate = rate
         resampler = av.AudioResampler(

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 import soxr
 
-from serve.contract.errors import AudioError, CancelledError
+from serve.contract.errors import AudioError, CancelledError, CutShortError
 from serve.speech import audio, containers, ffmpeg, pcm, sources
 from serve.speech.meter import Limits, Meter, MeteredFile
 from tests.serve.speech.sounds import (
@@ -361,7 +361,9 @@ PARTIAL = {
 def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(make):
     whole, warnings = make(), []
     cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
-    with pytest.raises(AudioError, match=r"cut short.*; send the whole file, or ask with partial"):
+    with pytest.raises(
+        CutShortError, match=r"cut short.*; send the whole file, or ask with partial"
+    ):
         decode(cut, LIMIT_S)
     samples = audio.whole(audio.decode(cut, limits, warn=warnings.append))
     assert 0.6 < len(samples) / RATE < 2.3

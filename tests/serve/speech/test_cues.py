@@ -1,11 +1,13 @@
 """Where subtitles are split, and how long each cue is shown."""
 
+import dataclasses
 import itertools
 
 import pytest
 
 from serve.contract.errors import OptionError
 from serve.contract.messages import Segment, Word
+from serve.speech.cue_pieces import width_of
 from serve.speech.cues import (
     DEFAULT,
     LEAST_S,
@@ -14,7 +16,6 @@ from serve.speech.cues import (
     CueOptions,
     check_bounds,
     split,
-    width_of,
 )
 
 LONG = (
@@ -97,10 +98,29 @@ def test_a_cue_goes_over_the_end_of_a_segment_within_a_sentence():
     assert texts(cut(*two)) == [["He went to the house."]]
 
 
-def test_a_name_is_no_end_of_a_sentence():
-    text = "I told you that my good old friend Mr. Bennet and all of his five daughters are here."
-    cues = texts(cut(evenly(text)))
-    assert len(cues) == 2 and not cues[0][-1].endswith("Mr.")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I told you that my good old friend Mr. Bennet and all of his five daughters are here.",
+        "We all have been in the big old house in the U.S. Senate before they were asked to leave",
+        "He said that he would come to see us at about 9 a.m. on every single Monday of the year.",
+        "They gave us bread, butter, many other things, etc. and they never asked for any money.",
+        "We think that all of this was written by J. R. R. Tolkien when he was still a young man.",
+        "Ich habe dir doch gesagt, dass es z.B. am 3. Mai um 10 Uhr bei uns im Garten warm war",
+        "Je vous ai déjà dit plus de cent fois que Mme. Dupont est partie en vacances avec lui",
+    ],
+)
+def test_the_dot_of_an_abbreviation_is_no_end_of_a_sentence(text):
+    shown = texts(cut(evenly(text, each_s=0.45)))
+    dots = tuple(word for word in text.split()[:-1] if word.endswith("."))
+    assert len(shown) > 1 and not any(lines[-1].endswith(dots) for lines in shown)
+
+
+@pytest.mark.parametrize("mark", "।॥۔።။།։؟")
+def test_sentences_end_with_the_marks_of_their_scripts(mark):
+    one, two = ["ab"] * 9, ["cd"] * 9
+    shown = texts(cut(evenly(" ".join([*one, f"ab{mark}", *two, f"cd{mark}"]), each_s=0.45)))
+    assert len(shown) == 2 and shown[0][-1].endswith(mark)
 
 
 def test_a_short_cue_stays_until_it_was_read_but_goes_before_the_next():
@@ -196,3 +216,68 @@ def test_options_have_bounds(name, value):
         check_bounds(name, value)
     check_bounds(name, 50)
     assert CueOptions(max_line_width=42, max_line_count=2) == DEFAULT
+
+
+LOUD = LONG.upper()
+
+
+def talk(*said):
+    """Segments in order of time, each of (speaker, start, text)."""
+    return sorted(
+        (
+            dataclasses.replace(evenly(text, start), speaker=speaker)
+            for speaker, start, text in said
+        ),
+        key=lambda one: one.start,
+    )
+
+
+def by_speaker(cues):
+    """Each cue's text by speaker."""
+    return [
+        {who: " ".join(one.text for line in lines for one in line) for who, lines in cue.turns}
+        for cue in cues
+    ]
+
+
+CONVERSATIONS = {
+    "all the time": [("A", 0.0, LONG), ("B", 0.1, LOUD)],
+    "a short answer": [("A", 0.0, LONG), ("B", 3.0, "Yes.")],
+    "three": [("A", 0.0, LONG), ("B", 1.0, LOUD), ("C", 2.0, "Be quiet, both of you!")],
+    "in turn": [("A", 0.0, "Is it?"), ("B", 0.62, "It is."), ("A", 1.3, "Oh."), ("B", 1.7, LOUD)],
+    "at the end": [("A", 0.0, LONG), ("B", 9.5, "I see.")],
+    "long": [("A", 9.0 * i, LONG) for i in range(9)]
+    + [("B", 5 + 7.0 * i, "So?") for i in range(9)],
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("options", [{}, {"max_line_count": 1}, {"max_line_width": 30}])
+def test_cues_of_people_who_speak_at_once_come_in_order_and_can_be_seen(name, options):
+    segments = talk(*CONVERSATIONS[name])
+    cues = cut(*segments, duration=max(one.end for one in segments), **options)
+    for before, after in itertools.pairwise(cues):
+        assert before.start < before.end <= after.start
+    assert all(cue.end - cue.start >= 0.7 - 1e-6 for cue in cues)
+    for speaker in {one.speaker for one in segments}:
+        said = " ".join(one.text.strip() for one in segments if one.speaker == speaker)
+        shown = " ".join(cue[speaker] for cue in by_speaker(cues) if speaker in cue)
+        assert shown.split() == said.split()
+    for segment in segments:  # no word is shown before it is said, or long after
+        own = [cue for cue in cues if segment.speaker in cue.speakers]
+        assert any(cue.start <= segment.start + 0.7 and segment.start < cue.end for cue in own)
+
+
+def test_who_speaks_at_once_has_a_line_of_one_cue():
+    both = cut(*talk(("A", 0.0, "How are you today?"), ("B", 0.9, "Fine, thanks.")))
+    assert by_speaker(both) == [{"A": "How are you today?", "B": "Fine, thanks."}]
+
+
+def test_who_speaks_after_the_other_has_a_cue_of_his_own():
+    said = talk(("A", 0.0, "How are you today?"), ("B", 1.3, "Fine, thanks."))
+    assert by_speaker(cut(*said)) == [{"A": "How are you today?"}, {"B": "Fine, thanks."}]
+
+
+def test_a_cue_that_would_flash_up_is_merged():
+    said = talk(("A", 0.0, "No."), ("B", 0.32, "How could you ever say such a thing?"))
+    assert [list(cue) for cue in by_speaker(cut(*said))] == [["A", "B"]]

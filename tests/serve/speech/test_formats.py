@@ -166,25 +166,51 @@ def talk(*pieces):
 
 
 TALK = talk(
-    ("A", 0.0, " Hello."), ("A", 1.0, " It is late."), ("B", 2.0, " Yes,"), ("A", 2.5, " no.")
+    ("A", 0.0, " Hello."), ("A", 1.0, " It is late."), ("B", 2.0, " Yes,"), ("A", 2.5, " No.")
 )
 
 
 def test_text_names_whoever_begins():
-    assert render(TALK, "a.wav", "text") == "A: Hello.\nIt is late.\nB: Yes,\nA: no.\n"
+    assert render(TALK, "a.wav", "text") == "A: Hello.\nIt is late.\nB: Yes,\nA: No.\n"
 
 
-def test_srt_has_no_cue_of_two_speakers_and_names_whoever_begins():
-    texts = [block.split("\n")[2] for block in render(TALK, "a.wav", "srt").split("\n\n")]
-    assert " / ".join(texts) == "A: Hello. It is late. / B: Yes, / A: no."
+def test_srt_names_whoever_begins_and_whoever_speaks_at_once():
+    blocks = render(TALK, "a.wav", "srt").strip().split("\n\n")
+    assert [block.split("\n")[2:] for block in blocks] == [
+        ["A: Hello. It is late."],
+        ["B: Yes,", "A: No."],
+    ]
 
 
-def test_vtt_marks_the_voice_of_each_cue():
+def test_srt_names_who_goes_on_alone():
+    pieces = [("A", 0.0, " Hello."), ("B", 0.5, " Hello."), ("B", 3.0, " Well?"), ("B", 6.0, " A!")]
+    blocks = render(talk(*pieces), "", "srt").strip().split("\n\n")
+    assert [block.split("\n")[2:] for block in blocks] == [
+        ["A: Hello.", "B: Hello."],
+        ["B: Well?"],
+        ["A!"],
+    ]
+
+
+def test_vtt_marks_the_voice_of_each_line():
     blocks = render(TALK, "a.wav", "vtt").strip().split("\n\n")[1:]
-    assert [block.split("\n")[1] for block in blocks] == [
-        "<v A>Hello. It is late.",
-        "<v B>Yes,",
-        "<v A>no.",
+    assert [block.split("\n")[1:] for block in blocks] == [
+        ["<v A>Hello. It is late."],
+        ["<v B>Yes,</v>", "<v A>No.</v>"],
+    ]
+
+
+def test_words_that_two_people_say_at_once_are_both_underlined():
+    def one(speaker, start, text):
+        said = (Word(start, start + 1.0, text, 1.0),)
+        return dataclasses.replace(SPOKEN, text=text, words=said, speaker=speaker)
+
+    both = dataclasses.replace(WORDS, segments=(one("A", 0.0, " Yes"), one("B", 0.5, " no")))
+    text = render(both, "", "srt", CueOptions(highlight_words=True))
+    assert [block.split("\n")[2:] for block in text.strip().split("\n\n")] == [
+        ["A: <u>Yes</u>", "B: no"],
+        ["A: <u>Yes</u>", "B: <u>no</u>"],
+        ["A: Yes", "B: <u>no</u>"],
     ]
 
 

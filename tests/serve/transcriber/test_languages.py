@@ -100,6 +100,110 @@ class Tower:
         return dataclasses.replace(self.echo(job), language=self.languages[code])
 
 
+class Station:
+    """Windows that are heard in some languages in turn, by code and probability."""
+
+    def __init__(self, tokenizer, *heard):
+        self.heard = heard
+        self.languages = tokenizer.facts.languages
+        self.echo = Echo(tokenizer)
+
+    def __call__(self, job):
+        number = job.options.seed // 1000  # as `options_at` numbers windows
+        code, prob = self.heard[number % len(self.heard)]
+        language = self.languages[code]
+        return dataclasses.replace(
+            self.echo(job), language=language, language_prob=prob, heard=(language, prob)
+        )
+
+
+class TestSeveralByDefault(TranscriberTests):
+    """Of recordings whose windows are clearly in other languages, nothing being asked for."""
+
+    def answer(self, start, tokenizer, *heard, config=(), **options):
+        transcriber, runtime = start(Station(tokenizer, *heard), **dict(config))
+        options = {"language": None, **options}
+        client = Client().send(transcriber, request("so", audio=noise(100.0), **options))
+        return client.transcript, client, runtime
+
+    def test_a_window_that_clearly_is_in_another_has_its_own(self, start, tokenizer):
+        answer, client, _ = self.answer(
+            start, tokenizer, ("en", 0.99), ("es", 0.99), ("es", 0.97), ("en", 0.99)
+        )
+        languages = [segment.language for segment in answer.segments]
+        assert languages == ["en", "es", "es", "en", "en"]
+        sent = [event.segment.language for event in client.events[:-1]]
+        assert sent == [None, "es", "es", None, None]
+        (warning,) = answer.warnings
+        assert warning.startswith("language en was detected, but es is spoken at ")
+        begin, end = answer.segments[1].start, answer.segments[3].start
+        assert f"{begin:.1f} to {end:.1f} s; these parts have the text of their own" in warning
+        assert "Send multilingual = true" in warning
+
+    def test_the_language_of_the_whole_is_the_one_that_most_was_said_in(self, start, tokenizer):
+        answer, _, _ = self.answer(
+            start, tokenizer, ("en", 0.99), ("es", 0.95), ("es", 0.97), ("es", 0.99)
+        )
+        assert (answer.language, answer.language_prob) == ("es", pytest.approx(0.97))
+
+    @pytest.mark.parametrize(
+        ("heard", "config"),
+        [
+            ([("en", 0.99), ("en", 0.99)], {}),
+            ([("en", 0.99), ("es", 0.4)], {}),  # may be
+            ([("en", 0.99), ("en", 0.95)], {"languages": ("en", "es")}),
+        ],
+    )
+    def test_else_all_are_in_the_one_that_was_found(self, start, tokenizer, heard, config):
+        answer, _, runtime = self.answer(start, tokenizer, *heard, config=config)
+        assert {segment.language for segment in answer.segments} == {None}
+        assert (answer.language, answer.warnings) == ("en", ())
+        assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
+
+    def test_close_languages_are_one(self, start, tokenizer):
+        answer, _, _ = self.answer(start, tokenizer, ("hr", 0.99), ("sr", 0.99))
+        assert {segment.language for segment in answer.segments} == {None}
+        assert (answer.language, answer.warnings) == ("hr", ())
+
+    def test_what_is_left_of_a_window_is_in_its_language(self, start, tokenizer):
+        asked = Languages("en", each=False)
+        asked.note_own(1, "es", 0.99)
+        asked.set_rest(2, 1)
+        asked.set_rest(3, 0)
+        assert [asked.own(index) for index in range(4)] == [None, "es", "es", None]
+
+    def test_the_clients_language_wins_and_it_is_told(self, start, tokenizer):
+        heard = [("es", 0.99), ("en", 0.99), ("es", 0.99), ("de", 0.6)]
+        answer, _, runtime = self.answer(start, tokenizer, *heard, language="en")
+        assert {job.detection.switch for job in runtime.jobs} == {0.0}
+        assert (answer.language, answer.segments[0].language) == ("en", None)
+        (warning,) = answer.warnings
+        times = [segment.start for segment in answer.segments]
+        assert warning.startswith(f"language = en, but es is spoken at 0.0 to {times[1]:.1f} s, ")
+        assert "de" not in warning.split(";")[0]
+
+    def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer):
+        heard, config = [("en", 0.99), ("es", 0.99)], {"language_switch": 0.0}
+        answer, _, runtime = self.answer(start, tokenizer, *heard, config=config)
+        assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
+        assert {segment.language for segment in answer.segments} == {None}
+        (warning,) = answer.warnings
+        assert "these parts were decoded as en. Send multilingual = true" in warning
+
+    def test_an_attempt_at_a_higher_temperature_is_in_that_too(self, start, tokenizer):
+        script = Station(tokenizer, ("en", 0.99), ("es", 0.99))
+        unsure = Echo(tokenizer, **UNSURE)
+        script.echo = lambda job: (
+            unsure(job) if job.options.temperature == 0 else Echo(tokenizer)(job)
+        )
+        transcriber, runtime = start(script, temperatures=(0.0, 0.2))
+        answer = transcriber.transcribe(request("so", audio=noise(50.0), language=None))
+        assert [segment.language for segment in answer.segments] == ["en", "es"]
+        spanish = tokenizer.facts.languages["es"]
+        again = [job.prompt for job in runtime.jobs if job.options.temperature == 0.2]
+        assert [spanish in prompt for prompt in again] == [False, True]
+
+
 class TestMultilingual(TranscriberTests):
     """Through the transcriber."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -311,6 +312,27 @@ def test_leaving_the_block_hangs_up(address):
         assert client.ready()
     with pytest.raises(ValueError, match="closed channel"):
         client.ready()
+
+
+def test_hanging_up_ends_streams(address, script):
+    script.hold.clear()
+    client = Client(address, timeout_s=WAIT_S)
+    events = client.stream(Request(audio=b"audio"))
+    assert [next(events).segment for _ in TRANSCRIPT.segments] == list(TRANSCRIPT.segments)
+    client.close()
+    for stream in (events, client.stream(Request(audio=b"audio"))):
+        with pytest.raises(CancelledError):
+            next(stream)
+    assert script.left.wait(WAIT_S)
+
+
+def test_a_server_that_says_nothing_is_told_from_none():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Client(address) as client:
+            assert client.state(0.2) == "silent"
+    with Client(address) as client:
+        assert client.state(WAIT_S) == "absent"
 
 
 def test_no_server_is_said_with_its_address():

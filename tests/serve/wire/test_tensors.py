@@ -30,6 +30,7 @@ FULL = Request(
     hotwords="naïve, 世界",
     phrases=("Zoë", "Anna Karenina^2"),
     prefix="Where",
+    audio_track="spa",
     timestamps=False,
     word_timestamps=True,
     try_word_timestamps=True,

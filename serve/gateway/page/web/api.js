@@ -6,11 +6,13 @@ import { nameOf } from "./speakers.js";
 const FORMAT = "verbose_json";
 
 export class ServerError extends Error {
-  // `status`: of HTTP, 0 where there was no answer. `detail`: the server's own words. `waitS`:
-  // above 0, the server says that trying again may help. `final`: this file will never do.
-  constructor(message, { status = 0, detail = "", waitS = 0, final = false } = {}) {
+  // `status`: of HTTP, 0 if there was no answer. `detail`: the server's own words. `waitS`: above 0
+  // if trying again may help. `final`: sending the file again cannot help. `cutShort`: its end is
+  // missing, and what is there can be transcribed. `unreadable`: it cannot be played either.
+  constructor(message, more = {}) {
     super(message);
-    Object.assign(this, { status, detail, waitS, final });
+    const flags = { final: false, cutShort: false, unreadable: false };
+    Object.assign(this, { status: 0, detail: "", waitS: 0, ...flags, ...more });
   }
 }
 
@@ -25,6 +27,7 @@ export function jobForm(file, name, settings) {
   const data = new FormData();
   data.append("response_format", FORMAT);
   data.append("timestamp_granularities[]", "segment");
+  if (settings.partial) data.append("partial", "true");
   if (settings.words) data.append("timestamp_granularities[]", "word");
   for (const field of ["language", "beam_size", "vad", "mode", "prompt", "hotwords"])
     if (settings[field]) data.append(field, settings[field]);
@@ -60,11 +63,11 @@ export function transcribe(file, name, settings, key, on, signal) {
     request.onprogress = read;
     request.onload = () => {
       read();
-      if (request.status !== 200) reject(refusal(request, file));
+      if (request.status !== 200) reject(refusal(request, file, settings));
       else if (last?.type === "transcript.text.done") resolve(last);
-      else reject(failure(last?.error));
+      else reject(last?.error ? failure(last.error, settings) : brokenOff());
     };
-    request.onerror = () => reject(gone(request.responseText.length > 0));
+    request.onerror = async () => reject(request.responseText ? brokenOff() : await unsent(key));
     request.onabort = () => reject(new DOMException("", "AbortError"));
     signal.addEventListener("abort", () => request.abort());
     request.send(form(file, name, settings));
@@ -83,47 +86,71 @@ class Events {
   }
 }
 
-const gone = (begun) =>
-  new ServerError(
-    begun
-      ? "The connection to the server broke off. What it had found is below."
-      : "The server cannot be reached. Is it running?",
-  );
+const brokenOff = () => new ServerError("The connection to the server broke off.");
 
-const failure = (error) =>
-  error
-    ? new ServerError("The server could not finish this one.", { detail: error.message })
-    : gone(true);
+const unreachable = () =>
+  new ServerError("The server cannot be reached. Check the connection, then try again.");
 
-const MEANINGS = {
-  400: "The server cannot work with this.",
-  401: "This server wants an API key that it knows. Write it under Settings, then try again.",
+// Why there was no answer to an upload. A server that refuses an upload may hang up before the
+// browser has sent it all; then the browser does not read the answer.
+async function unsent(key) {
+  try {
+    await state(key);
+  } catch (error) {
+    return error;
+  }
+  return new ServerError("The connection broke off during the upload. Try again.");
+}
+
+const BY_CODE = {
+  audio_cut_short: "The end of this file is missing. Send the whole file if you have it.",
+  audio_limit_exceeded: "This recording is too long for this server. Send it in parts.",
+  insufficient_quota: "This API key has used up its audio for today.",
+  invalid_audio: "The server cannot use the audio in this file.",
+  invalid_value: "The server does not accept one of the settings.",
+  rate_limit_exceeded: "This API key has reached its limit for now.",
+};
+
+const BY_STATUS = {
+  400: "The server does not accept this request.",
+  401: "This server needs a valid API key. Enter one under Settings, then try again.",
   408: "The upload took longer than this server waits.",
-  422: "This is more audio than the server takes at once.",
-  429: "The server has as much to do as it takes.",
+  429: "The server is at capacity.",
   503: "The server is not ready.",
 };
 
-function refusal(request, file) {
+// What an error of the server means to people. `error`: {code, message} as OpenAI's API has it.
+export function meaning({ code }, status = 500) {
+  const other = status < 500 ? "The server refused this." : "The server could not finish this.";
+  return BY_CODE[code] ?? BY_STATUS[status] ?? other;
+}
+
+function failure(error, settings, more = {}) {
+  const { code } = error;
+  const cutShort = code === "audio_cut_short";
+  const unreadable = code === "invalid_audio" && settings.speakers !== "channels";
+  const final = cutShort || unreadable || code === "audio_limit_exceeded";
+  const detail = cutShort ? "" : error.message; // the button beside it says what to do
+  const flags = { final, cutShort, unreadable };
+  return new ServerError(meaning(error, more.status), { detail, ...flags, ...more });
+}
+
+function refusal(request, file, settings) {
+  const { status } = request;
   let error = {};
   try {
     error = JSON.parse(request.responseText).error;
   } catch {
-    // Whoever answered, it was not this server: a proxy on the way, perhaps.
-    error.message = `status ${request.status} ${request.statusText}`;
+    // Another program answered, such as a proxy on the way.
+    error.message = `status ${status} ${request.statusText}`;
   }
-  let message = MEANINGS[request.status] ?? "The server failed on this one; its log says why.";
-  const tooLarge = request.status === 413;
-  const noAudio = error.code === "invalid_audio";
-  if (tooLarge) message = `Too large for this server: ${megabytes(file.size)}.`;
-  if (noAudio) message = "The server finds no audio in this that it can read.";
-  const usedUp = error.code === "insufficient_quota";
-  if (usedUp) message = "This API key has had all its audio of today.";
-  const waitS = [429, 503].includes(request.status) && !usedUp
-    ? Number(request.getResponseHeader("Retry-After")) || 1
-    : 0;
-  const final = tooLarge || noAudio;
-  return new ServerError(message, { status: request.status, detail: error.message, waitS, final });
+  if (status === 413) {
+    const message = `This file is too large for this server: ${megabytes(file.size)}.`;
+    return new ServerError(message, { status, detail: error.message, final: true });
+  }
+  const again = [429, 503].includes(status) && error.code !== "insufficient_quota";
+  const waitS = again ? Number(request.getResponseHeader("Retry-After")) || 1 : 0;
+  return failure(error, settings, { status, waitS });
 }
 
 // A transcript in a format that has cues, which the server splits as it does in its own answers.
@@ -157,9 +184,10 @@ export async function call(path, key, options = {}, withinMs = 60_000) {
   try {
     answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(withinMs) });
   } catch {
-    throw gone(false);
+    throw unreachable();
   }
   if (answer.ok) return answer;
-  const detail = await answer.json().then(({ error }) => error.message, () => "");
-  throw new ServerError(MEANINGS[answer.status] ?? "", { status: answer.status, detail });
+  const { status } = answer;
+  const error = await answer.json().then((body) => body.error, () => ({}));
+  throw new ServerError(meaning(error, status), { status, detail: error.message });
 }

@@ -1,16 +1,19 @@
 // One job on the page: its name, what it does, its player, its text, and what can be done with it.
 
-import { button, clock, el, megabytes, save } from "./dom.js";
+import { button, clock, el, save } from "./dom.js";
 import { edit } from "./editor.js";
 import { FORMATS, file, plain } from "./formats.js";
+import { facts, problem, silence, warnings } from "./messages.js";
 import { Player } from "./player.js";
 import { unfinished } from "./queue.js";
+import { Reading } from "./reading.js";
 import { label, nameOf } from "./speakers.js";
 import { pieces } from "./words.js";
 
-const HINT =
-  "Choose a word to correct it. Enter keeps what you write, Escape does not; " +
-  "Tab goes on to the next word.";
+const HINT_MOUSE =
+  "Click a word and type. Enter keeps the change, Escape does not, Tab goes to the next word.";
+const HINT_TOUCH = "Tap a word and type.";
+const HINT_SPEAKERS = "Choose a speaker's name to change it everywhere in this text.";
 const PARAGRAPH_PAUSE_S = 2; // a longer one begins a paragraph
 const PARAGRAPH_CHARS = 420; // and so does a sentence after so many
 const DOUBTFUL = 0.5; // of confidence
@@ -33,7 +36,10 @@ export class Card {
     this.text.onclick = (event) => this.#click(event);
     this.text.ondblclick = (event) => this.#correct(event.target.dataset?.index);
     this.text.onkeydown = (event) => this.#key(event);
-    this.hint = el("p", { className: "detail", hidden: true }, HINT);
+    this.reading = new Reading(this.text, job.name);
+    this.warnings = el("ul", { className: "warnings", hidden: true, "aria-label": "Notes" });
+    this.naming = el("p", { className: "detail naming", hidden: true }, HINT_SPEAKERS);
+    this.correction = this.#correctionBar();
     this.actions = el("div", { className: "actions" });
     this.element = el(
       "article",
@@ -42,8 +48,10 @@ export class Card {
       this.bar,
       this.problem,
       this.player.element,
-      this.text,
-      this.hint,
+      this.warnings,
+      this.naming,
+      this.reading.element,
+      this.correction,
       this.actions,
     );
     this.element.setAttribute("aria-label", job.name);
@@ -57,9 +65,10 @@ export class Card {
     this.facts.textContent = facts(job);
     this.#showProgress();
     this.#showProblem();
+    this.#showWarnings();
     this.#showText();
     if (job.duration) this.player.setDuration(job.duration);
-    this.player.element.hidden = job.state === "recording" || Boolean(job.error?.final);
+    this.player.element.hidden = job.state === "recording" || Boolean(job.error?.unreadable);
     if (this.shown !== job.state) this.#showActions();
     this.shown = job.state;
   }
@@ -86,11 +95,17 @@ export class Card {
   }
 
   #showProblem() {
-    const { error, state, note } = this.job;
-    const text = note ?? error?.message ?? (state === "interrupted" ? "It was interrupted." : null);
+    const { error } = this.job;
+    const text = problem(this.job);
     this.problem.hidden = !text;
     const detail = error?.detail ? [el("p", { className: "detail" }, error.detail)] : [];
-    this.problem.replaceChildren(el("p", {}, text ?? ""), ...detail);
+    this.problem.replaceChildren(el("p", {}, text), ...detail);
+  }
+
+  #showWarnings() {
+    const found = warnings(this.job);
+    this.warnings.hidden = !found.length;
+    this.warnings.replaceChildren(...found.map((text) => el("li", {}, text)));
   }
 
   // ---------------------------------------------------------------- text
@@ -103,8 +118,9 @@ export class Card {
   }
 
   #showText() {
-    const { segments, state, text, live, open, error } = this.job;
+    const { segments, state, text, live, open } = this.job;
     const { scrollTop } = this.text;
+    const { atEnd } = this.reading;
     // Another list, of another try or corrected; or the first segment, in place of text without
     // times.
     if (segments !== this.from || (segments.length && !this.segments)) this.#clear();
@@ -113,10 +129,12 @@ export class Card {
       this.#append(segments[this.segments], segments[this.segments - 1]);
     this.#showNames();
     if (!segments.length) this.#showPlain(live ?? text, open);
-    const silent = state === "done" && !error && !segments.length && !(live ?? text);
-    if (silent) this.text.replaceChildren(el("p", { className: "detail" }, "Nobody speaks in it."));
+    const silent = silence(this.job);
+    if (silent) this.text.replaceChildren(el("p", { className: "detail" }, silent));
     this.text.hidden = !this.text.hasChildNodes();
     this.text.scrollTop = scrollTop;
+    if (state === "recording" && atEnd) this.reading.toEnd();
+    this.reading.changed();
   }
 
   // Text without times: of a microphone, whose last words may still change.
@@ -161,6 +179,9 @@ export class Card {
     for (const element of this.text.querySelectorAll(".speaker"))
       if (!element.isContentEditable)
         element.textContent = nameOf(this.job, element.dataset.speaker);
+    const { names, segments } = this.job;
+    const named = Object.keys(names ?? {}).length > 0;
+    this.naming.hidden = !this.settled || named || !segments.some((one) => one.speaker);
   }
 
   #click(event) {
@@ -186,12 +207,32 @@ export class Card {
     else if (!left) this.text.focus({ preventScroll: true });
   }
 
+  // How words are corrected, and the button that ends it. It stays in sight beside a long text.
+  #correctionBar() {
+    const done = button("Done", () => this.#endCorrecting(), { className: "primary" });
+    done.onmousedown = (event) => event.preventDefault(); // else the text moves before the click
+    const hint = el(
+      "p",
+      { className: "detail" },
+      el("span", { className: "with-mouse" }, HINT_MOUSE),
+      el("span", { className: "with-touch" }, HINT_TOUCH),
+    );
+    return el("div", { className: "correction", hidden: true }, hint, done);
+  }
+
   // Whether a word that is chosen is corrected, and not played.
-  #setCorrecting(on, toggle = null) {
+  #setCorrecting(on) {
     this.correcting = on;
-    toggle?.setAttribute("aria-pressed", on);
-    this.hint.hidden = !on;
+    this.correction.hidden = !on;
+    if (this.begin) this.begin.hidden = on;
     this.text.classList.toggle("correcting", on);
+    if (on) this.text.focus({ preventScroll: true });
+  }
+
+  #endCorrecting() {
+    if (this.text.contains(document.activeElement)) document.activeElement.blur(); // keeps the word
+    this.#setCorrecting(false);
+    this.begin.focus();
   }
 
   #key(event) {
@@ -211,8 +252,12 @@ export class Card {
     else if (event.key === "Enter") this.#correct(Math.max(0, at));
     else if (event.key in places) {
       const index = Math.min(player.words.length - 1, Math.max(0, places[event.key]()));
-      if (index >= 0) player.seek(player.words[index].start);
-    } else return;
+      if (index >= 0) {
+        player.seek(player.words[index].start);
+        player.words[index].element.scrollIntoView({ block: "nearest" });
+      }
+    } else if (event.key === "Escape" && this.correcting) this.#endCorrecting();
+    else return;
     event.preventDefault();
   }
 
@@ -229,11 +274,17 @@ export class Card {
   // ---------------------------------------------------------------- actions
 
   #showActions() {
-    const { job, queue } = this;
+    const { job } = this;
     this.#setCorrecting(false);
     const rest = el("span", { className: "rest" }, ...this.#again());
-    if (job.state !== "recording") rest.append(button("Remove", () => queue.remove(job)));
+    if (job.state !== "recording") rest.append(button("Remove", () => this.#remove()));
     this.actions.replaceChildren(...this.#uses(), rest);
+  }
+
+  #remove() {
+    const { name } = this.job;
+    if (confirm(`Remove ${name} and its text from this browser? This cannot be undone.`))
+      this.queue.remove(this.job);
   }
 
   // What its text can be used for, once no more is coming.
@@ -245,26 +296,31 @@ export class Card {
       "aria-label": `Download ${job.name} as ${format}`,
     });
     const saves = (format) => (event) => download(event.target, job, format, queue.options().key);
+    this.begin = button("Correct", () => this.#setCorrecting(true));
     return [
       button("Copy", (event) => copy(event.target, job)),
-      button("Correct", (event) => this.#setCorrecting(!this.correcting, event.target), {
-        "aria-pressed": "false",
-      }),
+      this.begin,
       ...FORMATS.map((format) => button(format, saves(format), more(format))),
     ];
   }
 
   #again() {
     const { job, queue } = this;
-    const retry = () => {
-      if (!job.corrected || confirm("Write over what was corrected?")) queue.retry(job);
+    const strong = { className: "quiet strong" };
+    const retry = (more) => {
+      const changed = job.corrected || Object.keys(job.names ?? {}).length;
+      if (!changed || confirm("Transcribe it again? Your corrections and names will be lost."))
+        queue.retry(job, more);
     };
     if (unfinished(job)) return [button("Stop", () => queue.stop(job))];
+    if (job.error?.cutShort)
+      return [button("Transcribe what is there", () => retry({ partial: true }), strong)];
     if (job.state === "interrupted" || (job.state === "failed" && !job.error.final))
-      return [button("Try again", retry, { className: "quiet strong" })];
+      return [button("Try again", () => retry(), strong)];
     if (job.state !== "done") return [];
     const told = { title: "With the settings as they are now" };
-    return [button(job.dictated ? "Transcribe the recording" : "Again", retry, told)];
+    const text = job.dictated ? "Transcribe the recording" : "Transcribe again";
+    return [button(text, () => retry(), told)];
   }
 }
 
@@ -273,20 +329,6 @@ function mark(element, word) {
   const doubtful = word?.confidence < DOUBTFUL;
   element.classList.toggle("doubtful", doubtful);
   element.title = doubtful ? `${Math.round(100 * word.confidence)} % sure` : "";
-}
-
-function facts(job) {
-  if (job.state === "recording") return "recording";
-  const found = [];
-  if (job.state === "waiting" && !job.note) found.push("waiting");
-  if (job.state === "sending") found.push(`sending, ${Math.round(100 * job.sent)} %`);
-  if (job.state === "working") found.push("listening");
-  if (job.duration) found.push(clock(job.duration));
-  else if (job.size) found.push(megabytes(job.size));
-  if (job.language) found.push(job.language[0].toUpperCase() + job.language.slice(1));
-  if (job.corrected) found.push("corrected");
-  if (job.state === "done" && job.seconds) found.push(`in ${job.seconds.toFixed(1)} s`);
-  return found.join(" · ");
 }
 
 async function copy(target, job) {

@@ -37,12 +37,25 @@ export function megabytes(bytes) {
   return size < 0.1 ? `${Math.ceil(bytes / 1024)} KB` : `${size.toFixed(size < 10 ? 1 : 0)} MB`;
 }
 
-// Codes of languages in English; the server itself names some that browsers do not know.
-const names = new Intl.DisplayNames(["en"], { type: "language" });
-export function languageName(code) {
+const browserNames = new Intl.DisplayNames(["en"], { type: "language", fallback: "none" });
+let serverNames = {}; // code -> name in small letters; browsers do not know all of Whisper's codes
+
+export function nameLanguages(names) {
+  serverNames = names;
+}
+
+// The English name of a language, by its code or the server's name; a code is never shown.
+export function languageName(said) {
+  const code = Object.keys(serverNames).find((one) => serverNames[one] === said) ?? said;
+  const name = browserName(code) ?? serverNames[code];
+  if (!name && said.length < 4) return "another language";
+  return (name ?? said).replace(/(^|\s)\S/g, (letter) => letter.toUpperCase());
+}
+
+function browserName(code) {
   try {
-    return names.of(code);
+    return browserNames.of(code);
   } catch {
-    return code;
+    return undefined; // it is no code
   }
 }

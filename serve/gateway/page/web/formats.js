@@ -17,11 +17,13 @@ function txt(job) {
 }
 
 function json(job) {
-  const { name, text, language, duration } = job;
+  const { name, text, language, duration, warnings = [] } = job;
   const segments = job.segments.map((segment) =>
     segment.speaker ? { ...segment, speaker: nameOf(job, segment.speaker) } : segment,
   );
-  return `${JSON.stringify({ file: name, text, language, duration, segments }, null, 2)}\n`;
+  const more = warnings.length ? { warnings } : {};
+  const whole = { file: name, text, language, duration, segments, ...more };
+  return `${JSON.stringify(whole, null, 2)}\n`;
 }
 
 const WRITERS = { txt, srt: subtitles, vtt: subtitles, json };

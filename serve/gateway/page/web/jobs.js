@@ -1,12 +1,19 @@
 // Recordings that the server works through by itself, whoever closes this page: the caller's jobs.
 
-import { call, jobForm } from "./api.js";
+import { call, jobForm, meaning } from "./api.js";
 import { $, button, clock, el, save } from "./dom.js";
 
 const EVERY_MS = 3000;
 const JOBS = "v1/audio/jobs";
 const FORMATS = { txt: "text", srt: "srt", vtt: "vtt", json: "verbose_json" };
 const OPEN = ["queued", "in_progress"];
+const STATES = {
+  queued: "Waiting",
+  in_progress: "In progress",
+  completed: "Done",
+  failed: "Failed",
+  cancelled: "Cancelled",
+};
 
 // `key()` and `settings()` are those of now; `notice(text)` tells what went wrong.
 export class Jobs {
@@ -14,6 +21,7 @@ export class Jobs {
   #settings;
   #notice;
   #timer;
+  #told = false; // whether the notice is of an error here
 
   constructor(key, settings, notice) {
     this.#key = key;
@@ -64,14 +72,14 @@ export class Jobs {
 
   #row(job) {
     const name = job.filename || job.url || job.id;
-    const state = job.error ? `${job.status}: ${job.error.message}` : job.status;
+    const state = STATES[job.status] ?? job.status;
     return el(
       "tr",
       {},
       el("th", { scope: "row" }, name),
       el("td", {}, new Date(1000 * job.created_at).toLocaleString()),
       el("td", {}, job.duration === null ? "" : clock(job.duration)),
-      el("td", {}, state),
+      el("td", {}, ...(job.error ? [`${state}. `, ...why(job.error)] : [state])),
       el("td", {}, ...this.#actions(job, name)),
     );
   }
@@ -105,8 +113,18 @@ export class Jobs {
   async #try(work) {
     try {
       await work();
+      if (this.#told) this.#notice("");
+      this.#told = false;
     } catch (error) {
       this.#notice([error.message, error.detail].filter(Boolean).join(" "));
+      this.#told = true;
     }
   }
+}
+
+// Why a job failed: what it means, and what the server says.
+function why(error) {
+  if (error.code === "audio_cut_short")
+    return ["The end of this file is missing. Add it at the top to transcribe what is there."];
+  return [meaning(error), el("p", { className: "detail" }, error.message)];
 }

@@ -5,6 +5,7 @@ import { Card } from "./card.js";
 import { audioOf, ofTransfer } from "./files.js";
 import { FORMATS, file } from "./formats.js";
 import { Jobs } from "./jobs.js";
+import { silence, warnings } from "./messages.js";
 import { Queue, unfinished } from "./queue.js";
 import { Search } from "./search.js";
 import { watch } from "./server.js";
@@ -39,7 +40,9 @@ const queue = new Queue({
     $("cards").dataset.writes = count;
   },
   lost() {
-    notice("This browser keeps nothing for this page: what is here is gone when you leave it.");
+    const lost = "This browser stores nothing: texts and recordings end with this page.";
+    notice(lost);
+    $("kept").textContent = lost;
   },
   options: () => ({ settings: settings.settings(), key: settings.key() }),
 });
@@ -52,16 +55,16 @@ function notice(text) {
 // ------------------------------------------------------------ what comes in
 
 const tooLarge = ({ name, size }) =>
-  `${name} is too large: ${megabytes(size)}, and this server takes ${megabytes(limitBytes)}.`;
+  `${name} is too large: ${megabytes(size)}. This server takes up to ${megabytes(limitBytes)}.`;
 
-const passedOver = (count) =>
+const skipped = (count) =>
   count === 1
-    ? "1 file was passed over, which does not look like audio."
-    : `${count} files were passed over, which do not look like audio.`;
+    ? "1 file was skipped: it does not look like audio."
+    : `${count} files were skipped: they do not look like audio.`;
 
 async function add({ files, leftOut }) {
   const said = [];
-  if (leftOut) said.push(passedOver(leftOut));
+  if (leftOut) said.push(skipped(leftOut));
   for (const one of files) {
     if (!one.size) said.push(`${one.name} is empty.`);
     else if (one.size > limitBytes) said.push(tooLarge(one));
@@ -107,7 +110,8 @@ function tell(job) {
   const before = told.get(job.id);
   told.set(job.id, job.state);
   if (!before || before === job.state) return;
-  if (job.state === "done") $("said").textContent = `${job.name} is done.`;
+  if (job.state === "done")
+    $("said").textContent = [`${job.name} is done.`, silence(job), ...warnings(job)].join(" ");
   if (job.state === "failed") $("said").textContent = `${job.name}: ${job.error.message}`;
 }
 
@@ -147,7 +151,8 @@ async function downloadAll(format) {
 
 $("retry-all").onclick = () => queue.jobs.filter(again).forEach((job) => queue.retry(job));
 $("remove-all").onclick = () => {
-  if (confirm("Remove all transcripts and recordings from this browser?"))
+  const all = "Remove all transcripts and recordings from this browser? This cannot be undone.";
+  if (confirm(all))
     queue.jobs.forEach((job) => queue.remove(job));
 };
 

@@ -6,7 +6,7 @@ const AS_IT_IS = { echoCancellation: false, noiseSuppression: false, autoGainCon
 // Resolves to {stop}; `piece(buffer)` is called ten times a second.
 export async function listen(piece) {
   if (!navigator.mediaDevices)
-    throw new Error("Browsers give the microphone to pages of this machine or over https only.");
+    throw new Error("Browsers allow the microphone only on this computer, or over https.");
   const stream = await permitted();
   const context = new AudioContext();
   try {
@@ -27,9 +27,9 @@ async function permitted() {
     return await navigator.mediaDevices.getUserMedia({ audio: AS_IT_IS });
   } catch (error) {
     if (error.name === "NotAllowedError")
-      throw new Error("The browser was told not to give this page the microphone.");
-    if (error.name === "NotFoundError") throw new Error("There is no microphone.");
-    throw new Error(`The microphone cannot be had: ${error.message || error.name}.`);
+      throw new Error("This page may not use the microphone. Allow it in the browser's settings.");
+    if (error.name === "NotFoundError") throw new Error("No microphone was found.");
+    throw new Error(`The microphone cannot be used: ${error.message || error.name}.`);
   }
 }
 

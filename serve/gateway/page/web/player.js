@@ -1,6 +1,7 @@
 // A recording and its words: what is heard is lit, and a word that is chosen is played.
 
 import { clock, el } from "./dom.js";
+import { follow } from "./reading.js";
 
 const LINGER_S = 0.5; // a word stays lit so long where nothing follows
 let playing = null; // one at a time
@@ -85,7 +86,7 @@ export class Player {
   async #open() {
     const file = await this.load();
     if (!file) {
-      this.#fail("Its audio is not in this browser any more.");
+      this.#fail("The audio is no longer in this browser.");
       return null;
     }
     const audio = el("audio", { src: URL.createObjectURL(file), preload: "metadata" });
@@ -135,15 +136,7 @@ export class Player {
     if (this.lit === element) return;
     this.lit?.classList.remove("lit");
     element?.classList.add("lit");
+    if (element && this.audio && !this.audio.paused) follow(element, this.lit);
     this.lit = element;
-    if (element && this.audio && !this.audio.paused) keepInSight(element);
   }
-}
-
-// Scrolls the text that holds a word, and not the page.
-function keepInSight(word) {
-  const box = word.closest(".text");
-  const above = word.offsetTop - box.offsetTop;
-  if (above < box.scrollTop || above + word.offsetHeight > box.scrollTop + box.clientHeight)
-    box.scrollTop = above - box.clientHeight / 3;
 }

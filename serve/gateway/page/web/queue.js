@@ -101,9 +101,14 @@ export class Queue {
     return blob;
   }
 
-  async retry(job) {
+  // `more`: fields of the job to change, such as `partial`, whether a file that is cut short is
+  // transcribed as far as it goes.
+  async retry(job, more = {}) {
     if (unfinished(job)) return;
-    Object.assign(job, { state: "waiting", error: null, settings: this.options().settings });
+    const { settings } = this.options();
+    const earlier = job.segments.length > 0; // this text stays until another one begins
+    const fresh = { state: "waiting", error: null, stopped: false, earlier, settings };
+    Object.assign(job, fresh, more);
     await this.update(job);
     this.#next();
   }
@@ -124,6 +129,7 @@ export class Queue {
   }
 
   stop(job) {
+    job.stopped = true;
     this.#running.get(job.id)?.abort();
     if (job.state === "waiting") this.#end(job, "interrupted");
   }
@@ -197,13 +203,14 @@ export class Queue {
 
   async #transcribe(job, signal) {
     const file = await this.audio(job);
-    if (!file) throw new ServerError("Its audio is not in this browser any more; add it again.");
+    const gone = "The audio is no longer in this browser. Add it again.";
+    if (!file) throw new ServerError(gone, { final: true });
     const began = Date.now();
     for (let tries = 1; ; tries += 1) {
       try {
         Object.assign(job, await this.#once(job, file, signal));
         job.seconds = (Date.now() - began) / 1000;
-        job.dictated = job.corrected = false;
+        job.dictated = false;
         return;
       } catch (error) {
         if (!error.waitS || tries === MOST_TRIES) throw error;
@@ -218,8 +225,10 @@ export class Queue {
   }
 
   async #once(job, file, signal) {
-    const before = { text: job.text, segments: job.segments, names: job.names };
-    Object.assign(job, { state: "sending", sent: 0, text: "", segments: [], names: {} });
+    const none = { names: {}, warnings: [], language: null, corrected: false };
+    const empty = { text: "", segments: [], ...none };
+    const before = Object.fromEntries(Object.keys(empty).map((field) => [field, job[field]]));
+    Object.assign(job, { state: "sending", sent: 0, ...empty });
     this.changed(job);
     const on = {
       sent: (share) => {
@@ -228,7 +237,7 @@ export class Queue {
         this.changed(job);
       },
       event: ({ delta, segment, words }) => {
-        job.state = "working";
+        Object.assign(job, { state: "working", earlier: false });
         job.text += delta;
         job.segments.push(words ? { ...segment, words } : segment);
         if (Date.now() - this.#saved.get(job.id) > SAVE_EVERY_MS) this.update(job);
@@ -238,8 +247,10 @@ export class Queue {
     const { settings, key } = this.options();
     job.settings = settings;
     try {
-      const done = await transcribe(file, job.name, settings, key, on, signal);
-      return { text: done.text, language: done.language, duration: done.duration };
+      const options = { ...settings, partial: job.partial };
+      const done = await transcribe(file, job.name, options, key, on, signal);
+      const { text, language, duration, warnings = [] } = done;
+      return { text, language, duration, warnings };
     } catch (error) {
       if (!job.segments.length) Object.assign(job, before); // nothing came in place of it
       throw error;
@@ -248,8 +259,7 @@ export class Queue {
 
   #end(job, state, error = null) {
     Object.assign(job, { state, note: null });
-    const { message, detail, status, final } = error ?? {};
-    job.error = error && { message, detail, status, final };
+    job.error = error && { message: error.message, ...error };
     this.update(job);
   }
 }

@@ -21,7 +21,7 @@ export function watch(key, known, refused) {
       show(found);
       known(found);
     } catch (error) {
-      say("away", error.status === 401 ? "wants an API key" : "does not answer");
+      say("away", error.status === 401 ? "needs an API key" : "does not answer");
       refused(error);
     }
     timer = setTimeout(look, EVERY_MS);

@@ -1,6 +1,6 @@
 // What every transcription is asked for with; kept in this browser.
 
-import { $, el, languageName } from "./dom.js";
+import { $, el, languageName, nameLanguages } from "./dom.js";
 import { loadKey, loadSettings, saveKey, saveSettings } from "./store.js";
 
 const FIELDS = [
@@ -24,6 +24,7 @@ export function settings() {
 }
 
 let asked = false;
+let most = 8; // the largest beam that the engine offers
 
 export const key = () => loadKey();
 
@@ -34,7 +35,7 @@ export function setUp(keyChanged) {
     // A choice that the server has yet to name.
     const choices = [...($(field).options ?? [])].map((option) => option.value);
     if (choices.length && !choices.includes(saved[field]))
-      $(field).append(el("option", { value: saved[field] }, languageName(saved[field])));
+      $(field).append(el("option", { value: saved[field] }, nameOf(field, saved[field])));
     $(field).value = saved[field];
   }
   for (const [check, standard] of Object.entries(CHECKS))
@@ -68,22 +69,31 @@ export function askForKey() {
 // Choices as the running engine offers them.
 export function offer({ offers, defaults }) {
   if (!offers) return;
-  const languages = offers.languages.map((code) => [code, languageName(code)]);
+  nameLanguages(offers.languages);
+  const languages = Object.keys(offers.languages).map((code) => [code, languageName(code)]);
   languages.sort((a, b) => a[1].localeCompare(b[1]));
-  if (offers.detects_language) languages.unshift(["", "Detect"]);
+  if (offers.detects_language) languages.unshift(["", "Detect automatically"]);
   fill($("language"), languages);
-  const beams = Array.from({ length: offers.beams }, (_, i) => [String(i + 1), beamName(i + 1)]);
-  fill($("beam_size"), [["", asSet(defaults.beam_size)], ...beams]);
-  $("vad").options[0].text = asSet(VAD[defaults.vad]);
-  $("mode").options[0].text = asSet(MODE[defaults.mode]);
+  most = offers.beams;
+  const care = [...new Set([1, Math.ceil((1 + most) / 2), most])].map(String);
+  const standard = standardly(careOf(defaults.beam_size));
+  fill($("beam_size"), [["", standard], ...care.map((size) => [size, careOf(size)])]);
+  $("vad").options[0].text = standardly(VAD[defaults.vad]);
+  $("mode").options[0].text = standardly(MODE[defaults.mode]);
   $("words").disabled = !offers.words;
   sum();
 }
 
-const asSet = (choice) => `As the server is set: ${choice}`;
-const VAD = { auto: "in long audio", on: "always", off: "never" };
-const MODE = { parallel: "all parts at once", sequential: "part by part" };
-const beamName = (size) => (size === 1 ? "1, greedy: the quickest" : String(size));
+const VAD = { auto: "skip in long recordings", on: "skip", off: "listen to everything" };
+const MODE = { parallel: "all parts at the same time", sequential: "one part after the other" };
+const standardly = (choice) => `Standard: ${choice.toLowerCase()}`;
+const nameOf = (field, value) => (field === "language" ? languageName(value) : careOf(value));
+
+// A beam size in everyday words.
+function careOf(size) {
+  if (Number(size) === 1) return "Fast";
+  return Number(size) >= most ? "Most careful" : "Careful";
+}
 
 function fill(select, options) {
   const texts = options.map(([, text]) => text).join();
@@ -94,17 +104,18 @@ function fill(select, options) {
   if (options.some(([value]) => value === chosen)) select.value = chosen;
 }
 
+// The settings in words, beside their heading.
 function sum() {
   const { language, beam_size, words, doubts, vad, mode, speakers, prompt, hotwords } = settings();
   document.body.classList.toggle("doubts", doubts);
   $("num_speakers").disabled = speakers !== "voice";
   const found = [language ? languageName(language) : "any language"];
-  if (beam_size) found.push(`beam ${beam_size}`);
-  if (words) found.push("times of words");
+  if (beam_size) found.push(careOf(beam_size).toLowerCase());
+  if (words) found.push("word by word");
   if (doubts) found.push("doubts marked");
-  if (vad) found.push(vad === "true" ? "speech alone" : "all of the audio");
+  if (vad) found.push(vad === "true" ? "silence and noise skipped" : "everything heard");
   if (mode) found.push(MODE[mode]);
-  if (speakers) found.push(`speakers by ${speakers}`);
+  if (speakers) found.push(`speakers by ${speakers === "voice" ? "voice" : "channel"}`);
   if (prompt || hotwords) found.push("with hints");
   $("chosen").textContent = found.join(", ");
 }

@@ -8,11 +8,11 @@ const COLOURS = 8; // that style.css has
 // What a speaker of a job is called: as somebody wrote it, else as the server does.
 export const nameOf = (job, speaker) => job.names?.[speaker] ?? speaker ?? null;
 
-// A speaker's name above what they say; choosing it lets it be written anew. `renamed(name)` is
-// called with another name. It is no button, whose text browsers do not let anybody edit.
+// A speaker's name above the speaker's words. Choosing it starts an edit; `renamed(name)` is called
+// with another name. It is no <button>, because browsers do not edit the text of one.
 export function label(job, speaker, renamed) {
   const speakers = [...new Set(job.segments.map((one) => one.speaker))];
-  const element = el("span", { className: "speaker", tabIndex: 0, title: "Write another name" });
+  const element = el("span", { className: "speaker", tabIndex: 0, title: "Change this name" });
   element.dataset.colour = speakers.indexOf(speaker) % COLOURS;
   element.dataset.speaker = speaker;
   element.textContent = nameOf(job, speaker);
@@ -20,16 +20,17 @@ export function label(job, speaker, renamed) {
   const write = async () => {
     if (element.isContentEditable) return;
     const before = element.textContent;
-    const { text } = await edit(element, `Name of ${before}`);
+    const { text, left } = await edit(element, `Name of ${before}`);
     element.setAttribute("role", "button");
+    if (!left) element.focus({ preventScroll: true });
     if (!text) element.textContent = before;
     else if (text !== before) renamed(text);
   };
   element.onclick = write;
-  element.onkeydown = (event) => {
-    if (event.key !== "Enter") return;
+  element.addEventListener("keydown", (event) => {
+    if (element.isContentEditable || !["Enter", " "].includes(event.key)) return;
     event.preventDefault();
     write();
-  };
+  });
   return element;
 }

@@ -71,6 +71,19 @@ def test_words_are_found_by_their_text_where_times_slip():
     assert agreement.update(slipped) == " at noon"
 
 
+def test_a_word_that_turns_out_to_be_longer_is_not_said_twice():
+    found = run(
+        "the co founders", "the co founders", "the co-founders said", "the co-founders said"
+    )
+    assert "".join(found) == " the co-founders said"
+    assert "".join(
+        run("a rock and", "a rock and", "a rock-and-roll band", "a rock-and-roll band")
+    ) in (
+        " a rock-and-roll band",
+        " a rock and-roll band",
+    )
+
+
 def test_words_that_did_not_stay_are_counted():
     agreement = Agreement()
     for text in ("a quay in", "a key to the", "a key to the gate"):

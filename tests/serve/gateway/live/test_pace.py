@@ -46,6 +46,13 @@ def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
     assert decode(0.5, 9) == 9.0
 
 
+def test_a_pace_may_change(pace):
+    pace.tune(1.5)
+    pace.began(10.0)
+    pace.ended(10.1, 1)
+    assert pace.due_s == 11.5
+
+
 def test_what_failed_is_tried_again_later_and_later(pace):
     pace.failed(10.0, 1)
     assert pace.due_s == 10.5

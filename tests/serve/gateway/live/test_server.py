@@ -59,7 +59,7 @@ def test_phrases_reach_the_engine(talk):
     talk.set(transcription={"phrases": ["Zoë", "oboe^9"]}, turn_detection=None)
     talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
-    assert "phrase 'oboe^9'; expected a weight" in talk.until(".failed")["error"]["message"]
+    assert "phrases has 'oboe^9'; expected a weight" in talk.until(".failed")["error"]["message"]
 
 
 def test_a_client_that_goes_leaves_nothing_behind(server, talk):

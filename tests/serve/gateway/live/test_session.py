@@ -20,8 +20,9 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.session import Session, _Arrivals
-from serve.gateway.live.settings import HYPOTHESIS
+from serve.gateway.live.arrivals import Arrivals
+from serve.gateway.live.session import Session
+from serve.gateway.live.settings import HYPOTHESIS, Settings
 from serve.gateway.metrics import LiveMetrics
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
@@ -138,7 +139,8 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
 
     async def hear():
         metrics = LiveMetrics(CollectorRegistry(), ())
-        stream = Session(LIVE, str, None, ignore, float, LoudIsSpeech(), metrics, lambda: 1)
+        say_nothing = LIVE, str, None, ignore, float
+        stream = Session(*say_nothing, LoudIsSpeech(), metrics, lambda: 1, Settings())
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
@@ -252,22 +254,6 @@ def test_a_client_of_the_beta_transcribes_audio_of_16_khz(start, loud_is_speech)
 
 
 # ---------------------------------------------------------------- what is wrong
-
-
-@pytest.mark.parametrize(
-    ("query", "status", "param"),
-    [
-        ("intent=conversation", 400, "intent"),
-        ("model=gpt-9", 404, "model"),
-        ("intent=transcription&speed=2", 400, "speed"),
-    ],
-)
-def test_an_address_that_is_wrong_is_refused_as_any_other(running, query, status, param):
-    with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{running.http}/v1/realtime?{query}")
-    response = refused.value.response
-    assert response.status_code == status
-    assert json.loads(response.body)["error"]["param"] == param
 
 
 def test_wrong_events_are_answered_and_change_nothing(talk):
@@ -399,7 +385,7 @@ def test_pings_of_a_client_that_takes_nothing_are_not_kept(start, loud_is_speech
 
 def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
     async def arrive():
-        arrivals = _Arrivals()
+        arrivals = Arrivals(0.0)
         for count in range(1, 10**6, 7):
             arrivals.note(count, count / 16_000)
         return arrivals

@@ -1,6 +1,7 @@
 """Bytes of the wire as samples, and where speech is in them."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -30,12 +31,25 @@ def test_every_format_gives_the_samples_that_were_written(format, rate):
     soundfile.write(file, wire, rate, format="RAW", subtype=SUBTYPES[format.type])
     data, inlet = file.getvalue(), Inlet(format)
     assert len(data) == inlet.bytes_per_s
-    step = 240 * inlet.sample_bytes
+    step = 241
     pieces = [inlet.samples(data[i : i + step]) for i in range(0, len(data), step)]
     found = np.concatenate([*pieces, inlet.rest()])
     assert len(found) == len(tone)
     assert np.abs(found - tone)[100:-100].max() < 0.02
     assert len(inlet.samples(data)) > 14_000, "it can be used again"
+
+
+def test_half_a_sample_waits_for_its_other_half_and_a_clear_forgets_it():
+    data = (np.arange(2000) * 7 % 3000).astype("<i2").tobytes()
+    whole = Inlet(Format("audio/pcm", 16_000)).samples(data)
+    inlet = Inlet(Format("audio/pcm", 16_000))
+    cuts = [0, 1, 2, 3, 1000, 1001, 2999, len(data)]
+    pieces = [inlet.samples(data[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert np.array_equal(np.concatenate(pieces), whole)
+    inlet.samples(b"\x7f")
+    inlet.rest()
+    inlet.clear()
+    assert np.abs(inlet.samples(data) - whole).max() < 1e-6
 
 
 def test_speech_begins_and_ends_and_a_pause_is_no_end():

@@ -18,12 +18,12 @@ def spoken(item, start_s, seconds, language="en"):
     return utterance
 
 
-def hear(utterance, text):
+def hear(utterance, text, language="en"):
     """Decode it: a word takes half a second; returns the window and what became final."""
     words = [Word(i / 2, i / 2 + 0.4, f" {word}", 0.9) for i, word in enumerate(text.split())]
     window = utterance.window()
     segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
-    transcript = Transcript(text, "en", None, 9.0, (segment,), TIMINGS)
+    transcript = Transcript(text, language, None, 9.0, (segment,), TIMINGS)
     told = utterance.take(window, transcript, 24.0)
     return window, told.text
 
@@ -42,6 +42,21 @@ def test_once_its_language_is_found_there_is_no_choice():
     window, _ = hear(utterance, "It rains all day")
     assert (window.language, window.languages) == (None, ("en", "de"))
     assert (utterance.window().language, utterance.window().languages) == ("en", ())
+
+
+@pytest.mark.parametrize("named", [None, "zh"])
+def test_all_of_a_chinese_utterance_has_the_script_of_its_first_final_text(named):
+    utterance = Utterance("first", 0, named, "")
+    utterance.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
+    hear(utterance, "OK OK OK", "zh")
+    assert utterance.window().language == "zh"
+    hear(utterance, "OK OK OK 這個 國家", "zh")
+    hear(utterance, "OK OK OK 這個 國家", "zh")
+    assert utterance.window().language == "zh-Hant"
+    told = Utterance("second", 0, "zh-CN", "")
+    told.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
+    hear(told, "这个 国家 OK OK", "zh")
+    assert told.window().language == "zh-CN"
 
 
 def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
@@ -87,11 +102,11 @@ def test_what_was_said_before_is_heard_again_and_not_told_again():
 
 
 def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
-    before = finished("a b c d e f g h i j k l m n " * 3 + "o. It rains all day")
+    before = finished("a b c d e f g h i j k l m n " * 3 + "so. It rains all day")
     utterance = spoken("second", 20.0, 1.0)
     utterance.follow(before, 24.0)
     assert len(utterance.window().samples) / SAMPLE_RATE == pytest.approx(3.05)
-    assert utterance.window().prompt.endswith("m n o.")
+    assert utterance.window().prompt.endswith("m n so.")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_cut_file_is_refused_or_taken_in_part(client):
     cut = LONG[: len(LONG) // 2]
     with pytest.raises(openai.BadRequestError, match="audio is cut short") as caught:
         transcribe(client, cut)
-    assert caught.value.param == "file"
+    assert (caught.value.param, caught.value.code) == ("file", "audio_cut_short")
     ask = {"extra_body": {"partial": True}}
     answer = transcribe(client, cut, response_format="verbose_json", **ask)
     assert answer.text

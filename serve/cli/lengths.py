@@ -1,0 +1,90 @@
+"""Lengths of audio files by their headers, read in a process of its own.
+
+A damaged file may end that process or take its memory: lengths are then unknown, and nothing else
+is lost. Run as a script this is that process: names in, lengths out, each a line of JSON.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+_MEMORY_BYTES = 1 << 30
+_NICENESS = 10  # transcribing goes first
+
+
+class Lengths:
+    """Reads lengths in the background until it is closed.
+
+    Args:
+        files: names of files.
+        tell: called on a thread with the number of a file and its length in seconds, if its
+            header says that.
+    """
+
+    def __init__(self, files: Sequence[str], tell: Callable[[int, float], None]) -> None:
+        self._files, self._tell = [os.path.abspath(file) for file in files], tell
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the command, which ends it
+        )
+        self._thread = threading.Thread(target=self._run, name="lengths", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._thread.join()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        names, lengths = self._process.stdin, self._process.stdout
+        assert names is not None and lengths is not None
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
+            for number, file in enumerate(self._files):
+                names.write(json.dumps(file).encode() + b"\n")
+                names.flush()
+                if (length := json.loads(lengths.readline())) is not None:
+                    self._tell(number, length)
+
+
+def read_lengths() -> None:
+    """Answer each name on standard input with its length in seconds, or null."""
+    import resource  # noqa: PLC0415 - of this process alone, as what it loads
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    os.nice(_NICENESS)
+    for line in sys.stdin:
+        print(json.dumps(_length_s(json.loads(line))), flush=True)
+
+
+def _length_s(file: str) -> float | None:
+    import av  # noqa: PLC0415
+    import soundfile  # noqa: PLC0415
+
+    if not os.path.isfile(file):  # reading a pipe would take what is to be transcribed
+        return None
+    with contextlib.suppress(soundfile.LibsndfileError, OSError):
+        return float(soundfile.info(file).duration)
+    with contextlib.suppress(av.FFmpegError, OSError, ValueError), av.open(file) as container:
+        if container.duration:
+            return float(container.duration / av.time_base)
+    return None
+
+
+if __name__ == "__main__":
+    read_lengths()

@@ -1,0 +1,48 @@
+// What a card says about its job: facts, what went wrong, and what to know about the text.
+
+import { clock, languageName, megabytes } from "./dom.js";
+
+const NO_LANGUAGE = "unknown"; // what the server says if there is no speech
+
+export function facts(job) {
+  if (job.state === "recording") return "recording";
+  const found = [];
+  if (job.state === "waiting" && !job.note) found.push("waiting");
+  if (job.state === "sending") found.push(`sending, ${Math.round(100 * job.sent)} %`);
+  if (job.state === "working") found.push("listening");
+  if (job.duration) found.push(clock(job.duration));
+  else if (job.size) found.push(megabytes(job.size));
+  if (job.language && job.language !== NO_LANGUAGE) found.push(languageName(job.language));
+  if (job.corrected) found.push("corrected");
+  if (job.state === "done" && job.seconds) found.push(`in ${job.seconds.toFixed(1)} s`);
+  return found.join(" · ");
+}
+
+// What went wrong, as sentences; empty if nothing did.
+export function problem(job) {
+  const { state, note, error } = job;
+  if (note) return note;
+  if (state === "interrupted") {
+    const why = job.stopped ? "You stopped this." : "This was interrupted when the page was left.";
+    return `${why}${below(job)}`;
+  }
+  return error ? `${error.message}${below(job)}` : "";
+}
+
+function below(job) {
+  if (job.state === "done" || !job.segments.length) return "";
+  return job.earlier
+    ? " The text below is the earlier one."
+    : " The text up to there is below.";
+}
+
+// What stands in place of a text without words; empty if there is a text, or none yet.
+export function silence(job) {
+  const empty = !job.segments.length && !(job.live ?? job.text);
+  if (job.state !== "done" || job.error || !empty) return "";
+  return job.partial ? "No speech was found in the part that is there." : "No speech was found.";
+}
+
+// What the server says to know about the text, as sentences.
+export const warnings = (job) =>
+  (job.warnings ?? []).map((text) => `${text[0].toUpperCase()}${text.slice(1)}`);

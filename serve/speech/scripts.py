@@ -1,0 +1,24 @@
+"""Letters of scripts, with the vowel signs and marks that belong to them."""
+
+import unicodedata
+
+# Thai and Lao write these vowels as letters of their own, before or behind their consonant.
+_VOWELS_BEFORE = frozenset("เแโใไເແໂໃໄ")
+_VOWELS_BEHIND = frozenset("ะาำๅະາຳຽ")
+_JOINERS = frozenset("\u1039\u17d2\u200d")  # Burmese and Khmer stack consonants; emoji
+
+
+def is_joined(last: str, first: str) -> bool:
+    """Return whether `first` belongs to the letter before it.
+
+    Args:
+        last: a character of a text.
+        first: the character behind it.
+    """
+    return (
+        unicodedata.category(first).startswith("M")
+        or first in _VOWELS_BEHIND
+        or last in _VOWELS_BEFORE
+        or last in _JOINERS
+        or first in _JOINERS
+    )

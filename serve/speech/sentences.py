@@ -1,0 +1,54 @@
+"""Ends of sentences, by their marks; the dot of an abbreviation ends none."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+ENDS = ".?!…。？！｡．؟।॥۔።፧။།༎។៕։"
+CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may stand behind these marks
+
+_OPENING = "\"'“‘„«¿¡([{"
+_DOTS = ".…"
+# Parts of U.S., a.m., Ph.D., z.B. and EE.UU.; a title such as Mrs; a day as in "am 3. Mai".
+_SHORT = re.compile(
+    r"([^\W\d_]{1,2}\.-?)+[^\W\d_]{1,2}|[bcdfghjklmnpqrstvwxz]{1,3}|[0-9]{1,2}", re.IGNORECASE
+)
+_TITLES = frozenset(
+    "adm avv capt cmdr col dott dra frau gen gov herr hon ing maj mevr mlle mme pres prof rep rev "
+    "sen sgt sig sra srta supt ave dept univ approx ca".split()
+)
+_BEFORE_NUMBERS = frozenset(
+    "no núm num fig vol art sec pág cap jan feb mar apr jun jul aug sep sept oct nov dec".split()
+)
+
+
+def sentence_ends(words: Sequence[str]) -> list[bool]:
+    """Return for each word of a text whether a sentence ends with it.
+
+    A dot ends no sentence if a lower-case word follows, unless the whole text is lower-case. Nor
+    does the dot of initials, titles and numbers of one or two digits. Some of these end a sentence
+    by chance; then the end is missed.
+
+    Args:
+        words: in order, with their punctuation; spaces around them do not matter.
+    """
+    cased = any(char.isupper() for word in words for char in word)
+    return [
+        _ends(word.strip(), following.strip().lstrip(_OPENING)[:1], cased)
+        for word, following in itertools.zip_longest(words, words[1:], fillvalue="")
+    ]
+
+
+def _ends(word: str, following: str, cased: bool) -> bool:
+    bare = word.rstrip(CLOSING)
+    if not bare or bare[-1] not in ENDS:
+        return False
+    if bare[-1] not in _DOTS or not following:
+        return True
+    if following.islower() and cased:
+        return False
+    core = bare[:-1].lstrip(_OPENING).lower()
+    if following.isdigit() and core in _BEFORE_NUMBERS:
+        return False
+    initial = len(core) == 1 and core.islower()  # a letter of a script that has cases
+    return not (initial or core in _TITLES or _SHORT.fullmatch(core))

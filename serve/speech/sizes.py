@@ -1,0 +1,358 @@
+"""Find the sound in files whose header declares its size, and correct a size that is wrong.
+
+Recorders write the header first and the size of the sound when they stop. If they crash, are
+killed, or write to a pipe, the size stays what it was: 0, the size of the first write, or a
+placeholder. These rules decide, for WAV (also RF64), AIFF, W64, CAF and AU:
+
+- The declared size is smaller than what is there, and neither chunks, nor text, nor zeros follow
+  it: all bytes to the end are sound, and a warning tells that. So is a size of 0. A rest of less
+  than 20 ms is left out.
+- The declared size is 2 GiB (0x7FFF0000) or more, "unknown" in the format's own words, or 0 in a
+  WAV file that declares 0 bytes as a whole: a stream. All bytes to the end are sound.
+- The declared size is larger than what is there: it is a placeholder if the size that the header
+  declares for the whole file says so: it is the file's true size, or less than half of what the
+  sound alone declares. It is one, too, if it has 100 MB or more and is a round number: at most two
+  digits other than 0, or a multiple of 2^24, or one less than that. So are the sizes of the file
+  that belong to it. All bytes to the end are sound, and a warning tells that.
+- Otherwise the file is cut short, and is left as it is.
+
+Pure functions of a file's bytes. Sizes and offsets are in bytes.
+"""
+
+import dataclasses
+import string
+import struct
+from collections.abc import Callable
+
+from serve.speech.containers import MAX_CHUNKS, STREAM_BYTES, Bytes, Section, find_chunk
+
+_MIN_PLACEHOLDER_BYTES = 100_000_000
+_MIN_REST_S = 0.02
+_MAX_WAV_BYTES = 0xFFFFFF00
+_MAX_HEADER_BYTES = 1 << 20  # copied in front of a CAF or AU file's samples
+_BLANK_BYTES = 1 << 20  # looked at in one go
+_TEXT_BYTES = 256
+_TEXT = frozenset(string.printable.encode())
+_TAGS = (b"TAG", b"ID3", b"APETAGEX")
+_CHUNKS = frozenset(
+    b"LIST,list,id3 ,ID3 ,bext,fact,cue ,smpl,inst,PEAK,JUNK,junk,FLLR,PAD ,_PMX,iXML,aXML,axml,"
+    b"chna,cart,afsp,DISP,plst,labl,note,adtl,levl,umid,minf,elm1,regn,slnt,acid,strc,olym,AAPL,"
+    b"ANNO,NAME,AUTH,(c) ,COMT,MARK,APPL,INST,MIDI,AESD,FVER,COMM,CHAN,chan,info,pakt,kuki,free,"
+    b"strg,uuid,ovvw,peak,edct,mark,midi,umrk".split(b",")
+)
+"""Names of chunks that are known, even where they do not end within the file."""
+_SOUNDS = (b"data", b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
+_W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")
+_W64_FMT = bytes.fromhex("666d7420f3acd3118cd100c04f8edb8a")
+_AU_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # bytes of a sample, by encoding
+_AIFC_WIDTHS = {b"ulaw": 1, b"ULAW": 1, b"alaw": 1, b"ALAW": 1}
+_AIFC_PLAIN = (b"NONE", b"twos", b"sowt", b"raw ", b"in24", b"in32", b"fl32", b"FL32", b"fl64")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunks:
+    """The layout of a format's chunks."""
+
+    head: struct.Struct  # name and size
+    pad: int  # chunks begin at multiples of so many bytes
+    outside: int  # bytes of the head that the size does not count
+
+
+_RIFF_CHUNKS = _Chunks(struct.Struct("<4sI"), 2, 8)
+_AIFF_CHUNKS = _Chunks(struct.Struct(">4sI"), 2, 8)
+_W64_CHUNKS = _Chunks(struct.Struct("<16sQ"), 8, 0)
+_CAF_CHUNKS = _Chunks(struct.Struct(">4sq"), 1, 12)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoundChunk:
+    """The part of a file that holds its samples, as its header declares it."""
+
+    begin: int
+    declared: int  # bytes of samples
+    written: int  # the chunk's size as the header has it, which may count more than the samples
+    file_bytes: int | None  # the size that the header declares for the whole file
+    is_stream: bool  # the declared size means "up to the end"
+    byte_rate: int  # bytes of sound in a second; 0: unknown
+    chunks: "_Chunks | None"  # the chunks that may follow the sound
+    header: Callable[[int], bytes]  # returns a header for so many bytes of samples
+
+    @property
+    def end(self) -> int:
+        """The end of the samples, as declared."""
+        return self.begin + self.declared
+
+
+def sound_chunk(audio: Bytes) -> SoundChunk | None:
+    """Find the samples; None for a format without a declared size, or a header without sound.
+
+    Raises:
+        AudioError: the header has too many chunks.
+    """
+    head = audio[:16]
+    return next((read(audio) for at, mark, read in _KINDS if head.startswith(mark, at)), None)
+
+
+def is_settled(audio: Bytes) -> bool:
+    """Tell whether the declared sound is there and nothing but chunks follows it."""
+    chunk = sound_chunk(audio)
+    if chunk is None or not chunk.declared or chunk.end > len(audio):
+        return False
+    return _chunks_reach_the_end(audio, chunk, chunk.end)
+
+
+def corrected(audio: Bytes) -> tuple[Bytes, str]:
+    """Correct a wrong size.
+
+    Args:
+        audio: one file, nothing joined behind it.
+
+    Returns:
+        The file, with a header of its own if the size was wrong; a warning, or "".
+
+    Raises:
+        AudioError: the header has too many chunks.
+    """
+    chunk = sound_chunk(audio)
+    if chunk is None:
+        return audio, ""
+    present = len(audio) - chunk.begin
+    if present <= 0 or _is_right(audio, chunk, present):
+        return audio, ""
+    header = chunk.header(present)
+    if not header:
+        return audio, ""
+    file = Section(audio, chunk.begin, len(audio), header)
+    if chunk.is_stream:
+        return file, ""
+    return file, (
+        f"audio's header was not completed: it declares {_length(chunk, chunk.declared)} of sound, "
+        f"and the file holds {_length(chunk, present)}, all of which are transcribed"
+    )
+
+
+def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
+    """Tell whether the declared size is right, or that of a file that was cut short."""
+    if chunk.declared > present:
+        return not (chunk.is_stream or _is_placeholder(audio, chunk))
+    rest = present - chunk.declared
+    return (
+        rest < max(8, _MIN_REST_S * chunk.byte_rate)
+        or _is_text(audio[chunk.end : chunk.end + _TEXT_BYTES])
+        or _chunk_follows(audio, chunk, chunk.end)
+        or _is_blank(audio, chunk.end)
+    )
+
+
+def _is_placeholder(audio: Bytes, chunk: SoundChunk) -> bool:
+    sizes = [chunk.declared, chunk.written]
+    if chunk.file_bytes is not None:
+        if abs(chunk.file_bytes - len(audio)) <= 1 or chunk.file_bytes < chunk.end // 2:
+            return True
+        sizes += [chunk.file_bytes, chunk.file_bytes - 8]
+    return chunk.declared >= _MIN_PLACEHOLDER_BYTES and any(map(_is_round, sizes))
+
+
+def _is_round(size: int) -> bool:
+    return any(n % (1 << 24) == 0 or len(str(n).rstrip("0")) <= 2 for n in (size, size + 1))
+
+
+def _chunk_follows(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
+    """Tell whether a chunk that is known begins at a place, or chunks that reach the end."""
+    known = (audio[at : at + 4], audio[at + 1 : at + 5])  # a pad byte may be missing
+    return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, at)
+
+
+def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
+    if at == len(audio):
+        return True
+    if (layout := chunk.chunks) is None:
+        return False
+    for _ in range(MAX_CHUNKS):
+        at += -at % layout.pad
+        head = audio[at : at + layout.head.size]
+        if len(head) < layout.head.size:
+            return not any(head)
+        name, size = layout.head.unpack(head)
+        at += size + layout.outside
+        if size < layout.head.size - layout.outside or at > len(audio) + layout.pad - 1:
+            return False
+        if not _is_name(name) or name[:4] in _SOUNDS:
+            return False
+    return True
+
+
+def _is_name(name: bytes) -> bool:
+    if len(name) == 16:  # a GUID of W64's
+        return name[7] == 0x11 and name[6] in (0xCF, 0xD2, 0xD3)
+    return all(0x20 <= byte < 0x7F for byte in name)
+
+
+def _is_text(data: bytes) -> bool:
+    return data.startswith(_TAGS) or all(byte in _TEXT for byte in data)
+
+
+def _is_blank(audio: Bytes, at: int) -> bool:
+    """Tell whether all bytes from a place on are zero."""
+    for begin in range(at, len(audio), _BLANK_BYTES):
+        if audio[begin : begin + _BLANK_BYTES].strip(b"\0"):
+            return False
+    return True
+
+
+def _length(chunk: SoundChunk, size: int) -> str:
+    return f"{size / chunk.byte_rate:.2f} s" if chunk.byte_rate else f"{size} bytes"
+
+
+def _wav(audio: Bytes) -> SoundChunk | None:
+    if audio[:4] not in (b"RIFF", b"RF64", b"BW64"):
+        return None
+    at, size = find_chunk(audio, b"fmt ", "<I")
+    coding = audio[at : at + min(size, 1 << 10)]
+    begin, declared = find_chunk(audio, b"data", "<I")
+    if len(coding) < 16 or size > 1 << 10 or begin < at or begin > len(audio):
+        return None
+    riff = int.from_bytes(audio[4:8], "little")
+    is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
+    file_bytes = riff + 8
+    if audio[:4] != b"RIFF":
+        at, size = find_chunk(audio, b"ds64", "<I")
+        if size >= 16 and at + 16 <= len(audio):
+            riff, long = struct.unpack("<QQ", audio[at : at + 16])
+            if declared == 0xFFFFFFFF:
+                file_bytes, declared = riff + 8, long
+                is_stream = long >> 40 > 0 or (long == 0 and riff == 0)
+    (byte_rate,) = struct.unpack("<I", coding[8:12])
+
+    def header(size: int) -> bytes:
+        return _wav_header(coding, size)
+
+    return SoundChunk(
+        begin, declared, declared, file_bytes, is_stream, byte_rate, _RIFF_CHUNKS, header
+    )
+
+
+def _wav_header(coding: bytes, size: int) -> bytes:
+    if size > _MAX_WAV_BYTES:
+        return b""
+    frame = max(1, int.from_bytes(coding[12:14], "little"))
+    size -= size % frame
+    coding = b"fmt " + struct.pack("<I", len(coding)) + coding + b"\0" * (len(coding) % 2)
+    riff = struct.pack("<4sI4s", b"RIFF", 12 + len(coding) + size, b"WAVE")
+    return riff + coding + struct.pack("<4sI", b"data", size)
+
+
+def _w64(audio: Bytes) -> SoundChunk | None:
+    at, coding = 40, b""
+    for _ in range(MAX_CHUNKS):
+        head = audio[at : at + 24]
+        if len(head) < 24:
+            return None
+        name, size = head[:16], int.from_bytes(head[16:], "little")
+        if name == _W64_DATA:
+            break
+        if name == _W64_FMT:
+            coding = audio[at + 24 : at + min(size, 1 << 10)]
+        if size < 24:
+            return None
+        at += size + -size % 8
+    if len(coding) < 16:
+        return None
+    (byte_rate,) = struct.unpack("<I", coding[8:12])
+
+    def header(size: int) -> bytes:
+        return _wav_header(coding, size)
+
+    file_bytes = int.from_bytes(audio[16:24], "little")
+    begin, declared, is_stream = at + 24, max(0, size - 24), size >= STREAM_BYTES << 8
+    return SoundChunk(begin, declared, size, file_bytes, is_stream, byte_rate, _W64_CHUNKS, header)
+
+
+def _aiff(audio: Bytes) -> SoundChunk | None:
+    if audio[8:12] not in (b"AIFF", b"AIFC"):
+        return None
+    at, size = find_chunk(audio, b"COMM", ">I")
+    common = audio[at : at + min(size, 1 << 10)]
+    begin, declared = find_chunk(audio, b"SSND", ">I")
+    if len(common) < 18 or begin + 8 > len(audio):
+        return None
+    channels, _, bits, exponent, mantissa = struct.unpack(">HIHHQ", common[:18])
+    coding = common[18:22] if audio[8:12] == b"AIFC" else b"NONE"
+    width = _AIFC_WIDTHS.get(coding, (bits + 7) // 8 if coding in _AIFC_PLAIN else 0)
+    if not (frame := width * channels):
+        return None
+    shift = exponent - 16383 - 63
+    rate = mantissa >> -shift if -64 < shift <= 0 else 0  # an 80-bit float
+    offset = int.from_bytes(audio[begin : begin + 4], "big")
+    name, file_bytes = audio[8:12], int.from_bytes(audio[4:8], "big") + 8
+
+    def header(size: int) -> bytes:
+        if size > _MAX_WAV_BYTES:
+            return b""
+        size -= size % frame
+        now = common[:2] + struct.pack(">I", size // frame) + common[6:]
+        parts = b"FVER\0\0\0\4\xa2\x80\x51\x40" if name == b"AIFC" else b""
+        parts += struct.pack(">4sI", b"COMM", len(now)) + now + b"\0" * (len(now) % 2)
+        parts += struct.pack(">4sIII", b"SSND", 8 + size, 0, 0)
+        return struct.pack(">4sI4s", b"FORM", 4 + len(parts) + size, name) + parts
+
+    is_stream, written = declared >= STREAM_BYTES, declared
+    declared = max(0, declared - 8 - offset)
+    begin, byte_rate = begin + 8 + offset, rate * frame
+    return SoundChunk(
+        begin, declared, written, file_bytes, is_stream, byte_rate, _AIFF_CHUNKS, header
+    )
+
+
+def _caf(audio: Bytes) -> SoundChunk | None:
+    at, description = 8, b""
+    for _ in range(MAX_CHUNKS):
+        head = audio[at : at + 12]
+        if len(head) < 12:
+            return None
+        name, size = struct.unpack(">4sq", head)
+        if name == b"data":
+            break
+        if name == b"desc":
+            description = audio[at + 12 : at + 44]
+        if size < 0:
+            return None
+        at += 12 + size
+    if len(description) < 32 or at > _MAX_HEADER_BYTES:
+        return None
+    rate, _, _, packet, frames = struct.unpack(">d4sIII", description[:24])
+    if not packet or not frames or not 0 < rate < 1e6:
+        return None  # packets of different sizes, which a table tells
+    before, is_stream = audio[:at], size == -1
+
+    def header(size: int) -> bytes:
+        return before + struct.pack(">4sqI", b"data", 4 + size - size % packet, 0)
+
+    byte_rate = int(rate * packet / frames)
+    declared = max(0, size - 4)
+    return SoundChunk(at + 16, declared, size, None, is_stream, byte_rate, _CAF_CHUNKS, header)
+
+
+def _au(audio: Bytes) -> SoundChunk | None:
+    head = audio[:24]
+    if len(head) < 24:
+        return None
+    _, begin, declared, coding, rate, channels = struct.unpack(">6I", head)
+    if not 24 <= begin <= min(len(audio), _MAX_HEADER_BYTES):
+        return None
+    before, is_stream = audio[12:begin], declared >= STREAM_BYTES
+    frame = _AU_WIDTHS.get(coding, 0) * channels
+
+    def header(size: int) -> bytes:
+        return b".snd" + struct.pack(">II", begin, min(size, 0xFFFFFFFF)) + before
+
+    return SoundChunk(begin, declared, declared, None, is_stream, rate * frame, None, header)
+
+
+_KINDS: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
+    (8, b"WAVE", _wav),
+    (0, b"FORM", _aiff),
+    (0, b"riff\x2e\x91\xcf\x11", _w64),
+    (0, b"caff", _caf),
+    (0, b".snd", _au),
+)

@@ -1,0 +1,162 @@
+"""Words of a text, and their parts: tokens -> parts -> words that begin where the text has a space.
+
+Times are measured for parts, which are split as OpenAI's `whisper/timing.py` splits words: at
+spaces and at every punctuation mark. `whole_words` joins the parts of a word in the end.
+"""
+
+import dataclasses
+import string
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.speech.scripts import is_joined
+
+SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages written without spaces
+
+Decode = Callable[[Sequence[int]], str]
+
+_PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
+_APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
+PUNCTUATION = _PREPENDED + _APPENDED
+_SILENT = frozenset(PUNCTUATION + ";…")  # marks that nobody says, as are dashes and brackets
+_SILENT_CATEGORIES = frozenset({"Pd", "Ps", "Pe", "Pi", "Pf"})
+_NO_BREAK = frozenset("\u00a0\u2007\u202f")  # spaces within a word
+
+
+@dataclasses.dataclass
+class Timing:
+    """A word of a window, or a part of one; its times count from the window's start."""
+
+    text: str  # with the space that begins it; "" once it was joined to a neighbour
+    tokens: int  # of how many text tokens it is made
+    start_s: float
+    end_s: float
+    probabilities: npt.NDArray[np.float32]  # (n,), of its tokens but for punctuation beside it
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that it takes."""
+        return self.end_s - self.start_s
+
+    @property
+    def probability(self) -> float:
+        """Mean probability of its tokens."""
+        return float(self.probabilities.mean())
+
+
+def split_words(
+    tokens: Sequence[int], decode: Decode, language: str
+) -> tuple[list[str], list[int]]:
+    """Join text tokens to parts of words: at spaces, or at every character without spaces.
+
+    Punctuation that is a token of its own is a part of its own.
+
+    Args:
+        tokens: text tokens.
+        decode: text of tokens; what is not UTF-8 becomes U+FFFD.
+        language: code.
+
+    Returns:
+        The parts, and of how many tokens each is made.
+    """
+    pieces = list(characters(tokens, decode))
+    if language not in SPACELESS:
+        pieces = list(_spaced(pieces))
+    return [text for text, _ in pieces], [count for _, count in pieces]
+
+
+def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
+    """Yield (text, tokens) of the shortest runs of tokens that hold whole characters."""
+    whole, done, begin = decode(tokens), 0, 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        at = text.find("\ufffd")
+        if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
+            yield text, end - begin
+            begin, done = end, done + len(text)
+
+
+def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    text, count = "", 0
+    for piece, tokens in pieces:
+        begins = piece.startswith(" ") or piece.strip() in string.punctuation
+        if begins and count:
+            yield text, count
+            text, count = "", 0
+        text, count = text + piece, count + tokens
+    if count:
+        yield text, count
+
+
+def join_punctuation(timings: list[Timing]) -> None:
+    """Join punctuation to the word that it belongs to, whose times stay as they are."""
+    following = len(timings) - 1
+    for i in range(len(timings) - 2, -1, -1):
+        mark, word = timings[i], timings[following]
+        if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
+            _join(word, mark.text + word.text, mark)
+        else:
+            following = i
+    before = 0
+    for i in range(1, len(timings)):
+        word, mark = timings[before], timings[i]
+        if not word.text.endswith(" ") and mark.text in _APPENDED:
+            _join(word, word.text + mark.text, mark)
+        else:
+            before = i
+
+
+def _join(word: Timing, text: str, mark: Timing) -> None:
+    word.text, mark.text = text, ""
+    word.tokens, mark.tokens = word.tokens + mark.tokens, 0
+
+
+def whole_words(parts: Sequence[Timing], spaceless: bool) -> list[Timing]:
+    """Join the parts of each word.
+
+    Args:
+        parts: of one segment, in order.
+        spaceless: whether the language is written without spaces. Then parts are words, except
+            that vowel signs and marks join the letter before them.
+
+    Returns:
+        The words. A word lasts from its first part to its last one, and its tokens' probabilities
+        are those of all parts. Marks that nobody says change neither.
+    """
+    words: list[Timing] = []
+    for part in parts:
+        if words and _continues(words[-1].text, part.text, spaceless):
+            words[-1] = _combined(words[-1], part)
+        else:
+            words.append(part)
+    return words
+
+
+def _continues(before: str, text: str, spaceless: bool) -> bool:
+    """Return whether a part belongs to the word before it."""
+    if not before.strip() or not text.strip():
+        return True
+    if text[0].isspace() and text[0] not in _NO_BREAK:
+        return False
+    return not spaceless or is_joined(before[-1], text[0])
+
+
+def _combined(word: Timing, part: Timing) -> Timing:
+    """Return a word with its next part; nobody says a mark, so a mark changes no time."""
+    text, tokens = word.text + part.text, word.tokens + part.tokens
+    if _is_silent(part.text):
+        return dataclasses.replace(word, text=text, tokens=tokens)
+    if _is_silent(word.text):
+        return dataclasses.replace(part, text=text, tokens=tokens)
+    probabilities = np.concatenate([word.probabilities, part.probabilities])
+    return Timing(text, tokens, word.start_s, part.end_s, probabilities)
+
+
+def _is_silent(text: str) -> bool:
+    return all(
+        char in _SILENT or char.isspace() or unicodedata.category(char) in _SILENT_CATEGORIES
+        for char in text
+    )

@@ -1,0 +1,201 @@
+"""Sessions with clients that do things otherwise, and handshakes that come to nothing."""
+
+import base64
+import itertools
+import json
+import os
+import socket
+import struct
+import threading
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, until
+from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
+
+SPEECH = sound(3.3)
+
+
+@pytest.fixture
+def opened(start, loud_is_speech):
+    """Connect to an address with a query, and return the client and its first event."""
+    running = start(live=LIVE)
+    clients = []
+
+    def opened(query):
+        clients.append(Talk(connect(f"ws://{running.http}/v1/realtime?{query}", close_timeout=1)))
+        clients[-1].running = running
+        return clients[-1], clients[-1].next()
+
+    yield opened
+    for client in clients:
+        client.socket.close()
+
+
+def input_of(event):
+    return event["session"]["audio"]["input"]
+
+
+# ---------------------------------------------------------------- what is sent
+
+
+def test_audio_may_be_cut_anywhere_and_written_otherwise(talk):
+    client = talk(turn_detection=None)
+    cuts = [0, 1, 50_001, 50_002, 100_003, len(SPEECH)]
+    for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        text = base64.b64encode(SPEECH[begin:end]).decode()
+        written = [
+            text,
+            text.rstrip("="),
+            "\r\n".join(text[i : i + 76] for i in range(0, len(text), 76)),
+        ]
+        client.say("input_audio_buffer.append", audio=written[number % 3])
+    client.say("input_audio_buffer.commit", final=True)
+    done = client.until(".completed")
+    assert done["transcript"] == "one two three"
+    assert done["usage"]["seconds"] == pytest.approx(3.3, abs=0.01)
+    assert not any("warnings" in event for event in client.events)
+    (request,) = list(client.running.triton.requests.values())[-1:]
+    heard = inputs_of(request)["SAMPLES"]
+    assert len(heard) // 4 == pytest.approx(3.3 * 16_000, abs=200)
+
+
+def test_unknown_keys_of_events_are_warned_of_once(talk):
+    client = talk(turn_detection=None)
+    for _ in range(3):
+        audio = base64.b64encode(SPEECH).decode()
+        client.say("input_audio_buffer.append", audio=audio, sequence=1)
+    client.say("input_audio_buffer.commit", reason="end")
+    client.until(".completed")
+    warned = [one["param"] for event in client.events for one in event.get("warnings", ())]
+    assert warned == ["input_audio_buffer.append.sequence", "input_audio_buffer.commit.reason"]
+    client.say("session.update", session={"type": "transcription", "voice": "alloy"})
+    (warning,) = client.until("session.updated")["warnings"]
+    assert warning["param"] == "session.voice"
+
+
+def test_unknown_parameters_of_the_url_are_ignored_with_one_warning(opened):
+    query = "api-version=2025-04-01-preview&deployment=gpt-4o-transcribe&intent=transcription"
+    client, created = opened(query)
+    assert created["type"] == "session.created"
+    (warning,) = created["warnings"]
+    assert warning["param"] == "api-version, deployment"
+    assert client.socket.response.headers["x-earshot-ignored"] == "api-version, deployment"
+    client.set(transcription={"language": "en"})
+    assert "warnings" not in client.until("session.updated")
+
+
+def test_wrong_values_are_errors_that_name_the_setting(talk):
+    client = talk()
+    client.set(turn_detection={"threshold": 2})
+    error = client.until("error")["error"]
+    assert error["param"] == "session.audio.input.turn_detection.threshold"
+    assert (error["code"], "expected at most 1" in error["message"]) == ("invalid_value", True)
+
+
+def test_keywords_are_boosted_as_phrases_are(talk):
+    client = talk(turn_detection=None)
+    client.set(transcription={"keywords": ["Zoë", "Karenina^2"], "phrases": ["oboe"]})
+    assert "warnings" not in client.until("session.updated")
+    client.audio(SPEECH)
+    client.say("input_audio_buffer.commit")
+    client.until(".completed")
+    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
+    assert all(text in asked[-1]["PHRASES"] for text in ("Zoë", "Karenina^2", "oboe"))
+
+
+def test_a_longer_delay_has_words_wait(talk):
+    """With 1.3 s behind it a word is final by one decoding, with `xhigh` after three times that."""
+    client = talk(turn_detection=None)
+    client.set(transcription={"delay": "xhigh"})
+    assert input_of(client.until("session.updated"))["transcription"]["delay"] == "xhigh"
+    client.audio(sound(3.3))
+    until(lambda: client.running.triton.ended)
+    client.say("session.update", session={})
+    client.until("session.updated")
+    assert not any(event["type"].endswith(".delta") for event in client.events)
+    client.say("input_audio_buffer.commit")
+    assert client.until(".completed")["transcript"] == "one two three"
+
+
+# ---------------------------------------------------------------- models without turns
+
+
+def test_the_urls_model_decides_who_ends_an_utterance(opened):
+    _, created = opened("model=whisper-1")
+    assert input_of(created)["turn_detection"]["type"] == "server_vad"
+    client, created = opened("model=gpt-live-transcribe")
+    assert input_of(created)["turn_detection"] is None
+    assert input_of(created)["transcription"]["model"] == "gpt-live-transcribe"
+    client.set(transcription={"prompt": "one two three four five six", "language": "en"})
+    assert input_of(client.until("session.updated"))["turn_detection"] is None
+    client.set(turn_detection={"type": "server_vad"})
+    assert input_of(client.until("session.updated"))["turn_detection"]["type"] == "server_vad"
+
+
+def test_a_client_that_never_commits_gets_deltas_and_no_end(opened):
+    client, _ = opened("model=gpt-live-transcribe")
+    client.set(transcription={"prompt": "one two three four five six", "language": "en"})
+    client.audio(sound(3.3) + sound(2.0, level=0.0))
+    item = client.until(".delta")["item_id"]
+    client.say("session.update", session={})
+    client.until("session.updated")
+    kinds = {event["type"].rpartition(".")[2] for event in client.events}
+    assert not kinds & {"committed", "completed", "speech_stopped"}
+    client.say("input_audio_buffer.commit")
+    done = client.until(".completed")
+    assert done["transcript"].startswith("one two three") and done["item_id"] == item
+    assert client.deltas(item) == done["transcript"]
+
+
+# ---------------------------------------------------------------- handshakes
+
+
+HANDSHAKE = (
+    "GET /v1/realtime{query} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
+    "Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [("intent=conversation", 400, "intent"), ("model=gpt-9", 404, "model")],
+)
+def test_a_refused_handshake_is_no_error_of_the_server(running, caplog, query, status, param):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{running.http}/v1/realtime?{query}")
+    response = refused.value.response
+    assert response.status_code == status
+    assert json.loads(response.body)["error"]["param"] == param
+    until(lambda: not running.gateway._http[0].server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("query", ["", "?model=gpt-9"])
+@pytest.mark.parametrize("leave", ["close", "reset"])
+def test_a_client_that_leaves_during_the_handshake_is_no_error(
+    start, loud_is_speech, monkeypatch, caplog, query, leave
+):
+    running, left = start(live=LIVE), threading.Event()
+
+    class Slow(LoudIsSpeech):
+        def __init__(self):
+            left.wait(WAIT_S)
+
+    monkeypatch.setattr("serve.gateway.live.route.Detector", Slow)
+    host, _, port = running.http.rpartition(":")
+    server = running.gateway._http[0].server_state
+    with socket.create_connection((host, int(port))) as client:
+        key = base64.b64encode(os.urandom(16)).decode()
+        client.sendall(HANDSHAKE.format(query=query, host=running.http, key=key).encode())
+        if not query:
+            until(lambda: running.door.admission.requests)
+        if leave == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: not server.connections)
+    left.set()
+    until(lambda: not server.tasks and not running.door.admission.requests)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -1,0 +1,132 @@
+"""Recordings of streams: they begin inside a frame, with an HTTP header, or change inside."""
+
+import numpy as np
+import pytest
+
+from serve.contract.errors import AudioError
+from serve.speech import audio
+from serve.speech.meter import Limits
+from tests.serve.speech.sounds import RATE, SECONDS, encode, encode_ffmpeg, tone, tones_of
+
+HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: audio/mpeg\r\nicy-name: Radio\r\n\r\n"
+ICY = b"ICY 200 OK\r\nicy-notice1: <BR>hello<BR>\r\nicy-br: 64\r\n\r\n"
+REDIRECTED = b"HTTP/1.0 302 Found\r\nLocation: /live\r\n\r\n" + HTTP
+ID3 = b"ID3\x04\0\0\0\0\x02\x05" + bytes(261)
+STREAMS = {
+    "mp3": lambda: encode_ffmpeg("mp3", "libmp3lame", 44_100),
+    "mp3-mono": lambda: encode_ffmpeg("mp3", "libmp3lame", 22_050, "mono", write_xing="0"),
+    "mp3-large": lambda: encode_ffmpeg("mp3", "libmp3lame", 48_000, bit_rate=320_000),
+    "mp2": lambda: encode_ffmpeg("mp2", "mp2", 48_000),
+    "aac": lambda: encode_ffmpeg("adts", "aac", 48_000),
+    "aac-mono": lambda: encode_ffmpeg("adts", "aac", 16_000, "mono", 16_000),
+    "ac3": lambda: encode_ffmpeg("ac3", "ac3"),
+}
+
+
+def decode(data: bytes) -> tuple[np.ndarray, list[str]]:
+    warnings: list[str] = []
+    return audio.whole(audio.decode(data, Limits(60.0), warn=warnings.append)), warnings
+
+
+def assert_is_tone(samples: np.ndarray, least_s: float) -> None:
+    assert least_s < len(samples) / RATE < SECONDS + 0.2
+    assert tones_of(samples, 1.2)[:2] == [300, 300]
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize(
+    "head", [b"", HTTP, ICY, REDIRECTED, ID3], ids="no http icy two id3".split()
+)
+def test_a_stream_from_inside_a_frame_on(make, head: bytes):
+    for begin in (1, 50, 777, 1500) if not head else (777,):
+        samples, warnings = decode(head + make()[begin:])
+        assert_is_tone(samples, SECONDS - 0.7)
+        for text in warnings:
+            assert text.startswith("audio's first ")
+            assert "are no whole frame of" in text
+
+
+@pytest.mark.parametrize("head", [HTTP, ICY, REDIRECTED], ids="http icy two".split())
+@pytest.mark.parametrize(
+    "make",
+    [
+        *STREAMS.values(),
+        lambda: encode(tone(), "WAV", "PCM_16"),
+        lambda: encode(tone(), "FLAC"),
+        lambda: encode(tone(), "OGG"),
+    ],
+)
+def test_a_header_of_http_before_a_file(make, head: bytes):
+    samples, warnings = decode(head + make())
+    np.testing.assert_array_equal(samples, decode(make())[0])
+    assert not warnings
+
+
+def with_titles(data: bytes, every: int) -> bytes:
+    """A stream with a title now and then, as for a player that asked for them."""
+    stream = b"ICY 200 OK\r\ncontent-type: audio/mpeg\r\nicy-metaint:%d\r\n\r\n" % every
+    for number, at in enumerate(range(0, len(data), every)):
+        title = b"StreamTitle='A song';".ljust(32, b"\0") if number % 2 == 0 else b""
+        stream += data[at : at + every] + bytes([len(title) // 16]) + title
+    return stream
+
+
+@pytest.mark.parametrize("name", ["mp3", "aac"])
+def test_titles_in_a_stream_are_left_out(name: str):
+    data = STREAMS[name]()
+    np.testing.assert_array_equal(decode(with_titles(data, 4096))[0], decode(data)[0])
+
+
+def test_an_answer_that_is_no_audio_is_none():
+    page = b"HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\n\r\n<html>Not found</html>"
+    with pytest.raises(AudioError, match="audio is text, no recording"):
+        decode(page)
+    with pytest.raises(AudioError, match="audio is text, no recording"):
+        decode(b"HTTP/1.1 200 OK\r\n" * 10_000)
+
+
+def test_bytes_like_a_frame_alone_are_no_stream():
+    random = np.random.default_rng(0).bytes(100_000)
+    with pytest.raises(AudioError, match="of no kind known here"):
+        decode(b"\x00" + random.replace(b"\xff", b"\xfe") + b"\xff\xfb\x90\x64" + bytes(100))
+
+
+def test_a_stream_beyond_the_first_bytes_is_not_looked_for():
+    with pytest.raises(AudioError, match="of no kind known here"):
+        decode(bytes(200_000) + STREAMS["mp3"]())
+
+
+@pytest.mark.parametrize("options", [{}, {"write_xing": "0"}])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((44_100, "stereo"), (48_000, "mono")),
+        ((16_000, "mono"), (22_050, "mono")),
+        ((44_100, "mono"), (44_100, "stereo")),
+    ],
+)
+def test_an_mp3_whose_rate_or_channels_change(first, second, options: dict[str, str]):
+    parts = [
+        encode_ffmpeg("mp3", "libmp3lame", *kind, hertz=hertz, **options)
+        for hertz, kind in ((300, first), (500, second))
+    ]
+    for between in (b"", ID3, b"TAG" + bytes(125)):
+        samples, warnings = decode(between.join(parts))
+        assert len(samples) / RATE == pytest.approx(2 * SECONDS, abs=0.3)
+        assert tones_of(samples) == [300, 500]
+        assert not warnings
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((44_100, "stereo"), (48_000, "mono")), ((16_000, "mono"), (8_000, "mono"))],
+)
+def test_an_aac_stream_whose_rate_or_channels_change(first, second):
+    parts = [
+        encode_ffmpeg("adts", "aac", *kind, hertz=hertz)
+        for hertz, kind in ((300, first), (500, second), (700, first))
+    ]
+    samples, warnings = decode(b"".join(parts))
+    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.5)
+    assert tones_of(samples) == [300, 500, 700]
+    assert not warnings

@@ -1,0 +1,184 @@
+"""Channels become one: by layout, the centre alone, the louder of two that cancel each other."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from serve.speech import audio
+from serve.speech.meter import Limits
+from tests.serve.speech.sounds import RATE, Sound, encode, tracks
+
+CLIP = Path(__file__).parents[2] / "data" / "en_two.wav"
+FIVE_ONE = ("FL", "FR", "FC", "LFE", "BL", "BR")
+SEVEN_ONE = (*FIVE_ONE, "SL", "SR")
+
+
+def decode(data: bytes, **limits) -> tuple[np.ndarray, list[str]]:
+    told: list[str] = []
+    return audio.whole(audio.decode(data, Limits(100.0, **limits), warn=told.append)), told
+
+
+@pytest.fixture(scope="module")
+def voice() -> np.ndarray:
+    samples, _ = decode(CLIP.read_bytes())
+    return samples
+
+
+def music(n: int) -> np.ndarray:
+    """Chords that change twice a second."""
+    time_s = np.arange(n) / RATE
+    root = 220 * 2 ** (np.floor(2 * time_s) * 5 % 12 / 12)
+    chord = sum(np.sin(2 * np.pi * root * ratio * time_s) for ratio in (1, 1.25, 1.5))
+    return (0.2 * chord).astype(np.float32)
+
+
+def wav(channels: np.ndarray, mask: int | None) -> bytes:
+    """A WAV file of 16 bits, extensible where it has a channel mask."""
+    n = channels.shape[1]
+    data = (np.clip(channels, -1, 1) * 32767).astype("<i2").tobytes()
+    tag = 1 if mask is None else 0xFFFE
+    fmt = struct.pack("<HHIIHH", tag, n, RATE, RATE * 2 * n, 2 * n, 16)
+    if mask is not None:
+        guid = bytes.fromhex("0100000000001000800000aa00389b71")
+        fmt += struct.pack("<HHI", 22, 16, mask) + guid
+    chunks = b"fmt " + struct.pack("<I", len(fmt)) + fmt
+    chunks += b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def surround(voice: np.ndarray, layout: tuple[str, ...]) -> np.ndarray:
+    """The voice in the centre, music everywhere else."""
+    other = music(len(voice))
+    return np.stack([voice if name == "FC" else other for name in layout], axis=1)
+
+
+def in_ffmpeg(fmt: str, codec: str, layout: str):
+    def make(channels: np.ndarray) -> bytes:
+        rate = 48_000
+        channels = np.repeat(channels, rate // RATE, axis=0)  # what that adds is above 8 kHz
+        return tracks(fmt, Sound(channels, rate, layout, codec))
+
+    return make
+
+
+MAKERS = [
+    pytest.param(SEVEN_ONE, lambda x: wav(x, 0x63F), id="7.1 WAV"),
+    pytest.param(FIVE_ONE, lambda x: wav(x, 0x60F), id="5.1 WAV, side"),
+    pytest.param(FIVE_ONE, lambda x: wav(x, None), id="5.1 WAV without a mask"),
+    pytest.param(("FL", "FR", "FC"), lambda x: wav(x, 0x7), id="3.0 WAV"),
+    pytest.param(FIVE_ONE, lambda x: encode(x, "WAVEX", "PCM_24"), id="5.1 WAV, 24 bits"),
+    pytest.param(FIVE_ONE, lambda x: encode(x, "FLAC"), id="5.1 FLAC"),
+    pytest.param(SEVEN_ONE, lambda x: encode(x, "FLAC"), id="7.1 FLAC"),
+    pytest.param(FIVE_ONE, in_ffmpeg("ac3", "ac3", "5.1(side)"), id="AC3"),
+    pytest.param(FIVE_ONE, in_ffmpeg("mpegts", "eac3", "5.1(side)"), id="E-AC3 in MPEG-TS"),
+    pytest.param(FIVE_ONE, in_ffmpeg("mp4", "aac", "5.1"), id="M4A"),
+    pytest.param(FIVE_ONE, in_ffmpeg("matroska", "libopus", "5.1"), id="Opus in Matroska"),
+    pytest.param(FIVE_ONE, in_ffmpeg("ogg", "libopus", "5.1"), id="OGG Opus"),
+    pytest.param(FIVE_ONE, in_ffmpeg("mov", "pcm_s16le", "5.1"), id="MOV"),
+    # The order of Vorbis is another one: FL FC FR.
+    pytest.param(
+        ("FL", "FC", "FR", "BL", "BR", "LFE"), lambda x: encode(x, "OGG", "VORBIS"), id="Vorbis"
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "make"), MAKERS)
+def test_a_voice_in_the_front_centre_is_heard_alone(voice, layout, make):
+    samples, told = decode(make(surround(voice, layout)))
+    n = min(len(samples), len(voice))
+    loudest = np.corrcoef(_envelope(samples[:n]), _envelope(voice[:n]))[0, 1]
+    assert loudest > 0.95
+    assert len(told) == 1
+    assert "front centre" in told[0]
+
+
+def _envelope(samples: np.ndarray) -> np.ndarray:
+    whole = samples[: len(samples) // 800 * 800]
+    return np.sqrt((whole.reshape(-1, 800) ** 2).mean(axis=1))
+
+
+def test_a_voice_that_comes_late_is_heard(voice):
+    silent = np.zeros(20 * RATE, np.float32)
+    samples, told = decode(encode(surround(np.concatenate([silent, voice]), FIVE_ONE), "FLAC"))
+    n = len(voice)
+    assert np.corrcoef(_envelope(samples[-n:]), _envelope(voice))[0, 1] > 0.9
+    assert len(told) == 1
+
+
+def test_voices_on_every_side_stay(voice):
+    """Somebody speaks in the centre, and then somebody else on the left."""
+    nothing = np.zeros_like(voice)
+    channels = np.zeros((2 * len(voice), 6), np.float32)
+    channels[:, 2] = np.concatenate([voice, nothing])
+    channels[:, 0] = np.concatenate([nothing, voice])
+    samples, _ = decode(encode(channels, "FLAC"))
+    for part in (samples[: len(voice)], samples[len(voice) :]):
+        assert np.corrcoef(_envelope(part), _envelope(voice))[0, 1] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("place", "weight"), [(0, 1.0), (1, 1.0), (2, 0.5**0.5), (3, 0.0), (4, 0.5**0.5)]
+)
+def test_weights_of_a_downmix(place: int, weight: float):
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 4 * RATE).astype(np.float32)
+    channels = np.zeros((len(noise), 6), np.float32)
+    channels[:, place] = noise
+    samples, told = decode(encode(channels, "FLAC", "PCM_24"))
+    np.testing.assert_allclose(samples, noise * weight / (2 + 3 * 0.5**0.5), atol=1e-5)
+    assert told == []
+
+
+@pytest.mark.parametrize("channels", [3, 4, 6, 8, 12])
+def test_many_microphones_are_averaged(voice, channels: int):
+    rng = np.random.default_rng(0)
+    heard = voice[:, None] * rng.uniform(0.5, 1, channels).astype(np.float32)
+    data = wav(heard, None)
+    stored, _ = soundfile.read(io.BytesIO(data), dtype="float32")
+    np.testing.assert_allclose(decode(data)[0], stored.mean(axis=1), atol=1e-6)
+
+
+def test_ordinary_stereo_is_the_mean_bit_by_bit(voice):
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.01, (len(voice), 2)).astype(np.float32)
+    delayed = np.roll(voice, 20)
+    for right in (voice, 0.3 * voice, np.zeros_like(voice), delayed, noise[:, 1]):
+        data = encode(np.stack([voice, right], axis=1) + noise, "WAV", "PCM_16")
+        stored, _ = soundfile.read(io.BytesIO(data), dtype="float32")
+        samples, told = decode(data)
+        np.testing.assert_array_equal(samples, stored.mean(axis=1, dtype=np.float32))
+        assert told == []
+
+
+@pytest.mark.parametrize("fmt", ["WAV", "FLAC"])
+@pytest.mark.parametrize("gain", [-1.0, -0.8, -1.3])
+def test_opposite_phase_takes_the_louder_channel(voice, fmt: str, gain: float):
+    stereo = 0.7 * np.stack([voice, gain * voice], axis=1)
+    samples, told = decode(encode(stereo, fmt, "PCM_16"))
+    level = 0.7 * max(1, abs(gain))
+    assert np.sqrt(np.mean(samples**2)) == pytest.approx(
+        level * np.sqrt(np.mean(voice**2)), rel=0.02
+    )
+    assert len(told) == 1
+    assert "opposite phase" in told[0]
+
+
+def test_phase_that_turns_in_the_middle(voice):
+    sign = np.where(np.arange(len(voice)) < len(voice) // 2, 1, -1)
+    samples, told = decode(encode(np.stack([voice, sign * voice], axis=1), "WAV", "PCM_16"))
+    half = len(voice) // 2
+    before = slice(half - RATE // 2)
+    np.testing.assert_allclose(samples[before], voice[before], atol=1e-4)
+    after = slice(half + RATE // 2, None)
+    assert np.abs(samples[after] ** 2).sum() == pytest.approx((voice[after] ** 2).sum(), rel=0.01)
+    assert len(told) == 1
+
+
+def test_opposite_phase_with_noise_in_one_channel(voice):
+    noise = np.random.default_rng(0).normal(0, 0.003, len(voice)).astype(np.float32)
+    samples, told = decode(encode(np.stack([voice, -voice + noise], axis=1), "WAV", "PCM_16"))
+    assert np.corrcoef(np.abs(samples), np.abs(voice))[0, 1] > 0.98
+    assert len(told) == 1

@@ -1,0 +1,153 @@
+"""Times are those of a file's clock: late sound, clocks that begin anywhere, gaps, jumps."""
+
+import io
+
+import av
+import numpy as np
+import pytest
+
+from serve.contract.errors import AudioError, AudioLimitError
+from serve.speech import audio
+from serve.speech.clock import FileClock
+from serve.speech.meter import Limits
+from tests.serve.speech.sounds import RATE, Sound, tone, tracks
+
+S = 4.0
+TONE = tone(24_000, S)
+CLOCKED = [
+    ("matroska", "aac", {}),
+    ("webm", "libopus", {}),
+    ("mp4", "aac", {}),
+    ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov"}),
+    ("mov", "pcm_s16le", {}),
+    ("mpegts", "aac", {}),
+    ("flv", "aac", {}),
+]
+
+
+def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
+    told: list[str] = []
+    return audio.whole(audio.decode(data, Limits(max_s, **limits), warn=told.append)), told
+
+
+def begin_s(samples: np.ndarray) -> float:
+    return float(np.flatnonzero(np.abs(samples) > 0.1)[0] / RATE)
+
+
+def silence(samples: np.ndarray) -> tuple[float, float]:
+    """The longest stretch without sound: where it begins, and how long it lasts, in seconds."""
+    edges = np.flatnonzero(np.abs(samples) > 0.1)
+    longest = int(np.diff(edges).argmax())
+    return edges[longest] / RATE, np.diff(edges)[longest] / RATE
+
+
+@pytest.mark.parametrize("fmt", ["matroska", "mp4", "mov", "mpegts", "flv"])
+@pytest.mark.parametrize("late_s", [0.5, 4.9, 12.0])
+def test_sound_after_the_picture(fmt: str, late_s: float):
+    data = tracks(fmt, Sound(TONE, begins_s=late_s), picture_s=late_s + S)
+    samples, told = decode(data)
+    assert begin_s(samples) == pytest.approx(late_s, abs=0.1)
+    assert len(samples) / RATE == pytest.approx(late_s + S, abs=0.1)
+    assert len(told) == 1
+    assert "the file" in told[0]
+
+
+@pytest.mark.parametrize(("fmt", "codec", "options"), CLOCKED)
+@pytest.mark.parametrize("start_s", [1.0, 10_800.0])
+def test_a_clock_that_begins_anywhere(fmt: str, codec: str, options: dict[str, str], start_s):
+    rate = 48_000 if codec == "libopus" else 24_000
+    sound = Sound(tone(rate, S), rate, codec=codec, begins_s=start_s)
+    samples, told = decode(tracks(fmt, sound, options=options))
+    assert told == []
+    assert begin_s(samples) < 0.1
+    assert len(samples) / RATE == pytest.approx(S, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "codec", "options"), [kind for kind in CLOCKED if kind[0] != "mov"]
+)
+@pytest.mark.parametrize("gap_s", [0.4, 2.0, 60.0])
+def test_gaps_are_filled(fmt: str, codec: str, options: dict[str, str], gap_s: float):
+    rate = 48_000 if codec == "libopus" else 24_000
+    sound = Sound(tone(rate, S), rate, codec=codec, gap=(1.5, gap_s))
+    samples, told = decode(tracks(fmt, sound, options=options))
+    at, length = silence(samples)
+    assert at == pytest.approx(1.5, abs=0.15)
+    assert length == pytest.approx(gap_s, abs=0.1)
+    assert len(samples) / RATE == pytest.approx(S + gap_s, abs=0.15)
+    assert len(told) == 1
+    assert "has 1 gap without sound" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "codec", "gap_s", "max_s"),
+    [
+        ("webm", "libopus", 7_200.0, 10_000.0),
+        ("webm", "libopus", 7_200.0, 3_600.0),
+        ("mpegts", "aac", 7_200.0, 3_600.0),
+        ("mpegts", "aac", 60.0, 50.0),
+    ],
+)
+def test_gaps_that_are_too_long_are_told_and_not_filled(fmt, codec, gap_s, max_s):
+    sound = Sound(tone(48_000, S), 48_000, codec=codec, gap=(1.5, gap_s))
+    samples, told = decode(tracks(fmt, sound), max_s)
+    assert len(samples) / RATE == pytest.approx(S, abs=0.15)
+    assert len(told) == 1
+    assert "jumps ahead" in told[0]
+
+
+def test_two_recordings_one_behind_the_other():
+    part = tracks("mpegts", Sound(TONE))
+    samples, told = decode(part + part)
+    assert len(samples) / RATE == pytest.approx(2 * S, abs=0.2)
+    assert told == []
+
+
+def test_small_errors_of_packets_times_insert_nothing():
+    clock, random = FileClock(5.0, 1e6), np.random.default_rng(0)
+    for number in range(1_000):
+        jitter_s = random.uniform(-0.1, 0.1)
+        assert clock.silence_before(5.0 + number / 50 + jitter_s, 1 / 50) == 0.0
+    assert clock.warnings() == []
+
+
+def test_many_small_gaps_add_up():
+    clock = FileClock(0.0, 1e6)
+    filled = sum(clock.silence_before(number * 0.022, 0.02) for number in range(10_000))
+    assert filled == pytest.approx(20.0, abs=0.5)
+
+
+def test_frames_without_a_time_follow_those_before():
+    clock = FileClock(0.0, 1e6)
+    times = [0.0, None, None, 0.6, 2.0]
+    assert sum(clock.silence_before(time, 0.2) for time in times) == pytest.approx(1.2)
+
+
+def test_a_cut_file_whose_clock_begins_late_is_still_cut():
+    data = tracks("matroska", Sound(tone(24_000, 20.0), begins_s=3.0))
+    with pytest.raises(AudioError, match="cut short"):
+        decode(data[: len(data) // 2])
+    samples, told = decode(data[: len(data) // 2], partial=True)
+    assert 5.0 < len(samples) / RATE < 15.0
+    assert any("cut short" in text for text in told)
+
+
+def test_a_film_that_is_too_long_is_refused_by_its_header():
+    data = tracks("matroska", Sound(tone(24_000, 20.0)))
+    with pytest.raises(AudioLimitError, match=r"lasts 20\.0 s"):
+        next(audio.decode(data, Limits(10.0)))
+
+
+def test_edit_lists_and_priming_change_nothing():
+    """AAC begins with samples that an edit list takes out again."""
+    for picture_s in (0.0, S):
+        samples, told = decode(tracks("mp4", Sound(TONE), picture_s=picture_s))
+        assert told == []
+        assert len(samples) / RATE == pytest.approx(S, abs=0.05)
+
+
+def test_samples_are_those_that_ffmpeg_decodes():
+    data = tracks("mp4", Sound(tone(RATE, S), RATE), picture_s=S)
+    with av.open(io.BytesIO(data)) as container:
+        frames = [frame.to_ndarray()[0] for frame in container.decode(audio=0)]
+    np.testing.assert_array_equal(decode(data)[0], np.clip(np.concatenate(frames), -1, 1))

@@ -1,0 +1,210 @@
+"""Files that were joined, as recorders append them: all parts are heard, in order."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from serve.contract.errors import AudioError, AudioLimitError, CancelledError
+from serve.speech import audio, joined, sources
+from serve.speech.meter import Limits
+from tests.serve.speech.sounds import RATE, SECONDS, amr, encode, encode_ffmpeg, tone, tones_of
+
+LIMITS = Limits(60.0)
+PARTIAL = Limits(60.0, partial=True)
+
+
+def decode(data: bytes, limits: Limits = LIMITS) -> tuple[np.ndarray, list[str]]:
+    warnings: list[str] = []
+    return audio.whole(audio.decode(data, limits, warn=warnings.append)), warnings
+
+
+def wav(hertz: int = 300, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> bytes:
+    return encode_part("WAV", subtype, hertz, rate, channels)
+
+
+def encode_part(fmt: str, subtype: str | None, hertz: int, rate: int, channels: int) -> bytes:
+    samples = np.repeat(tone(rate, hertz=hertz)[:, None], channels, axis=1)
+    return encode(samples, fmt, subtype, rate)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "subtype"),
+    [
+        ("WAV", "PCM_16"),
+        ("WAV", "FLOAT"),
+        ("WAVEX", "PCM_24"),
+        ("RF64", "PCM_16"),
+        ("W64", "PCM_16"),
+        ("AIFF", "PCM_16"),
+        ("AIFF", "ULAW"),
+        ("AU", "PCM_16"),
+        ("CAF", "PCM_24"),
+        ("CAF", "ALAC_16"),
+        ("FLAC", None),
+        ("OGG", "VORBIS"),
+        ("OGG", "OPUS"),
+        ("MP3", None),
+        ("NIST", "PCM_16"),
+        ("VOC", "PCM_16"),
+    ],
+)
+def test_parts_of_other_rates_and_channels_are_heard_in_order(fmt: str, subtype: str | None):
+    rates = [(300, 8_000, 1), (500, 48_000, 2), (700, 16_000, 1)]
+    samples, warnings = decode(b"".join(encode_part(fmt, subtype, *part) for part in rates))
+    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.5)
+    assert tones_of(samples) == [300, 500, 700]
+    assert not warnings
+
+
+@pytest.mark.parametrize(
+    ("fmt", "codec", "options"),
+    [
+        ("mp4", "aac", {}),
+        ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov"}),
+        ("mov", "pcm_s16le", {}),
+        ("webm", "libopus", {}),
+        ("webm", "libopus", {"live": "1"}),
+        ("adts", "aac", {}),
+        ("ac3", "ac3", {}),
+        ("mpegts", "aac", {}),
+        ("mp3", "libmp3lame", {}),
+        ("mp3", "libmp3lame", {"write_xing": "0"}),
+        ("avi", "libmp3lame", {}),
+        ("flv", "aac", {}),
+        ("asf", "wmav2", {}),
+        ("tta", "tta", {}),
+    ],
+)
+def test_parts_of_ffmpegs_formats_are_heard_in_order(fmt: str, codec: str, options: dict[str, str]):
+    rates = [(48_000, "mono"), (48_000, "stereo")]
+    if codec != "libopus":
+        rates = [(44_100, "mono"), (22_050 if fmt == "flv" else 48_000, "stereo")]
+    parts = [
+        encode_ffmpeg(fmt, codec, rate, layout, hertz=hertz, **options)
+        for hertz, (rate, layout) in zip((300, 500), rates, strict=True)
+    ]
+    samples, warnings = decode(b"".join(parts))
+    assert len(samples) / RATE == pytest.approx(2 * SECONDS, abs=0.2)
+    assert tones_of(samples) == [300, 500]
+    assert not warnings
+
+
+def test_phones_recordings_joined():
+    samples, _ = decode(amr() + amr())
+    assert len(samples) / RATE == pytest.approx(2 * SECONDS, abs=0.1)
+
+
+@pytest.mark.parametrize("between", [b"", bytes(2048), b"LIST\x04\0\0\0abcd", b"TAG" + bytes(125)])
+def test_what_lies_between_parts_is_passed_over(between: bytes):
+    samples, warnings = decode(between.join([wav(300), wav(500), wav(700)]))
+    assert len(samples) == 3 * SECONDS * RATE
+    assert tones_of(samples) == [300, 500, 700]
+    assert not warnings
+
+
+def test_16_khz_parts_are_exact():
+    noise = np.random.default_rng(0).uniform(-1, 1, 2 * RATE).astype(np.float32)
+    parts = [encode(part, "WAV", "PCM_16") for part in (noise[:RATE], noise[RATE:])]
+    expected = np.concatenate([decode(part)[0] for part in parts])
+    np.testing.assert_array_equal(decode(b"".join(parts))[0], expected)
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_a_wav_with_several_chunks_of_sound(subtype: str):
+    first, second = wav(300, subtype=subtype), wav(500, subtype=subtype)
+    behind = second[second.index(b"data") :]
+    note = b"LIST\x04\0\0\0abcd"
+    samples, warnings = decode(first + note + behind + note)
+    assert tones_of(samples) == [300, 500]
+    assert len(samples) == 2 * SECONDS * RATE
+    assert not warnings
+    with pytest.raises(AudioError, match=r"cut short.*part 2 of 2"):
+        decode(first + behind[:-20_000])
+    samples, warnings = decode(first + b"data" + bytes(4) + behind[8:])
+    assert len(samples) == 2 * SECONDS * RATE
+    assert "not completed" in warnings[0]
+
+
+def test_parts_without_samples_are_none():
+    empty = encode(tone()[:0], "WAV", "PCM_16")
+    assert tones_of(decode(empty + wav(500) + empty)[0]) == [500]
+    with pytest.raises(AudioError, match="no samples"):
+        decode(empty * 3)
+
+
+@pytest.mark.parametrize("make", [wav, lambda hertz: encode(tone(hertz=hertz), "FLAC")])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_part_that_is_cut_short(make, number: int):
+    parts = [make(300), make(500)]
+    parts[number - 1] = parts[number - 1][: len(parts[number - 1]) * 5 // 6]
+    with pytest.raises(AudioError, match=rf"cut short.*part {number} of 2.*; send the whole file"):
+        decode(b"".join(parts))
+    samples, warnings = decode(b"".join(parts), PARTIAL)
+    assert 5.0 < len(samples) / RATE < 5.8
+    assert tones_of(samples)[0] == 300
+    assert tones_of(samples[::-1])[0] == 500
+    assert f"part {number} of 2" in warnings[0]
+
+
+def test_a_part_that_cannot_be_read():
+    broken = bytearray(wav(500, subtype="PCM_24"))
+    broken[20:22] = struct.pack("<H", 0x1234)  # an unknown coding
+    with pytest.raises(AudioError, match=r"cannot be read|not decoded"):
+        decode(wav(300) + broken)
+    samples, warnings = decode(wav(300) + broken + wav(700), PARTIAL)
+    assert tones_of(samples) == [300, 700]
+    assert "part 2 of 3" in warnings[0]
+
+
+def test_limits_are_of_all_parts():
+    data = wav() * 3
+    assert len(decode(data, Limits(9.0, max_values=9.0 * RATE))[0]) == 9.0 * RATE
+    with pytest.raises(AudioLimitError, match=r"lasts 9\.0 s, the limit is 8 s"):
+        decode(data, Limits(8.0))
+    with pytest.raises(AudioLimitError, match="max_decoded_msamples"):
+        decode(data, Limits(60.0, max_values=8.0 * RATE))
+    mixed = wav(rate=8_000) + wav(rate=48_000)
+    with pytest.raises(AudioLimitError, match="the limit is 5 s"):
+        decode(mixed, Limits(5.0))
+
+
+def test_channels_one_by_one_must_be_the_same_in_all_parts():
+    stereo = wav(channels=2)
+    for channel in (0, 1):
+        assert len(decode(stereo * 2, Limits(60.0, channel=channel))[0]) == 2 * SECONDS * RATE
+    three = wav(channels=3)
+    with pytest.raises(AudioError, match=r"from 2 to 3 channels after 3\.00 s.*channels = mix"):
+        decode(stereo + three, Limits(60.0, channel=1))
+
+
+def test_more_parts_than_files_have_are_refused():
+    part = encode(tone(seconds=0.001), "WAV", "PCM_16")
+    with pytest.raises(AudioError, match="joined from more than 1000 files"):
+        decode(part * (joined.MAX_PARTS + 1))
+    assert len(decode(part * 100)[0]) == 100 * 16
+
+
+def test_the_search_for_parts_ends_when_nobody_wants_them():
+    stopped = iter([False, True])
+    with pytest.raises(CancelledError):
+        list(sources.decode(wav() + bytes(3 << 20), LIMITS, lambda: next(stopped, True)))
+
+
+@pytest.mark.parametrize("fmt", ["FLAC", "WAV"])
+def test_the_search_takes_time_in_proportion_to_the_file(fmt: str):
+    """A file is read once, whatever it is full of."""
+
+    class Counting(bytes):
+        read = 0
+
+        def __getitem__(self, place):
+            part = super().__getitem__(place)
+            Counting.read += len(part)
+            return part
+
+    begin = encode(tone(), fmt, "PCM_16")[:12]
+    data = Counting(begin + begin * 200 + b"RIFF" * (1 << 18))
+    parts = joined.split(data, lambda: None)
+    assert len(parts) >= 1
+    assert Counting.read < 3 * len(data) + 300 * (1 << 20)

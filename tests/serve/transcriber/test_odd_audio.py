@@ -1,0 +1,106 @@
+"""Odd but real files, as requests: tracks, clocks, channels, and what their clients are told."""
+
+import numpy as np
+import pytest
+
+from serve.contract.errors import AudioError, OptionError
+from serve.contract.messages import Request
+from tests.fakes import Echo
+from tests.harness import UNSURE, TranscriberTests, noise, request
+from tests.serve.speech.sounds import RATE, Sound, encode, tone, tracks
+
+
+def file(data: bytes, **options) -> Request:
+    return request(audio=data, sample_rate=None, **options)
+
+
+def sound(seed: int = 0, seconds: float = 2.0, **options) -> Sound:
+    samples = np.random.default_rng(seed).normal(0, 0.1, round(24_000 * seconds))
+    return Sound(samples.astype(np.float32), **options)
+
+
+class TestOddAudio(TranscriberTests):
+    """Over a fake runtime, whose windows each say the prompt from 0 to 1 s."""
+
+    def test_a_track_is_chosen(self, start, echo):
+        film = tracks(
+            "matroska",
+            sound(0, 1.0, language="eng", default=False),
+            sound(1, 2.0, language="spa", default=True),
+            sound(2, 3.0, language="fra", default=False),
+            picture_s=3.0,
+        )
+        transcriber, _ = start(echo)
+        answer = transcriber.transcribe(file(film))
+        assert answer.duration == pytest.approx(2.0, abs=0.1)
+        (warning,) = answer.warnings
+        assert "track 2 (spa" in warning
+        for track, seconds in (("3", 3.0), ("en", 1.0), ("spa", 2.0)):
+            answer = transcriber.transcribe(file(film, audio_track=track))
+            assert answer.duration == pytest.approx(seconds, abs=0.1)
+            assert answer.warnings == ()
+        with pytest.raises(OptionError, match=r"audio_track = 'de'.*1 \(eng.*2 \(spa.*3 \(fra"):
+            transcriber.transcribe(file(film, audio_track="de"))
+
+    @pytest.mark.parametrize("track", ["0", "-1", "2.5", "a" * 60, 2, "es;"])
+    def test_tracks_that_cannot_be(self, start, echo, track):
+        transcriber, _ = start(echo)
+        with pytest.raises(OptionError, match=r"^audio_track = .*; expected the number"):
+            transcriber.transcribe(file(encode(noise(1.0), "WAV"), audio_track=track))
+
+    def test_samples_have_no_tracks(self, start, echo):
+        transcriber, _ = start(echo)
+        with pytest.raises(OptionError, match=r"^audio_track = '1' came with samples"):
+            transcriber.transcribe(request(audio_track="1"))
+
+    def test_the_times_of_late_sound_are_the_files(self, start, echo):
+        film = tracks("mp4", sound(seconds=2.0, begins_s=5.0), picture_s=7.0)
+        transcriber, _ = start(echo)
+        answer = transcriber.transcribe(file(film))
+        assert answer.duration == pytest.approx(7.0, abs=0.1)
+        (warning,) = answer.warnings
+        assert "sound begins 4.9" in warning
+
+    @pytest.mark.parametrize(
+        ("quiet", "told"), [(1.0, "repeats channel 1"), (0.1, "repeats channel 1"), (None, "")]
+    )
+    def test_copies_of_a_channel_are_told(self, start, echo, quiet, told):
+        own = noise(3.0)
+        other = np.random.default_rng(5).normal(0, 0.1, len(own)) if quiet is None else quiet * own
+        data = encode(np.stack([own, other], axis=1), "WAV", "PCM_16")
+        transcriber, _ = start(echo)
+        answer = transcriber.transcribe(file(data, channels="split"))
+        assert bool(answer.warnings) == bool(told)
+        assert told in " ".join(answer.warnings)
+
+    def test_opposite_phase_is_told(self, start, echo):
+        own = noise(3.0)
+        transcriber, _ = start(echo)
+        data = encode(np.stack([own, -own], axis=1), "WAV", "PCM_16")
+        (warning,) = transcriber.transcribe(file(data)).warnings
+        assert "opposite phase" in warning
+
+    def test_sound_too_low_for_speech_is_told_and_not_tried_again(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, **UNSURE))
+        low = encode(tone(1_000), "WAV", "PCM_16", 1_000)
+        (warning,) = transcriber.transcribe(file(low)).warnings
+        assert warning.startswith("nothing above ")
+        assert [job.options.temperature for job in runtime.jobs] == [0.0]
+        transcriber.transcribe(file(encode(noise(1.0), "WAV", "PCM_16")))
+        assert len(runtime.jobs) > 2
+
+    def test_the_error_of_a_cut_file_says_how_much_partial_gives(self, start, echo):
+        whole = encode(noise(7.0), "FLAC")
+        cut = whole[: len(whole) * 4 // 10]
+        transcriber, _ = start(echo)
+        with pytest.raises(AudioError, match=r"of the 7\.00 s it declares can be decoded") as error:
+            transcriber.transcribe(file(cut))
+        answer = transcriber.transcribe(file(cut, partial=True))
+        assert 2.0 < answer.duration < 3.0
+        (warning,) = answer.warnings
+        assert str(error.value).startswith(warning)
+        assert f": {len_s(answer):.2f} s of" in warning
+
+
+def len_s(answer) -> float:
+    return round(answer.duration * RATE) / RATE
