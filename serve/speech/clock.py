@@ -64,7 +64,10 @@ class FileClock:
             )
         if self._jumps:
             more = f" (and {len(self._jumps) - 1} times more)" if len(self._jumps) > 1 else ""
-            texts.append(f"the file's clock jumps {self._jumps[0]}{more}; times go on from there")
+            texts.append(
+                f"the file's clock jumps ahead by {self._jumps[0]}{more}, more than silence may "
+                "fill; times go on as if there were no gap"
+            )
         return texts
 
     def _gap_s(self, time_s: float) -> float:
@@ -73,19 +76,15 @@ class FileClock:
             self.start_s = time_s
         ahead_s = time_s - self.start_s - self._at_s
         sudden_s = ahead_s if self._end_s is None else time_s - self._end_s
-        if ahead_s < -_BACK_S:
+        if ahead_s < -_BACK_S:  # another recording follows, and its clock begins anew
             self.start_s += ahead_s
-            if not first:
-                self._jumps.append(f"back by {-sudden_s:.1f} s at {self._at_s:.2f} s")
             return 0.0
         if not (ahead_s >= _SLOW_S or min(ahead_s, sudden_s) >= _SUDDEN_S):
             return 0.0
         if ahead_s > _MAX_GAP_S or self._at_s + ahead_s > self.max_s:
             self.start_s += ahead_s
             self.skipped_s += ahead_s
-            self._jumps.append(
-                f"ahead by {ahead_s:.1f} s at {self._at_s:.2f} s, more than silence may fill"
-            )
+            self._jumps.append(f"{ahead_s:.1f} s at {self._at_s:.2f} s")
             return 0.0
         if first:
             self.begins_s = ahead_s

@@ -64,8 +64,9 @@ def pack_limits(limits: Limits) -> bytes:
 
 def unpack_limits(message: bytes) -> Limits:
     """Return a file's limits from a message."""
-    *numbers, track = LIMITS.unpack(message)
-    return Limits(*numbers, track.rstrip(b"\0").decode(errors="replace"))
+    max_s, max_values, max_cpu_s, partial, channel, track = LIMITS.unpack(message)
+    track = track.rstrip(b"\0").decode(errors="replace")
+    return Limits(max_s, max_values, max_cpu_s, partial, channel, track)
 
 
 def no_memory(size: int) -> AudioError:
