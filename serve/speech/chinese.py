@@ -124,7 +124,7 @@ def _has(charset: str, char: str) -> bool:
 
 def _converted(text: str, script: Script) -> str:
     converter = _converter(_CONVERSIONS[script])
-    converted = converter.convert(text)
+    converted = str(converter.convert(text))
     if len(converted) == len(text):
         return converted
     singles = map(converter.convert, text)

@@ -138,7 +138,8 @@ def time_words(
         voice: start and end in seconds of each stretch in which somebody speaks, in order.
     """
     split = [split_words(tokens, decode, language) for tokens in pieces]
-    texts, counts = ([one for words in split for one in words[i]] for i in range(2))
+    texts = [text for words, _ in split for text in words]
+    counts = [count for _, tokens in split for count in tokens]
     bounds = np.cumsum([0, *counts])
     times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
     timings = [
