@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ import serve.transcriber.open
 from serve.cli import backend, progress
 from serve.cli.main import main
 from serve.contract.config import Config
-from serve.contract.errors import EarshotError, OptionError
+from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
 from serve.gateway.usage import Row, UsageFile
@@ -274,6 +275,19 @@ def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
     output = capsys.readouterr()
     assert "did not answer within 2 s; waiting for it, at most 60 s" in output.err
     assert "through the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
+
+
+def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeypatch, capsys):
+    def lost(client, request):
+        yield SegmentReady(SEGMENT)
+        raise UnavailableError("the engine died")
+
+    monkeypatch.setattr(Client, "state", lambda client, timeout_s: "ready")
+    monkeypatch.setattr(Client, "stream", lost)
+    whole = SimpleNamespace(result=lambda: TRANSCRIPT)
+    monkeypatch.setattr(Client, "start", lambda client, request: whole)
+    assert run(toml, files["a.wav"]) == 0
+    assert capsys.readouterr().out == "¿Qué?\n¿Qué?\n"
 
 
 def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
