@@ -87,7 +87,7 @@ def test_parts_of_ffmpegs_formats_are_heard_in_order(fmt: str, codec: str, optio
     samples, warnings = decode(b"".join(parts))
     assert len(samples) / RATE == pytest.approx(2 * SECONDS, abs=0.2)
     assert tones_of(samples) == [300, 500]
-    assert not warnings
+    assert all(fmt == "mpegts" and "clock jumps back" in text for text in warnings)
 
 
 def test_phones_recordings_joined():
