@@ -10,6 +10,7 @@ A window's slot keeps what the encoder made of it, so one more try costs decoder
 - A window whose prompt names the language of other windows is tried in its own language, too, where
   that is likely another one (`Detection.switch`). The likelier text stays here, too. A translation
   takes the window's own language.
+- A window's own language may be unsure: then the rules above hold for it.
 """
 
 import dataclasses
@@ -53,15 +54,12 @@ def try_of(
     """
     scores = event.scores
     assert scores is not None, "a window that ended has scores"
-    if before and scores.heard is not None:  # the prompt names the language that was heard
-        language, prob = scores.heard
-        scores = dataclasses.replace(scores, language=language, language_prob=prob)
-        return Try(job, dataclasses.replace(event, scores=scores), language, prob, logprob)
     if scores.language is None or scores.language_prob is None:
         # Where another language is heard, the named one is at most so likely.
         prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
         return Try(job, event, None, prob, logprob)
-    alike = [t for t in before if _translates(t.job, facts) == _translates(job, facts)]
+    detected = [t for t in before if t.language is not None]
+    alike = [t for t in detected if _translates(t.job, facts) == _translates(job, facts)]
     prob = scores.language_prob * (1.0 - sum(t.prob for t in alike))
     scores = dataclasses.replace(scores, language_prob=prob)
     return Try(job, dataclasses.replace(event, scores=scores), scores.language, prob, logprob)
@@ -76,12 +74,18 @@ def next_try(job: Job, tries: Sequence[Try], facts: TokenizerFacts, next_id: int
         facts: the checkpoint's languages and special tokens.
         next_id: the new job's id.
     """
-    if DETECT_LANGUAGE not in job.prompt:
-        again = _in_its_own_language(job, tries, facts)
+    named = _named(job, facts)
+    if named is not None:
+        if not _is_likely_in_another(job, tries[0], named):
+            return None
+        tries = tries[1:]
+        job = dataclasses.replace(job, prompt=_with_language(job, DETECT_LANGUAGE, facts))
+    if not tries:
+        again: Job | None = job
     elif _translates(job, facts):
         again = _next_of_translation(job, tries, facts)
     else:
-        again = _in_next_language(job, tries, facts)
+        again = _in_next_language(job, tries, facts, without=named)
     return again and dataclasses.replace(again, id=next_id, draft=())
 
 
@@ -91,15 +95,14 @@ def best(tries: Sequence[Try], facts: TokenizerFacts) -> Try:
     It is the likeliest one, of equals the first. A translation is in the language of the likeliest
     transcript, or in the window's own one.
     """
-    if not _translates(tries[0].job, facts):
+    own = tries if _named(tries[0].job, facts) is None else tries[1:]
+    if not own or not _translates(tries[0].job, facts):
         answer = max(tries, key=lambda t: t.rank)
-    elif DETECT_LANGUAGE not in tries[0].job.prompt:
-        answer = tries[-1]
     else:
-        transcripts = [t for t in tries if not _translates(t.job, facts)]
-        likeliest = max(transcripts or tries, key=lambda t: t.rank)
+        transcripts = [t for t in own if not _translates(t.job, facts)]
+        likeliest = max(transcripts or own, key=lambda t: t.rank)
         answer = next(
-            t for t in tries if _translates(t.job, facts) and t.language == likeliest.language
+            t for t in own if _translates(t.job, facts) and t.language == likeliest.language
         )
         answer = dataclasses.replace(answer, prob=likeliest.prob)
     scores, last = answer.event.scores, tries[-1].event.scores
@@ -117,11 +120,37 @@ def _translates(job: Job, facts: TokenizerFacts) -> bool:
     return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
 
 
-def _in_next_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
+def _named(job: Job, facts: TokenizerFacts) -> int | None:
+    """Return the language that a job's prompt names, a token id; None: it names none."""
+    at = job.prompt.index(facts.sot) + 1
+    token = job.prompt[at] if at < len(job.prompt) else None
+    return token if token in facts.languages.values() else None
+
+
+def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ...]:
+    """Return a job's prompt with another token where it names the language."""
+    at = job.prompt.index(facts.sot) + 1
+    return (*job.prompt[:at], token, *job.prompt[at + 1 :])
+
+
+def _is_likely_in_another(job: Job, first: Try, named: int) -> bool:
+    """Tell whether a window whose prompt names a language is to be tried in another one."""
+    scores, wanted = first.event.scores, job.detection
+    if wanted.switch <= 0 or scores is None or scores.heard is None:
+        return False
+    language, prob = scores.heard
+    close = any({language, named} <= languages for languages in wanted.close)
+    return language != named and prob >= wanted.switch and not close
+
+
+def _in_next_language(
+    job: Job, tries: Sequence[Try], facts: TokenizerFacts, without: int | None = None
+) -> Job | None:
+    """Return the job that tries the next likeliest language; one it leaves out was tried before."""
     wanted = job.detection
     if len(tries) >= wanted.tries or sum(t.prob for t in tries) >= wanted.certainty:
         return None
-    tried = [t.language for t in tries]
+    tried = [without, *(t.language for t in tries)]
     known = wanted.languages or sorted(facts.languages.values())
     left = tuple(language for language in known if language not in tried)
     if not left:
@@ -153,20 +182,6 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
     options = dataclasses.replace(job.options, phrases=None)
     prompt = (*start[:at], facts.transcribe, *start[at + 1 :])
     return dataclasses.replace(job, prompt=prompt, prefix=0, options=options)
-
-
-def _in_its_own_language(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
-    scores, wanted = tries[0].event.scores, job.detection
-    if len(tries) > 1 or wanted.switch <= 0 or scores is None or scores.heard is None:
-        return None
-    language, prob = scores.heard
-    at = job.prompt.index(facts.sot) + 1
-    named = job.prompt[at]
-    if language == named or prob < wanted.switch:
-        return None
-    if any({language, named} <= close for close in wanted.close):
-        return None
-    return dataclasses.replace(job, prompt=(*job.prompt[:at], language, *job.prompt[at + 1 :]))
 
 
 def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:

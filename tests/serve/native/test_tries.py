@@ -248,22 +248,40 @@ def test_a_likely_english_text_does_not_decide_the_language():
     assert answer.event.scores.language_prob == pytest.approx(0.4)
 
 
+def named_event(language, prob):
+    """The end of a window whose prompt names a language, and which is heard in another."""
+    event = event_of("eot", None, None)
+    scores = dataclasses.replace(event.scores, heard=(language, prob))
+    return dataclasses.replace(event, scores=scores)
+
+
 @pytest.mark.parametrize(("own", "language"), [(-80.0, 11), (-95.0, None)])
 def test_the_likelier_text_of_a_named_and_of_the_own_language_stays(own, language):
-    scores = dataclasses.replace(event_of("eot", None, None).scores, heard=(11, 0.9))
-    event = dataclasses.replace(event_of("eot", None, None), scores=scores)
-    job = Job(7, None, (1, 10, 3), detection=Detection(switch=0.5), draft=(3,))
-    tries = tried(job, event, -90.0)
+    detection = Detection((), 0.85, 2, 0.5)
+    job = Job(7, None, (1, 10, 3), detection=detection, draft=(3,))
+    tries = tried(job, named_event(11, 0.9), -90.0)
     again = next_try(job, tries, FACTS, -1)
-    assert (again.prompt, again.draft) == ((1, 11, 3), ())
-    tries = tried(again, event, own, tries)
+    assert (again.prompt, again.draft) == ((1, DETECT_LANGUAGE, 3), ())
+    tries = tried(again, event_of("eot", 11, 0.9), own, tries)
     assert next_try(job, tries, FACTS, -2) is None
     answer = best(tries, FACTS).event.scores
     assert (answer.language, answer.heard) == (language, None)
-    translated = tried(dataclasses.replace(job, prompt=(1, 10, 2)), event, -90.0)
+    translated = tried(dataclasses.replace(job, prompt=(1, 10, 2)), named_event(11, 0.9), -90.0)
     again = next_try(translated[0].job, translated, FACTS, -1)
-    answer = best(tried(again, event, own, translated), FACTS).event.scores
-    assert answer.language == 11, "a translation says nothing of its language"
+    tries = tried(again, event_of("eot", 11, 0.9), own, translated)
+    assert next_try(translated[0].job, tries, FACTS, -2) is None
+    assert best(tries, FACTS).language == 11, "a translation says nothing of its language"
+
+
+def test_an_unsure_own_language_is_told_by_its_text():
+    job = Job(7, None, (1, 10, 3), detection=Detection((), 0.85, 2, 0.5))
+    tries = tried(job, named_event(12, 0.6), -90.0)
+    tries = tried(next_try(job, tries, FACTS, -1), event_of("eot", 12, 0.6), -80.0, tries)
+    again = next_try(job, tries, FACTS, -2)
+    assert again.detection.languages == (11,), "but for the one that was named and was tried"
+    tries = tried(again, event_of("eot", 11, 1.0), -40.0, tries)
+    assert next_try(job, tries, FACTS, -3) is None
+    assert best(tries, FACTS).language == 11
 
 
 def test_a_language_that_the_transcripts_confirm_is_translated_once():
