@@ -122,7 +122,7 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
             as expected; the message names it.
     """
     network = open_network(checkpoint)
-    found = ()
+    found: tuple[str, ...] = ()
     if tokenizer:
         folder = checkpoint_folder(tokenizer, with_weights=False).path
     elif network.naming == "openai":

@@ -143,8 +143,9 @@ def _slowed(window: Samples, rate: int) -> _Signals:
     whole = max(1, len(window) // step)
     if len(window) < step:
         step = len(window)
-    slow = window[: whole * step].reshape(whole, step, -1).mean(axis=1, dtype=np.float64)
-    return slow - slow.mean(axis=0)
+    slow: _Signals = window[: whole * step].reshape(whole, step, -1).mean(axis=1, dtype=np.float64)
+    slow -= slow.mean(axis=0)
+    return slow
 
 
 def _explained(a: _Signals, b: _Signals, delay: int) -> float:
