@@ -7,8 +7,8 @@ from pathlib import Path
 
 from build.clips import load_clips
 from serve.contract.engine import TokenizerFacts
-from serve.contract.errors import AudioError, ConfigError, FileError
-from serve.contract.files import read_bytes
+from serve.contract.errors import AudioError, ConfigError
+from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
 from serve.speech.features import WINDOW_S
@@ -61,11 +61,7 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Recording
         FileError: the manifest or a file cannot be read.
         AudioError: a file cannot be decoded.
     """
-    if not Path(manifest).is_file():
-        raise FileError(
-            f"{manifest} is missing; expected a manifest of clips to verify on, relative to the "
-            f"folder of this command; {_OTHERWISE}"
-        )
+    read_text(manifest, f"expected a manifest of clips to verify on; {_OTHERWISE}")
     known = facts.languages if facts.multilingual else ("en",)
     places: collections.Counter[str] = collections.Counter()  # taken, by language
     ranked = []
