@@ -324,7 +324,7 @@ def test_as_a_program(engine):
         ("engines/none", 1, "error: no engine at engines/none"),
     ):
         command = [sys.executable, "-m", "build", "verify", str(path), "--audio", str(CLIP)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == code
         assert done.stderr.startswith(said)
         lines = done.stderr.splitlines()
