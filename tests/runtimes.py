@@ -65,8 +65,9 @@ def fake(folders, nano_engine) -> Iterator[Subject]:
         dice = random.Random(f"{key} {job.options.seed if job.options.temperature else ''}")
         count = dice.randrange(5, 60)
         tokens = tuple(dice.randrange(facts.eot) for _ in range(count))
-        language = dice.choice(list(facts.languages.values()))
-        return Play(tokens, delay=dice.randrange(3), language=language, language_prob=dice.random())
+        heard = dice.choice(list(facts.languages.values())), dice.random()
+        found = {"language": heard[0], "language_prob": heard[1], "heard": heard}
+        return Play(tokens, delay=dice.randrange(3), **found)
 
     capabilities = dataclasses.replace(
         CAPABILITIES, max_windows=SLOTS, beam_width=4, search_options=True
