@@ -87,10 +87,11 @@ def refuse(gateway, monkeypatch):
     """Have a gateway refuse whoever comes from now on."""
 
     def refuse(name):
-        def identify(authorization):
+        def no_one(authorization_or_caller):
             raise refusal_of(name)
 
-        monkeypatch.setattr(gateway.door.callers, "identify", identify)
+        monkeypatch.setattr(gateway.door.callers, "identify", no_one)
+        monkeypatch.setattr(gateway.door.callers, "require_good", no_one)
         return refusal_of(name)
 
     return refuse

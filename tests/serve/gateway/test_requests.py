@@ -85,9 +85,9 @@ def test_a_key_is_named_and_not_shown(start, line, monkeypatch, caplog):
 
 
 def test_refusals_and_failures(running, line):
-    status, id, _ = transcribe(running, part("vad_filter", SECRET.encode()))
+    status, id, _ = transcribe(running, part("beem_size", SECRET.encode()))
     found = line(id)
-    assert (status, found["outcome"], found["param"]) == (400, "invalid_argument", "vad_filter")
+    assert (status, found["outcome"], found["param"]) == (400, "invalid_argument", "beem_size")
     status, id, _ = transcribe(running, part("prompt", b"error:INTERNAL oh"))
     assert (status, line(id)["outcome"]) == (503, "unavailable")
     status, headers, _ = running.ask("GET", "/v1/nothing")

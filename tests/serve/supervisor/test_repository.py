@@ -23,6 +23,7 @@ INPUTS = [
     ("PREFIX", "TYPE_STRING", [1]),
     ("MODE", "TYPE_STRING", [1]),
     ("PARTIAL", "TYPE_BOOL", [1]),
+    ("AUDIO_TRACK", "TYPE_STRING", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
     ("TRY_WORD_TIMESTAMPS", "TYPE_BOOL", [1]),

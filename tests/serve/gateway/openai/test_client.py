@@ -110,7 +110,7 @@ def test_other_formats_say_who_speaks_if_that_is_asked_for(client):
     ask = {"extra_body": {"diarize": True, "num_speakers": 2}}
     assert transcribe(client, response_format="text", **ask) == "A: one\nB: two\n"
     assert "\nB: two\n" in transcribe(client, response_format="srt", **ask)
-    assert "\n<v B>two\n" in transcribe(client, response_format="vtt", **ask)
+    assert "\n<v B>two</v>\n" in transcribe(client, response_format="vtt", **ask)
     times = {"timestamp_granularities": ["word", "segment"]}
     answer = transcribe(client, response_format="verbose_json", **times, **ask)
     assert [segment.speaker for segment in answer.segments] == ["A", "B"]
