@@ -16,6 +16,7 @@ from typing import Self
 
 _MEMORY_BYTES = 1 << 30
 _NICENESS = 10  # transcribing goes first
+_UNKNOWN_FRAMES = 1 << 60  # libsndfile says so much of streams that do not tell
 
 
 class Lengths:
@@ -79,7 +80,9 @@ def _length_s(file: str) -> float | None:
     if not os.path.isfile(file):  # reading a pipe would take what is to be transcribed
         return None
     with contextlib.suppress(soundfile.LibsndfileError, OSError):
-        return float(soundfile.info(file).duration)
+        info = soundfile.info(file)
+        if info.frames < _UNKNOWN_FRAMES:
+            return float(info.duration)
     with contextlib.suppress(av.FFmpegError, OSError, ValueError), av.open(file) as container:
         if container.duration:
             return float(container.duration / av.time_base)
