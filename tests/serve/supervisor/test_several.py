@@ -134,8 +134,10 @@ def test_the_end_waits_for_what_either_has_accepted(server, client):
         lambda: all(counts(server, "accepted_total")[name] > before[name] + 3 for name in DEVICES),
         "none arrived",
     )
-    family = [*server.pids, engine_of(server, 0), engine_of(server, 1)]
+    pids = (*server.pids, engine_of(server, 0), engine_of(server, 1))
+    family = [psutil.Process(pid) for pid in pids]
     server.stop()
     assert {ending(call) for call in calls} == {119.0}
-    assert not any(map(psutil.pid_exists, family))
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
     assert not is_ready(server.http)

@@ -131,7 +131,7 @@ class TestVoiceActivity(TranscriberTests):
 
     def test_what_is_neither_true_nor_false_is_refused(self, start, echo):
         transcriber, _ = start(echo)
-        with pytest.raises(OptionError, match="vad = 'maybe'; expected true or false"):
+        with pytest.raises(OptionError, match="vad = 'maybe'; expected auto, on, off"):
             transcriber.transcribe(request(vad="maybe"))
 
 
