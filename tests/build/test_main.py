@@ -113,11 +113,11 @@ def test_without_clips_nothing_is_built(config, nano_folder, tmp_path, capsys, m
     """Neither where a config names a file that is not there, nor outside the project's folder."""
     (tmp_path / "clips.jsonl").unlink()
     code, message = error(capsys, "engine", "--config", config)
-    assert code == 2 and f"{tmp_path}/clips.jsonl is missing" in message
+    assert code == 2 and f"cannot read {tmp_path}/clips.jsonl: No such file" in message
     assert "name recordings of speech with --audio, or build with --no-verify" in message
     monkeypatch.chdir(tmp_path)
     code, message = error(capsys, "engine", "--checkpoint", nano_folder, "--engine", "engine")
-    assert code == 2 and "tests/data/demo.jsonl is missing" in message
+    assert code == 2 and "cannot read tests/data/demo.jsonl: No such file" in message
     assert not (tmp_path / "engine").exists() and not (tmp_path / "engines").exists()
 
 

@@ -19,7 +19,7 @@ CHANNEL_OPTIONS = [
     ("grpc.http2.max_frame_size", FRAME_BYTES),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # most time that the handshake of a connection takes
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
