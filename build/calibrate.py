@@ -91,7 +91,7 @@ def second_moments(
     """
     from build import reference  # noqa: PLC0415 - takes seconds to load
 
-    where = open_device(RuntimeConfig(device=device, threads=torch.get_num_threads()))
+    where = open_device(RuntimeConfig(device=device))
     model = reference.load_reference(checkpoint).to(where)
     filters = mel_filters(checkpoint.dims.n_mels)
     quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]

@@ -9,7 +9,9 @@ import transformers
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.names import foreign_name
 from build.recordings import Recording
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import TokenizerFacts
+from serve.native.threads import Threads
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
@@ -47,13 +49,19 @@ def decode_greedily(
     rules = _hf.generation.WhisperTimeStampLogitsProcessor(
         model.generation_config, begin_index=len(prompt)
     )
+    threads = Threads(RuntimeConfig())
+
+    def follow_load(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        threads.follow()
+        return scores
+
     # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
     # again in the next one; one window's tokens come from the loop underneath.
     ids: torch.Tensor = _hf.GenerationMixin.generate(
         model,
         encoder_outputs=encoded,
         decoder_input_ids=torch.tensor([prompt], device=model.device),
-        logits_processor=[rules],
+        logits_processor=[rules, follow_load],
         max_new_tokens=min(most_tokens, model.config.max_target_positions - len(prompt)),
     )
     return ids

@@ -6,10 +6,13 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
+
+_LOAD_S = 1.0  # for which the load is measured
+_QUIET_CORES = 0.2  # that other programs may keep busy
 
 
 def machine_facts() -> dict[str, str]:
@@ -22,6 +25,20 @@ def machine_facts() -> dict[str, str]:
         "OS": platform.platform(),
         "Python": platform.python_version(),
     }
+
+
+def load_line(busy: Callable[[], float] = lambda: psutil.cpu_percent(_LOAD_S)) -> str:
+    """Tell what else the machine computes, and warn where times are not worth measuring.
+
+    Args:
+        busy: returns the share of the cores that is busy, in percent, while this process waits.
+    """
+    cores = os.cpu_count() or 1
+    taken = busy() / 100 * cores
+    line = f"other programs keep {taken:.1f} of {cores} cores busy"
+    if taken < _QUIET_CORES:
+        return line
+    return f"warning: {line}; times that are measured now say little: end those programs first"
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:

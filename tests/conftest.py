@@ -18,7 +18,6 @@ from build.clips import load_clips
 from serve.contract.config import Config, RuntimeConfig, TranscriberConfig, load_config
 from serve.contract.errors import MissingCheckpointError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.installation import SPINNING
 from serve.supervisor.run import free_ports, running_server
 from serve.wire.client import Client
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
@@ -47,11 +46,9 @@ def pytest_configure(config):
         raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
     # In the background shells have it ignored, and what tests Ctrl-C would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Who shares the cores takes one, as do the processes that it starts, and threads that wait for
-    # each other let go of theirs, as in a server.
+    # Processes that share the cores compute with one thread each, as do those that they start.
     if config.getoption("numprocesses", None):
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ |= SPINNING
 
 
 def pytest_runtest_setup(item):

@@ -29,6 +29,7 @@ from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config, changed
 from eval.corpora.find import Found, find_clips
 from eval.files import read_json, write_json
+from eval.machine import load_line
 from eval.measurement import Run, Say
 from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
@@ -146,6 +147,7 @@ def run(of: Run, *, again: bool = False) -> None:
     sets = _found(config, tell)
     clips = {name: of_set.clips for name, of_set in sets.items()}
     tell(start_line(clips, PROBED_CLIPS))
+    tell(load_line())
     systems.prepare([known[name] for name in names], config, of.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)

@@ -26,7 +26,11 @@ CORES = "EARSHOT_CORES"
 """Numbers of the cores that a process is kept to, with commas between; empty: as its parent."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, its own
+# The files with a container's own quota and period, of the second version of cgroups and the first.
+_QUOTAS = (
+    (Path("/sys/fs/cgroup/cpu.max"),),
+    (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
+)
 
 
 def names_of(device: str) -> tuple[str, ...]:
@@ -103,11 +107,14 @@ def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
 def usable_cores() -> int:
     """Count the cores that this process may use at a time; a container may have a quota."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = map(int, _QUOTA.read_text().split())
-    except (OSError, ValueError):  # no cgroup of the second version, or "max"
-        return cores
-    return max(1, min(cores, quota // period))
+    for files in _QUOTAS:
+        try:
+            quota, period = map(int, " ".join(file.read_text() for file in files).split())
+        except (OSError, ValueError):  # no cgroup of this version, or "max"
+            continue
+        if quota > 0:
+            return max(1, min(cores, quota // period))
+    return cores
 
 
 def _on_cores(config: RuntimeConfig, name: str, cores: Sequence[int], count: int) -> Place:

@@ -5,12 +5,11 @@ import contextlib
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.devices import usable_cores
 from serve.contract.errors import UnavailableError
 
 
 def open_device(config: RuntimeConfig) -> torch.device:
-    """The configured device, ready; on a CPU, with the configured number of threads.
+    """Return the configured device.
 
     Raises:
         UnavailableError: it is not there.
@@ -31,8 +30,6 @@ def open_device(config: RuntimeConfig) -> torch.device:
             f"runtime.device = {config.device!r}, but this machine has "
             f'{torch.cuda.device_count()} CUDA devices; set runtime.device = "cpu"'
         )
-    if device.type == "cpu":
-        torch.set_num_threads(config.threads or usable_cores())
     return device
 
 

@@ -36,6 +36,7 @@ from serve.native.rules.state import RowState
 from serve.native.slots import Slots
 from serve.native.start import Begun, Starter
 from serve.native.stopwatch import Stopwatch, total
+from serve.native.threads import Threads
 from serve.native.tries import Try, best, best_sequence, next_try, try_of
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import N_FRAMES
@@ -70,6 +71,7 @@ class NativeRuntime:
         self._facts = facts
         self._dims = dims
         self._device = device
+        self._threads = Threads(config) if device.type == "cpu" else None
         self._slots = Slots(config.slots, rows)
         self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
         work = functools.partial(self._open, engine, config, rows)
@@ -220,6 +222,8 @@ class NativeRuntime:
         events, self._ended = self._ended, []
         try:
             self._enter()
+            if self._threads:
+                self._threads.follow()
             for begun in self._intake.begin(list(self._running.values())):
                 self._running[begun.submitted.id] = begun
                 events.append(Event(begun.submitted.id, began_s=begun.stopwatch.began_s))

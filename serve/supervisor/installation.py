@@ -20,10 +20,6 @@ from pathlib import Path
 from serve.contract.errors import UnavailableError
 
 _IMAGE = Path("/opt/tritonserver")
-# Turns for which a thread of an engine on a CPU looks whether the others are done, before it lets
-# go of its core. 300,000, as libgomp has it, costs where a core has other work, too: the thread
-# whose core that is waits for a slice of time at each product, beside a core that only looks.
-SPINNING = {"GOMP_SPINCOUNT": "10000"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +33,6 @@ class Installation:
     def environment(self) -> dict[str, str]:
         """Return this process's environment with what the server needs put first."""
         return {
-            **SPINNING,
             **os.environ,
             # Of what is started in there with an interpreter of its own.
             "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),

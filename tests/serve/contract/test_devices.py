@@ -55,7 +55,8 @@ def machine(monkeypatch, tmp_path):
     """Two sockets of two cores with two threads each, numbered as Linux does, and no quota."""
     monkeypatch.setattr("serve.contract.devices.os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr("serve.contract.devices._TOPOLOGY", tmp_path)
-    monkeypatch.setattr("serve.contract.devices._QUOTA", tmp_path / "cpu.max")
+    files = (tmp_path / "cpu.max",), (tmp_path / "quota", tmp_path / "period")
+    monkeypatch.setattr("serve.contract.devices._QUOTAS", files)
     for core in range(8):
         folder = tmp_path / f"cpu{core}/topology"
         folder.mkdir(parents=True)
@@ -97,3 +98,10 @@ def test_a_containers_quota_counts(machine, quota, cores):
     assert usable_cores() == cores
     places = places_of(RuntimeConfig(device="cpu,cpu"))
     assert [place.runtime.threads for place in places] == [max(1, cores // 2)] * 2
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("200000", 2)])
+def test_a_quota_of_the_first_version_of_cgroups_counts(machine, quota, cores):
+    (machine / "quota").write_text(quota + "\n")
+    (machine / "period").write_text("100000\n")
+    assert usable_cores() == cores

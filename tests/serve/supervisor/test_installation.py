@@ -73,14 +73,6 @@ def test_its_libraries_and_this_python_come_first(image, wheel, folder, monkeypa
     assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, "/libpython"]
 
 
-def test_threads_of_an_engine_let_go_of_their_cores_soon(image, wheel, folder, monkeypatch):
-    found = find_installation(folder)
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    assert found.environment()["GOMP_SPINCOUNT"] == "10000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")  # whoever runs it knows better
-    assert found.environment()["GOMP_SPINCOUNT"] == "7"
-
-
 def test_an_image_needs_nothing(image, folder):
     (image / "bin").mkdir(parents=True)
     (image / "bin" / "tritonserver").touch()

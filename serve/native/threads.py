@@ -1,0 +1,76 @@
+"""The number of threads of a CPU runtime: as many as there are cores that other work leaves free.
+
+The threads that compute a product wait for the last of them. Beside a program that keeps one of two
+cores busy, one of two threads has to share its core, and both are several times slower than one
+thread alone. So a runtime looks at the machine's load from time to time.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from serve.contract.config import RuntimeConfig
+from serve.contract.devices import usable_cores
+
+_LOOK_S = 0.1  # between two looks; the kernel counts in hundredths of a second
+_IGNORED = 0.3  # cores that others may take before a thread is given up for them
+_IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are in "user" already
+
+
+def busy_s() -> float:
+    """Sum up the time that the cores of this process have been busy, with any work, in seconds."""
+    cores = psutil.cpu_times(percpu=True)
+    mine = (cores[number] for number in os.sched_getaffinity(0) if number < len(cores))
+    return sum(
+        seconds for core in mine for name, seconds in core._asdict().items() if name not in _IDLE
+    )
+
+
+class Threads:
+    """Sets the number of threads with which the calling thread computes.
+
+    Args:
+        config: `threads` is the most; 0: the environment's OMP_NUM_THREADS, or every usable core.
+        busy_s: returns for how many seconds the cores were busy, with any work.
+        own_s: returns for how many of them they worked for this process.
+        clock: returns the time in seconds.
+        cores: the number of cores that this process may run on; None: looked up.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        busy_s: Callable[[], float] = busy_s,
+        own_s: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.perf_counter,
+        cores: int | None = None,
+    ) -> None:
+        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        self.most = config.threads or int(asked or 0) or usable_cores()
+        self._cores = cores or len(os.sched_getaffinity(0))
+        self._busy_s = busy_s
+        self._own_s = own_s
+        self._clock = clock
+        self._seen = (clock(), busy_s(), own_s())
+        self.set(self.most)
+
+    def set(self, count: int) -> None:
+        """Compute with so many threads from now on."""
+        self.count = count
+        torch.set_num_threads(count)
+
+    def follow(self) -> None:
+        """Look at the machine's load, unless the last look was just now, and follow it."""
+        if self.most == 1 or self._clock() - self._seen[0] < _LOOK_S:
+            return
+        seen = self._clock(), self._busy_s(), self._own_s()
+        elapsed, busy, own = (now - then for now, then in zip(seen, self._seen, strict=True))
+        self._seen = seen
+        free = self._cores - max(0.0, busy - own) / elapsed
+        count = max(1, min(self.most, math.floor(free + _IGNORED)))
+        if count != self.count:
+            self.set(count)

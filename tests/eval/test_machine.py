@@ -1,0 +1,11 @@
+"""What a run says about the machine that it measures on."""
+
+import pytest
+
+from eval.machine import load_line
+
+
+@pytest.mark.parametrize(("percent", "warned"), [(0.0, False), (100.0, True)])
+def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned):
+    line = load_line(lambda: percent)
+    assert "cores busy" in line and line.startswith("warning: ") is warned
