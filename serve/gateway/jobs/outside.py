@@ -10,7 +10,7 @@ import fsspec
 import httpcore2
 
 from serve.contract.config import Config
-from serve.contract.errors import UnavailableError
+from serve.contract.errors import UnavailableError, shown
 from serve.gateway import refusals
 from serve.gateway.jobs.places import CheckedBackend, InsideError, Places
 from serve.gateway.refusals import FieldRefusal, Refusal
@@ -88,8 +88,7 @@ class Outside:
             async with self._pool.stream("GET", url, headers=headers, extensions=_TIMES) as answer:
                 if answer.status in _REDIRECTS:
                     fields = {name.lower(): value for name, value in answer.headers}
-                    target = fields.get(b"location", b"").decode("latin-1")
-                    url = urllib.parse.urljoin(url, target)
+                    url = _redirected(url, fields.get(b"location", b"").decode("latin-1"))
                     continue
                 if answer.status != 200:
                     raise _answered(answer.status)
@@ -148,6 +147,18 @@ class Outside:
     async def close(self) -> None:
         """Hang up."""
         await self._pool.aclose()
+
+
+def _redirected(url: str, target: str) -> str:
+    """Return the url that an answer's `Location` leads to from another.
+
+    Raises:
+        FieldRefusal: it is no url.
+    """
+    try:
+        return urllib.parse.urljoin(url, target)
+    except ValueError as error:
+        raise FieldRefusal("url", f"url leads to {shown(target)}, no url: {error}") from error
 
 
 def _away(message: str) -> Refusal:

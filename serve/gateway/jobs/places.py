@@ -21,6 +21,8 @@ from serve.gateway.refusals import FieldRefusal
 
 _MAX_URL = 4096  # characters; urls that are signed are long
 _PLAIN = re.compile(r"[!-~]+")
+# What resolvers take: others end in errors that look as if a name could not be found just now.
+_HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", re.ASCII)
 _PORTS = {"https": 443, "http": 80, "s3": None}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _IPv4_BITS = 0xFFFF_FFFF
@@ -103,8 +105,12 @@ def _parts(url: str, field: str) -> urllib.parse.SplitResult:
         port = parts.port
     except ValueError as error:
         raise FieldRefusal(field, f"{field} = {shown(url)} is no url: {error}") from error
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
-        raise FieldRefusal(field, f"{field} = {shown(url)}; expected https://…, or s3://… of audio")
+    host = parts.hostname or ""
+    if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or port == 0:
+        raise FieldRefusal(
+            field,
+            f"{field} = {shown(url)}; expected https:// and a host's name, or s3://… of audio",
+        )
     if parts.username is not None or parts.password is not None:
         raise FieldRefusal(field, f"{field} holds a user's name or password; leave them out")
     return parts
@@ -173,7 +179,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         try:
             async with asyncio.timeout(timeout):
                 addresses = await addresses_of(host, port, self._networks)
-        except (OSError, UnicodeError) as error:  # TimeoutError is one
+        except OSError as error:  # TimeoutError is one
             raise httpcore2.ConnectError(f"{host} cannot be found") from error
         for address in addresses[:-1]:
             try:

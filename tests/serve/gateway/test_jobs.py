@@ -627,6 +627,31 @@ def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
     assert "allowed_hosts" in led["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://[x",
+        "http://[x]/a.wav",
+        "http://files.example.org:port/a.wav",
+        "http://a..example.org/a.wav",
+        f"http://{'a' * 64}.example.org/a.wav",
+        f"http://{'a.' * 127}example.org/a.wav",
+        'http://a"b.example.org/a.wav',
+        "http://xn--\xe4.example.org/a.wav",
+    ],
+)
+def test_a_redirect_to_no_url_fails_the_job_at_once(start, config, hearer, caplog, target):
+    places = (hearer.place, "http://*.example.org")
+    running = start(jobs=dataclasses.replace(config, allowed_hosts=places))
+    hearer.statuses = [target]
+    job = ended(running, accepted(running, None, url=f"{hearer.place}/a.wav")["id"])
+    assert (job["status"], job["tries"], job["error"]["param"]) == ("failed", 1, "url")
+    assert "Traceback" not in caplog.text
+    if target.isascii():
+        status, error = send(running, None, url=target)
+        assert (status, error["param"]) == (400, "url")
+
+
 def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
     hearer.files["/large"] = bytes(2**20 + 1)
     running = start(jobs=config, max_request_mb=1)
