@@ -68,7 +68,7 @@ def test_too_many_phrases_are_refused():
 
 
 def test_a_list_that_would_be_huge_is_refused_before_it_is():
-    """900 phrases begin with token 1, and 5,000 others' nodes hold it, each with all their edges."""
+    """900 phrases begin with token 1, and 5,000 nodes of others hold it, each with their edges."""
     begins = [((1, 2 + i), 1.0) for i in range(900)]
     holds = [
         (tuple(itertools.chain(*((1000 + 50 * i + j, 1) for j in range(50)))), 1.0)
