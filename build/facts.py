@@ -227,8 +227,8 @@ class _Reader:
             case [int(layer), int(head)] if 0 <= layer < limits[0] and 0 <= head < limits[1]:
                 return layer, head
         raise CheckpointError(
-            f"{self.files.folder}: alignment_heads holds {shown(pair)}; expected [layer, head] below "
-            f"{list(limits)}"
+            f"{self.files.folder}: alignment_heads holds {shown(pair)}; expected [layer, head] "
+            f"below {list(limits)}"
         )
 
     def _list(self, key: str, otherwise: str) -> list[Any]:

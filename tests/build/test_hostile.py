@@ -1,4 +1,4 @@
-"""Checkpoints and engines whose small files are made to break the build: one sentence, exit status 1."""
+"""Checkpoints and engines with small files that are made to break the build."""
 
 import json
 import shutil

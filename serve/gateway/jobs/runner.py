@@ -50,6 +50,8 @@ LEASE_S = 15.0
 
 _NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
 _MOST_BACK_OFF_S = 300.0
+_MOST_NOT_NOW_S = 300.0  # after which a key whose day is used up is tried again, too
+_AHEAD_S = 600.0  # beyond the farthest time that a job may be due
 _SWEEP_S = 30.0
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
@@ -96,7 +98,7 @@ class Runner(Workers):
         # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
         # else one that is away for a moment would cost each job that waits one of its tries.
         self._away = set(door.models.all)
-        self._swept_s = 0.0
+        self._swept_s = -_SWEEP_S  # as `_not_now` by a clock that nobody sets
         counts.watch(self.tasks)
 
     def cancelled(self, id: str) -> None:
@@ -113,12 +115,12 @@ class Runner(Workers):
         return room and not admission.draining
 
     async def _claimed(self) -> Job | None:
-        if time.time() > self._swept_s + _SWEEP_S:
+        if time.monotonic() > self._swept_s + _SWEEP_S:
             await self._sweep()
         if not self._has_room():
             return None
-        now = time.time()
-        self._not_now = {what: until for what, until in self._not_now.items() if until > now}
+        now, begun_s = time.time(), time.monotonic()
+        self._not_now = {what: until for what, until in self._not_now.items() if until > begun_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
         self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
@@ -132,7 +134,8 @@ class Runner(Workers):
     async def _sweep(self) -> None:
         """Fail what waits for too long, forget what ended long ago, and count what there is."""
         now, jobs, table = time.time(), self._config.jobs, self._keeper.table
-        self._swept_s = now
+        self._swept_s = time.monotonic()
+        await self._keeper.quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
             error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
             await self._fail(job, Refusal(error))
@@ -257,10 +260,10 @@ class Runner(Workers):
             return
         full = isinstance(error, OverloadedError)
         counted = not full and (run.given or refusal.reason == URL_AWAY)
-        wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
+        wait_s = min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
         if full:
             what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
-            self._not_now[what] = time.time() + wait_s
+            self._not_now[what] = time.monotonic() + wait_s
         elif refusal.reason != URL_AWAY:
             self._away.add(job.model)
         if counted:

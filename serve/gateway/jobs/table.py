@@ -239,13 +239,25 @@ class Table:
         old = sa.delete(JOBS).where(sa.not_(_IS_OPEN), _C.ended < before, sa.not_(_PENDING))
         return len(self._rows(old.returning(_C.id)))
 
+    def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
+        """Let jobs be due that are due too far ahead, as they are where the clock was set back.
+
+        Args:
+            now: the time.
+            ahead_s: beyond the farthest that a job may be due from now.
+            lease_s: until a job is due that somebody works on, who renews it before.
+        """
+        far = sa.update(JOBS).where(_IS_OPEN, _C.due > now + ahead_s)
+        self._rows(far.values(due=sa.case((_C.status == RUNNING, now + lease_s), else_=now)))
+
     def open_ids(self) -> set[str]:
         """Return the ids of all jobs that have no end."""
         return {id for (id,) in self._rows(sa.select(_C.id).where(_IS_OPEN))}
 
     def claim_webhook(self, now: float, until: float) -> Job | None:
         """Take a webhook that is due; if its sender dies it is due again at `until`."""
-        due = sa.and_(_PENDING, _C.webhook_due <= now)
+        # One that was never tried is due, whatever the clock said when its job ended.
+        due = sa.and_(_PENDING, sa.or_(_C.webhook_due <= now, _C.webhook_tries == 0))
         first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
         taken = sa.update(JOBS).where(
             _C.number == first.with_for_update(skip_locked=True).scalar_subquery(), due
