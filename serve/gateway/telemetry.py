@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     format_trace_id,
     set_span_in_context,
 )
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.propagation import tracecontext
 from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError
@@ -52,7 +52,7 @@ _HTTP = {
 }
 # Statuses of gRPC that are the server's doing, by OpenTelemetry's conventions.
 _RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE")
-_CONTEXT = TraceContextTextMapPropagator()
+_CONTEXT = tracecontext.TraceContextTextMapPropagator()
 
 
 class _Seldom(logging.Filter):
@@ -119,6 +119,8 @@ class Telemetry(Traces):
     def __init__(self, endpoint: str, config: TracesConfig, spans: Counter) -> None:
         for name in (trace_exporter.__name__, "opentelemetry.sdk._shared_internal"):
             logging.getLogger(name).addFilter(_Seldom())
+        for name in ("opentelemetry.trace.span", tracecontext.__name__):
+            logging.getLogger(name).setLevel(logging.ERROR)  # warnings repeat clients' headers
         try:
             self._exporter = OTLPSpanExporter(endpoint)
             queue = _Queue(_Counting(self._exporter, spans), spans)
