@@ -40,6 +40,7 @@ from serve.gateway.spans import Spans, Traces
 
 _CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
 _NS = 1_000_000_000
+_MAX_STATE_CHARS = 4096  # servers of gRPC take 8 kB of metadata in all; W3C asks for 512 here
 _SERVER_ERROR = 500
 _SERVICE = "inference.GRPCInferenceService"
 _RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
@@ -210,10 +211,10 @@ class _Recorded(Spans):
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def passed_on(self) -> Mapping[str, str]:
-        """Return `traceparent`, and `tracestate` where there is one."""
+        """Return `traceparent`, and `tracestate` where there is one that is not too long."""
         carrier: dict[str, str] = {}
         _CONTEXT.inject(carrier, set_span_in_context(self._span))
-        return carrier
+        return {name: text for name, text in carrier.items() if len(text) <= _MAX_STATE_CHARS}
 
     def given(self, server: str, inside: bool) -> None:
         """See `Spans`."""

@@ -307,7 +307,7 @@ def test_hostile_headers_change_nothing_and_are_not_logged(start, collector, cap
     root, _ = whole(collector, "POST /v1/audio/transcriptions")
     below_it = "tracestate" in headers or "baggage" in headers
     assert (root.trace_id == TRACE) == below_it
-    assert found["traceresponse"] == f"00-{root.trace_id}-{root.id}-01"
+    assert found["traceresponse"].startswith(f"00-{root.trace_id}-{root.id}-")
     assert "Zanzibar" not in caplog.text
     assert all(len(record.getMessage()) < 500 for record in caplog.records)
     short = tuple((key, text) for key, text in headers.items() if len(text) < 7000)
