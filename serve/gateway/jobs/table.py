@@ -29,6 +29,7 @@ OPEN = (QUEUED, RUNNING)
 """Statuses without an end."""
 
 _BUSY_S = 10.0  # most that another process is waited for
+_AHEAD_S = 7200.0  # beyond the farthest time that a webhook may be due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Table:
         return len(self._rows(old.returning(_C.id)))
 
     def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
-        """Let jobs be due that are due too far ahead, as they are where the clock was set back.
+        """Let jobs and webhooks be due whose time lies too far ahead: the clock was set back.
 
         Args:
             now: the time.
@@ -249,6 +250,9 @@ class Table:
         """
         far = sa.update(JOBS).where(_IS_OPEN, _C.due > now + ahead_s)
         self._rows(far.values(due=sa.case((_C.status == RUNNING, now + lease_s), else_=now)))
+        untried = sa.and_(_C.webhook_tries == 0, _C.webhook_due > now)
+        far = sa.update(JOBS).where(_PENDING, sa.or_(untried, _C.webhook_due > now + _AHEAD_S))
+        self._rows(far.values(webhook_due=now))
 
     def open_ids(self) -> set[str]:
         """Return the ids of all jobs that have no end."""
@@ -256,8 +260,7 @@ class Table:
 
     def claim_webhook(self, now: float, until: float) -> Job | None:
         """Take a webhook that is due; if its sender dies it is due again at `until`."""
-        # One that was never tried is due, whatever the clock said when its job ended.
-        due = sa.and_(_PENDING, sa.or_(_C.webhook_due <= now, _C.webhook_tries == 0))
+        due = sa.and_(_PENDING, _C.webhook_due <= now)
         first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
         taken = sa.update(JOBS).where(
             _C.number == first.with_for_update(skip_locked=True).scalar_subquery(), due

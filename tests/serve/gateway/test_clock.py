@@ -69,6 +69,7 @@ def test_a_webhook_that_waits_is_sent_when_the_clock_is_set_back(
 ):
     """Jobs that ended before the change have webhooks that are due an hour later."""
     monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner._SWEEP_S", 0.05)
     monkeypatch.setattr("serve.gateway.jobs.webhooks._AT_A_TIME", 0)
     running = start(jobs=config)
     job = ended(running, accepted(running, webhook_url=f"{hearer.place}/hook")["id"])
