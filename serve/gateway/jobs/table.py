@@ -102,8 +102,9 @@ JOBS = sa.Table(
     sqlite_autoincrement=True,
 )
 _C = JOBS.c
-_IS_OPEN = sa.or_(_C.status == QUEUED, _C.status == RUNNING)
-_PENDING = _C.webhook == "pending"
+# As literals, without which SQLite finds no use for the partial indexes below.
+_IS_OPEN = sa.or_(*(_C.status == sa.literal_column(f"'{status}'") for status in OPEN))
+_PENDING = _C.webhook == sa.literal_column("'pending'")
 _INDEXES = (
     sa.Index("earshot_jobs_of_key", _C.key, _C.number),
     sa.Index("earshot_jobs_load", _C.key, _C.status, _C.audio_bytes, _C.stored_bytes),
@@ -111,7 +112,9 @@ _INDEXES = (
         *("earshot_jobs_open", _C.key, _C.number), sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN
     ),
     sa.Index(
-        *("earshot_jobs_webhooks", _C.webhook_due), sqlite_where=_PENDING, postgresql_where=_PENDING
+        *("earshot_jobs_webhooks_of_key", _C.key, _C.webhook_due),
+        sqlite_where=_PENDING,
+        postgresql_where=_PENDING,
     ),
 )
 _ADD_STORED_BYTES = sa.DDL(
@@ -332,12 +335,11 @@ class Table:
         except IntegrityError:
             raise
         except SQLAlchemyError as error:
-            # Another file, or another server, may be there when it is tried again.
-            self._made = False
-            self._engine.dispose()
+            self._made = False  # another database may be there when it is tried again
             reason = _reason(error)
             if type(error) is DatabaseError:  # SQLite's, of a damaged file
-                reason += "; restore the file, or move it away to begin with no jobs"
+                self._engine.dispose()  # connections to it, for another may take its place
+                reason += "; restore the file, or move jobs.folder away and start the server again"
             raise FileError(f"jobs cannot be kept in {self.name}: {reason}") from error
 
     def _execute(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:

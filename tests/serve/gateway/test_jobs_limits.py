@@ -259,7 +259,7 @@ def long_jobs(start, config, keys_file):
     """A gateway, and a long job of each key's that is completed."""
     running = start(jobs=config, keys_file=keys_file)
     ids = [
-        accepted(running, headers=key, prompt="one two " * 4000, response_format="srt")["id"]
+        accepted(running, headers=key, prompt="one two " * 1500, response_format="srt")["id"]
         for key in (ALICE, BOB)
     ]
     for id, key in zip(ids, (ALICE, BOB), strict=True):
@@ -350,8 +350,9 @@ def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
     assert len(json.loads(running.ask("GET", JOBS)[2])["data"]) == 1
 
 
-def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql):
+def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monkeypatch):
     """None is lost, and the rest of the server goes on, also one that starts meanwhile."""
+    monkeypatch.setattr("serve.gateway.jobs.runner.LEASE_S", 1.0)
     with_table = dataclasses.replace(config, database=postgresql.get_uri(), workers=1)
     running = start(jobs=with_table)
     ids = [accepted(running, prompt="wait")["id"], accepted(running)["id"]]
