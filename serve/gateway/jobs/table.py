@@ -117,7 +117,7 @@ _INDEXES = (
         postgresql_where=_PENDING,
     ),
 )
-_ADD_STORED_BYTES = sa.DDL(
+_ADD_STORED_BYTES = sa.text(
     f"ALTER TABLE {JOBS.name} ADD COLUMN stored_bytes BIGINT DEFAULT 0 NOT NULL"
 )
 _JOB = [_C[field.name] for field in dataclasses.fields(Job)]
@@ -199,8 +199,11 @@ class Table:
 
     def result(self, id: str) -> tuple[str, str] | None:
         """Return the `pairs` of a job that is completed, and its transcript as JSON."""
-        rows = self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
-        return (rows[0][0], rows[0][1]) if rows else None
+        for pairs, result in map(
+            tuple, self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
+        ):
+            return pairs, result
+        return None
 
     def newest(self, key: str, count: int, after: str) -> list[Job]:
         """List a key's jobs, the newest first, from behind the one that is named; no `pairs`."""

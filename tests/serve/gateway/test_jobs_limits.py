@@ -290,7 +290,7 @@ def test_a_keys_results_are_written_one_after_another(long_jobs):
     for thread in threads:
         thread.start()
     assert result(running, others, "", BOB)[0] == 200
-    assert len(done) <= 8, "it has not waited for all of the other key's"
+    assert len(done) <= 5, "it has not waited for all of the other key's"
     for thread in threads:
         thread.join()
     assert statuses == [200] * 16
