@@ -11,6 +11,7 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import httpcore2
@@ -134,15 +135,25 @@ def _is_inside(address: Address) -> bool:
     return not address.is_global or address.is_multicast or address.is_reserved
 
 
-async def addresses_of(host: str, port: int, networks: Iterable[Any]) -> list[str]:
+async def addresses_of(
+    host: str, port: int, networks: Iterable[Any], threads: Executor
+) -> list[str]:
     """Resolve a name; each of its addresses is outside, or in one of these networks.
+
+    Args:
+        host: the name.
+        port: the port.
+        networks: inside the house, where addresses may lie all the same.
+        threads: wait for the name's servers.
 
     Raises:
         OSError: it has none.
         InsideError: one is inside.
     """
     loop, networks = asyncio.get_running_loop(), tuple(networks)
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await loop.run_in_executor(
+        threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    )
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         plain = ipaddress.ip_address(address.partition("%")[0])
@@ -156,10 +167,12 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
     Args:
         networks: inside the house, where a host may lie all the same.
+        threads: wait for names' servers.
     """
 
-    def __init__(self, networks: Sequence[Any]) -> None:
+    def __init__(self, networks: Sequence[Any], threads: Executor) -> None:
         self._networks = networks
+        self._threads = threads
         self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -178,7 +191,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         """
         try:
             async with asyncio.timeout(timeout):
-                addresses = await addresses_of(host, port, self._networks)
+                addresses = await addresses_of(host, port, self._networks, self._threads)
         except OSError as error:  # TimeoutError is one
             raise httpcore2.ConnectError(f"{host} cannot be found") from error
         for address in addresses[:-1]:

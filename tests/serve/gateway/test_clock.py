@@ -10,7 +10,7 @@ import pytest
 
 from serve.contract.jobs_config import JobsConfig
 from tests.gateways import until
-from tests.serve.gateway.test_jobs import SECRET, Hearer, accepted, ended, show
+from tests.jobs import SECRET, Hearer, accepted, ended, show
 
 HOUR_S = 3600.0
 
