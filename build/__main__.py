@@ -14,7 +14,7 @@ from types import FrameType
 from typing import get_args
 
 from serve.contract.config import Precision
-from serve.contract.exits import exit_status
+from serve.contract.exits import exit_status, require_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
 
     def run() -> int:
+        require_text(sys.argv[1:] if arguments is None else arguments)
         from build import commands  # noqa: PLC0415 - takes a second, in which Ctrl-C may come
 
         commands.COMMANDS[args.command](args)

@@ -37,7 +37,8 @@ from serve.contract.engine import (
     TokenizerFacts,
     tensor_kinds,
 )
-from serve.contract.errors import CheckpointError, MissingCheckpointError
+from serve.contract.errors import CheckpointError, MissingCheckpointError, shown
+from serve.contract.manifest import MAX_LAYERS, MAX_SIZE
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -240,7 +241,7 @@ def _weight_files(folder: Path) -> list[Path]:
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(f"{path} names the file {name!r}, which is not in {folder}")
+            raise CheckpointError(f"{path} names the file {shown(name)}, which is not in {folder}")
     return [folder / name for name in names]
 
 
@@ -296,7 +297,7 @@ def _hf_dims(folder: Path) -> Dims:
     config = read_json(path)
     for key, expected in _HF_FIXED.items():
         if config.get(key, expected) != expected:
-            raise CheckpointError(f"{path}: {key} = {config[key]!r}; expected {expected!r}")
+            raise CheckpointError(f"{path}: {key} = {shown(config[key])}; expected {expected!r}")
     return _dims({field: config.get(key) for field, key in HF_DIMS.items()}, str(path), HF_DIMS)
 
 
@@ -314,9 +315,10 @@ def _openai_dims(stated: Any, where: str) -> Dims:
 def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
     """Check sizes that come from outside; `names` are what the file calls them."""
     for field, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        limit = MAX_LAYERS if field.endswith("_layer") else MAX_SIZE
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
             raise CheckpointError(
-                f"{where}: {names[field]} = {value!r}; expected a positive number"
+                f"{where}: {names[field]} = {shown(value)}; expected 1 to {limit:,}"
             )
     dims = Dims(**values)
     for side in ("audio", "text"):
@@ -382,6 +384,6 @@ def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
 
 def _some(names: Iterable[str], most: int = 8) -> str:
     """Return the first few of many names."""
-    ordered = sorted(str(name) for name in names)
+    ordered = sorted(str(name)[:100] for name in names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return (", ".join(ordered[:most]) or "none") + more

@@ -6,19 +6,23 @@ files state must agree. What neither states is taken as absent and noted.
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from build.hub import CONFIG, GENERATION_CONFIG
 from build.merges import with_first_merge
+from serve.contract.codec import parse_json
 from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
-from serve.contract.errors import CheckpointError
+from serve.contract.errors import CheckpointError, shown
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
+_MAX_BYTES = 2**20  # of a JSON file
+_MAX_TOKENIZER_BYTES = 2**24  # Whisper's have 3 MB
 _CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 # OpenAI's `Whisper.is_multilingual` tells by the vocabulary's size; only theirs have these sizes.
@@ -50,10 +54,17 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, or not a JSON object.
+        CheckpointError: the file is missing, unreadable, too large, or not a JSON object.
     """
+    limit = _MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else _MAX_BYTES
     try:
-        content = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(limit + 1)
+        if len(text) > limit:
+            raise CheckpointError(
+                f"{path} has more than {limit:,} bytes, too many for a Whisper; fetch it again"
+            )
+        content = parse_json(text)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -78,18 +89,20 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             "AutoTokenizer.from_pretrained(…).save_pretrained(…), or name a folder that has it "
             "with `tokenizer` under [build] or --tokenizer"
         )
+    content, text = read_json(path), path.read_bytes()
     try:
-        special = {str(t["content"]): int(t["id"]) for t in read_json(path)["added_tokens"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: added_tokens is missing or malformed ({error!r})"
-        ) from error
+        tokenizers.Tokenizer.from_buffer(text)
+        special = {str(t["content"]): int(t["id"]) for t in content["added_tokens"]}
+    except Exception as error:  # the library raises nothing narrower
+        message = str(error)[:200]
+        raise CheckpointError(f"{path} is not a tokenizer: {message}; fetch it again") from error
+    tokenizer_json, repair = with_first_merge(text)
     generation: dict[str, Any] = {}
     for name in (CONFIG, GENERATION_CONFIG):
         if (folder / name).is_file():
             stated = {k: v for k, v in read_json(folder / name).items() if v is not None}
             generation |= {_CT2_KEYS.get(key, key): value for key, value in stated.items()}
-    return TokenizerFiles(folder, *with_first_merge(path.read_bytes()), special, generation)
+    return TokenizerFiles(folder, tokenizer_json, repair, special, generation)
 
 
 def tokenizer_facts(
@@ -166,7 +179,7 @@ class _Reader:
             )
         if stated is not None and stated != special[content]:
             raise CheckpointError(
-                f"{self.files.folder}: {GENERATION_CONFIG} says {key} = {stated}, "
+                f"{self.files.folder}: {GENERATION_CONFIG} says {key} = {shown(stated)}, "
                 f"{TOKENIZER_FILE} says {content} = {special[content]}; "
                 "the files belong to different checkpoints"
             )
@@ -176,7 +189,7 @@ class _Reader:
         """Check that a value is a token id of this network."""
         if not isinstance(value, int) or not 0 <= value < self.dims.n_vocab:
             raise CheckpointError(
-                f"{self.files.folder}: {what} = {value!r}; expected a token id below the "
+                f"{self.files.folder}: {what} = {shown(value)}; expected a token id below the "
                 f"vocabulary's size, {self.dims.n_vocab}"
             )
         return value
@@ -197,7 +210,7 @@ class _Reader:
             return MAX_INITIAL_TIMESTAMP_INDEX
         if not isinstance(value, int) or not 0 <= value < N_TIMESTAMPS:
             raise CheckpointError(
-                f"{self.files.folder}: max_initial_timestamp_index = {value!r}; "
+                f"{self.files.folder}: max_initial_timestamp_index = {shown(value)}; "
                 f"expected 0 to {N_TIMESTAMPS - 1}"
             )
         return value
@@ -214,8 +227,8 @@ class _Reader:
             case [int(layer), int(head)] if 0 <= layer < limits[0] and 0 <= head < limits[1]:
                 return layer, head
         raise CheckpointError(
-            f"{self.files.folder}: alignment_heads holds {pair!r}; expected [layer, head] below "
-            f"{list(limits)}"
+            f"{self.files.folder}: alignment_heads holds {shown(pair)}; expected [layer, head] "
+            f"below {list(limits)}"
         )
 
     def _list(self, key: str, otherwise: str) -> list[Any]:
@@ -225,14 +238,16 @@ class _Reader:
             self.notes.append(f"the checkpoint states no {key}: {otherwise}")
             return []
         if not isinstance(value, list):
-            raise CheckpointError(f"{self.files.folder}: {key} = {value!r}; expected a list")
+            raise CheckpointError(f"{self.files.folder}: {key} = {shown(value)}; expected a list")
         return value
 
     def table(self, key: str) -> dict[str, Any]:
         """Return a table of ids by what they stand for; empty where it is not stated."""
         value = self.files.generation.get(key, {})
         if not isinstance(value, dict):
-            raise CheckpointError(f"{self.files.folder}: {key} = {value!r}; expected an object")
+            raise CheckpointError(
+                f"{self.files.folder}: {key} = {shown(value)}; expected an object"
+            )
         return value
 
 
@@ -284,7 +299,7 @@ def _languages(reader: _Reader, sot: int, translate: int) -> dict[str, int]:
         match = _LANGUAGE.fullmatch(content)
         if match is None:
             raise CheckpointError(
-                f"{reader.files.folder}: {content!r} stands where a language is expected, "
+                f"{reader.files.folder}: {shown(content)} stands where a language is expected, "
                 "such as '<|en|>'"
             )
         languages[match[1]] = reader.agreed(f"lang_to_id.{content}", stated.get(content), content)

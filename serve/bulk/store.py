@@ -120,15 +120,18 @@ def names_in(folder: str) -> list[str]:
     """List all files in a folder and below, relative to it, in order; hidden ones are left out.
 
     Raises:
-        FileError: it cannot be listed.
+        FileError: it cannot be listed, or a name in it is not UTF-8.
     """
     store, path = _located(folder)
+    start = len(path.rstrip("/")) + 1
     try:
         infos = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+        names = [info.path[start:] for info in infos if info.type == fs.FileType.File]
     except (OSError, ArrowException) as error:
         raise FileError(f"cannot list {folder}: {_reason(error)}") from error
-    start = len(path.rstrip("/")) + 1
-    names = (info.path[start:] for info in infos if info.type == fs.FileType.File)
+    except UnicodeDecodeError as error:
+        name = error.object.decode(errors="backslashreplace")
+        raise FileError(f"{name} is not UTF-8; rename the file") from error
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 

@@ -32,6 +32,11 @@ class Recording:
         return sys.stdin.buffer.read() if self.name == STDIN else read_bytes(self.name)
 
 
+def readable(name: str) -> str:
+    """Return a file's name as text, whatever bytes it has."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def find_recordings(names: Sequence[str]) -> tuple[list[Recording], int]:
     """The recordings that are named, each once, and how many other files the folders hold.
 

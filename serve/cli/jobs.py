@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from tqdm import tqdm
 
 from serve.cli.api import Api, LostAnswerError, open_api
-from serve.cli.inputs import Recording, find_recordings
+from serve.cli.inputs import Recording, find_recordings, readable
 from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
@@ -96,12 +96,12 @@ def _submit(api: Api, args: argparse.Namespace) -> int:
         try:
             sent = _source(source, fields, source.name in args.url)
             ids.append(_post(api, sent))
-            line = f"{source.name}: {ids[-1]}" if args.wait else ids[-1]
+            line = f"{readable(source.name)}: {ids[-1]}" if args.wait else ids[-1]
             print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
             ids.append(None)
             failed += 1
-            print(f"error: {source.name}: {told(error, _FLAGS)}", file=sys.stderr)
+            print(f"error: {readable(source.name)}: {told(error, _FLAGS)}", file=sys.stderr)
     if args.wait:
         failed += _write_results(api, zip(sources, targets, ids, strict=True), kind)
     if failed:
@@ -140,7 +140,7 @@ def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
     """What is sent of a job."""
     if is_url:
         return {"json": {**fields, "url": source.name}}
-    name = PurePosixPath(source.path).name
+    name = readable(PurePosixPath(source.path).name)
     return {"data": fields, "files": {"file": (name, source.read())}}
 
 
@@ -173,10 +173,12 @@ def _write_results(api: Api, jobs: Any, kind: Format) -> int:
                 _wait(api, id, bar)
                 text = api.text("GET", f"{_path(id)}/result")
                 titled = len(jobs) > 1 and kind != "json"
-                write(_lines(text), source.name, target, titled)
+                write(_lines(text), readable(source.name), target, titled)
             except EarshotError as error:
                 failed += 1
-                tqdm.write(f"error: {source.name}: {told(error, _FLAGS)}", file=sys.stderr)
+                tqdm.write(
+                    f"error: {readable(source.name)}: {told(error, _FLAGS)}", file=sys.stderr
+                )
             bar.update()
     return failed
 

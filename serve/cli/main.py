@@ -15,10 +15,11 @@ python -m serve phrases --config configs/demo.toml names.txt
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
-from serve.contract.exits import exit_status
+from serve.contract.exits import exit_status, require_text
 from serve.contract.flags import told
 from serve.wire import tensors
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    require_text(sys.argv[1:] if arguments is None else arguments, files=True)
     args = parser().parse_args(arguments)  # some read a file
     return int(args.run(args))
 

@@ -37,8 +37,18 @@ def server_url(config: Config, scheme: str) -> str:
 
 
 def api_key() -> str | None:
-    """Return what a client shows to a server that wants a key."""
-    return os.environ.get("EARSHOT_API_KEY")
+    """Return the API key that a client shows to a server that wants one; None: there is none.
+
+    Raises:
+        ConfigError: no header can hold it.
+    """
+    key = os.environ.get("EARSHOT_API_KEY")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "EARSHOT_API_KEY holds other characters than printable ASCII; expected a key as "
+            "`python -m serve keys new` prints it"
+        )
+    return key
 
 
 _ACTIONS = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}

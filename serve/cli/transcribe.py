@@ -12,7 +12,7 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from serve.cli.backend import Transcribe, open_backend
-from serve.cli.inputs import STDIN, Recording, find_recordings
+from serve.cli.inputs import STDIN, Recording, find_recordings, readable
 from serve.cli.options import (
     add_config,
     add_cue_options,
@@ -112,8 +112,8 @@ class _Work:
 
     @property
     def name(self) -> str:
-        """Return the recording's name as text, whatever bytes it has."""
-        return self.recording.name.encode(errors="surrogateescape").decode(errors="replace")
+        """Return the recording's name as text."""
+        return readable(self.recording.name)
 
 
 class _Transcription:

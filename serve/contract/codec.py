@@ -116,6 +116,16 @@ def require_version(
         )
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Read any JSON as plain values, whose texts UTF-8 can hold.
+
+    Raises:
+        ValueError: the text is not JSON, is nested more than 200 deep, or holds half a surrogate
+            pair, such as "\\ud800".
+    """
+    return pydantic_core.from_json(text)
+
+
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
     """Annotate text for which `check` gives something true; `expected` describes it."""
 

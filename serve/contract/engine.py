@@ -25,6 +25,7 @@ from serve.contract.config import Precision
 from serve.contract.errors import EngineError, UnavailableError
 from serve.contract.manifest import FORMAT_VERSION as FORMAT_VERSION
 from serve.contract.manifest import HEAD_DIM as HEAD_DIM
+from serve.contract.manifest import MANIFEST_FILE as MANIFEST_FILE
 from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
 from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
 from serve.contract.manifest import Calibration as Calibration
@@ -37,11 +38,10 @@ from serve.contract.manifest import LayerError as LayerError
 from serve.contract.manifest import Manifest as Manifest
 from serve.contract.manifest import Source as Source
 from serve.contract.manifest import TokenizerFacts as TokenizerFacts
-from serve.contract.manifest import check_manifest
 from serve.contract.manifest import manifest_from_json as manifest_from_json
 from serve.contract.manifest import manifest_to_json as manifest_to_json
+from serve.contract.manifest import read_manifest
 
-MANIFEST_FILE = "engine.json"
 MEL_FILTERS_FILE = "mel_filters.safetensors"
 N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
 DETECT_LANGUAGE = -1
@@ -288,17 +288,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 def _with_its_files(path: Path) -> Engine:
     """Open an engine whose manifest is right, and whose files are there, in their sizes."""
-    manifest_path = path / MANIFEST_FILE
-    try:
-        text = manifest_path.read_bytes()
-    except OSError as error:
-        raise EngineError(
-            f"no engine at {path} ({manifest_path}: {error.strerror}); "
-            "build one with `make build-engine CONFIG=…`, or in a container with "
-            "`python3 -m build engine --config …`"
-        ) from error
-    manifest = manifest_from_json(text, str(manifest_path))
-    check_manifest(manifest, str(manifest_path))
+    manifest = read_manifest(path)
     for name, facts in manifest.files.items():
         try:
             _check_file(path, name, facts)

@@ -5,10 +5,10 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from serve.contract.errors import EarshotError
+from serve.contract.errors import ConfigError, EarshotError, shown
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -46,6 +46,24 @@ def exit_status(
         _drop_output()
         sys.stderr.write(f"error: cannot write the output: {error.strerror}; make room for it\n")
         return EarshotError.exit_code
+
+
+def require_text(arguments: Sequence[str], files: bool = False) -> None:
+    """Refuse arguments of a command line that are not UTF-8: no request or manifest can hold them.
+
+    Args:
+        arguments: as Python decodes them, with a surrogate for each byte that is not UTF-8.
+        files: whether names of files that are there may be such.
+
+    Raises:
+        ConfigError: one is not UTF-8.
+    """
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            if not (files and os.path.lexists(argument)):
+                raise ConfigError(f"{shown(argument)} is not UTF-8; expected UTF-8") from None
 
 
 def _drop_output() -> None:

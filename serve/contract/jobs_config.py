@@ -67,12 +67,15 @@ class JobsConfig:
     give_up_s: Seconds = 259_200.0  # a job that has no end by then has failed
     keep_s: Seconds = 86_400.0  # a job that has ended is forgotten after it, with its result
     max_queued: Count = 10_000  # jobs without an end; `server.key_share` of them for each key
-    max_queued_mb: Count = 10_240  # MiB of their audio, shared alike
+    # MiB of their audio, and of all jobs' fields and results, ended ones among them; shared alike.
+    max_queued_mb: Count = 10_240
     # Places whose urls are fetched, and to which webhooks go. (): none.
     allowed_hosts: tuple[Place, ...] = ()
     # Networks inside the house in which these hosts may lie. (): they lie outside.
     allowed_networks: tuple[Network, ...] = ()
     fetch_timeout_s: Seconds = 600.0  # until a url's audio is here
+    # Until each MiB of it, or its end, is here; what comes more slowly is tried again later.
+    fetch_mb_timeout_s: Seconds = 60.0
     # A file that holds whsec_ and 24 to 64 bytes in base64, with which webhooks are signed. Without
     # one there are none.
     webhook_secret_file: NameOrNone = ""

@@ -6,6 +6,7 @@ Field by field it is checked by the types below, and as a whole by `check_manife
 import dataclasses
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,12 +18,17 @@ from serve.contract.fields import Finite
 from serve.contract.runtimes import RuntimeName
 
 FORMAT_VERSION = 2  # 1 held an INT8 vocabulary twice, once in float16
+MANIFEST_FILE = "engine.json"
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 HEAD_DIM = 64
 
-Size = Annotated[int, Field(gt=0, le=1_000_000)]
-Layers = Annotated[int, Field(gt=0, le=1000)]
+MAX_SIZE = 1_000_000  # of a network's sizes, but for its layers
+MAX_LAYERS = 1000  # of an encoder, and of a decoder
+_MAX_BYTES = 2**24  # of `engine.json`
+
+Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Index = Annotated[int, Field(ge=0, le=1000)]
 TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -184,6 +190,29 @@ class Manifest:
 def manifest_to_json(manifest: Manifest) -> str:
     """Write the text of `engine.json`."""
     return to_json(manifest, indent=2) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read an engine's `engine.json`, and check it as a whole.
+
+    Raises:
+        EngineError: it is missing, unreadable, too large, or makes no sense.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise EngineError(
+            f"no engine at {folder} ({path}: {error.strerror}); "
+            "build one with `make build-engine CONFIG=…`, or in a container with "
+            "`python3 -m build engine --config …`"
+        ) from error
+    if len(text) > _MAX_BYTES:
+        raise EngineError(f"{path} has more than {_MAX_BYTES:,} bytes; {_ADVICE}")
+    manifest = manifest_from_json(text, str(path))
+    check_manifest(manifest, str(path))
+    return manifest
 
 
 def manifest_from_json(text: str | bytes, where: str) -> Manifest:

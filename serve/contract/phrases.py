@@ -6,14 +6,14 @@ match that breaks off may be within another, as in Aho and Corasick's automaton:
 found here, so that who follows the trie looks at a node and at the root, and no further.
 """
 
-import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_NODES = 1 << 15  # of a list of phrases, and as many edges
+MAX_NODES = 1 << 15
+"""The most nodes of a list of phrases, and the most edges."""
 BOOST = 3.0  # nats that a phrase of weight 1 earns
 
 
@@ -28,22 +28,26 @@ class Trie:
     refunds: NDArray[np.float32]  # (nodes,): nats, at most 0, for a token that leaves
 
 
-def build_trie(phrases: Sequence[tuple[tuple[int, ...], float]]) -> Trie:
+def build_trie(phrases: Iterable[tuple[tuple[int, ...], float]]) -> Trie:
     """Build the trie of token sequences, each with its boost in nats; of equal ones the highest.
 
-    A phrase earns as much with each token. Where one begins another, that earns from there on only
-    what it is worth more.
+    Each token of a phrase earns the same. If one phrase is a prefix of another, the longer one adds
+    only the difference of the two boosts.
+
+    Args:
+        phrases: read one by one, and no further once the trie is too large.
 
     Raises:
-        ValueError: it has more than `MAX_NODES` nodes or edges.
+        ValueError: the trie has more than `MAX_NODES` nodes or edges.
     """
     children: list[dict[int, int]] = [{}]
     worth = [0.0]  # earned on the way from the root
     ends = [0.0]  # boost of the phrase that ends there; 0: none
-    for ids, boost in sorted(phrases, key=lambda phrase: (len(phrase[0]), phrase)):
+    for ids, boost in phrases:
         node = 0
         for i, token in enumerate(ids, 1):
             if token not in children[node]:
+                _require_room(len(children))
                 children[node][token] = len(children)
                 children.append({})
                 worth.append(0.0)
@@ -56,33 +60,43 @@ def build_trie(phrases: Sequence[tuple[tuple[int, ...], float]]) -> Trie:
 
 def _with_shortcuts(children: list[dict[int, int]], worth: list[float], ends: list[float]) -> Trie:
     """Build the trie, with edges from a match that breaks off to another that it is within."""
-    kept = [0.0] * len(children)  # of what is earned, what stays when the match breaks off
-    fails = [0] * len(children)
-    edges = list[tuple[int, int, int, float]]()
-    goes = [dict(some) for some in children]
-    waiting = collections.deque([0])
-    while waiting:
-        node = waiting.popleft()
-        refund = kept[node] - worth[node]
-        if fails[node]:  # what begins at the root is looked up there
-            goes[node] = goes[fails[node]] | goes[node]
-        for token, target in sorted(goes[node].items()):
-            own = children[node].get(token) == target
-            gain = worth[target] - worth[node] if own else refund + worth[target]
-            edges.append((node, token, target, gain))
-            if own:
-                kept[target] = worth[target] if ends[target] else kept[node]
-                fails[target] = goes[fails[node]].get(token, 0) if node else 0
-                fails[target] = fails[target] or (goes[0].get(token, 0) if node else 0)
-                waiting.append(target)
-    if max(len(edges), len(children)) > MAX_NODES:
-        raise ValueError(f"phrases have {len(edges)} tokens that differ, more than {MAX_NODES}")
-    edges.sort()
-    nodes, tokens, targets, gains = zip(*edges, strict=True) if edges else ((), (), (), ())
+    kept = [0.0] * len(children)  # the part of `worth` that stays when the match breaks off
+    fails, parents = [0] * len(children), [0] * len(children)
+    goes = list(children)
+    order, count = [0], 0
+    for node in order:  # which grows
+        # What begins at the root is looked up there.
+        inherited = goes[fails[node]] if fails[node] else {}
+        _require_room(count + len(inherited) - 1)
+        goes[node] = inherited | children[node]
+        count += len(goes[node])
+        _require_room(count - 1)
+        for token, target in children[node].items():
+            kept[target] = worth[target] if ends[target] else kept[node]
+            parents[target] = node
+            if node:
+                fails[target] = inherited.get(token) or goes[0].get(token, 0)
+            order.append(target)
+    edges = [
+        (node, token, target)
+        for node, targets in enumerate(goes)
+        for token, target in sorted(targets.items())
+    ]
+    nodes, tokens, targets = np.array(edges, np.int64).reshape(-1, 3).T.copy()
+    earned = np.array(worth)
+    refunds = np.array(kept) - earned
+    own = np.array(parents)[targets] == nodes
+    gains = earned[targets] + np.where(own, -earned[nodes], refunds[nodes])
     return Trie(
-        nodes=np.array(nodes, np.int64),
-        tokens=np.array(tokens, np.int64),
-        targets=np.array(targets, np.int32),
-        gains=np.array(gains, np.float32),
-        refunds=np.array(kept, np.float32) - np.array(worth, np.float32),
+        nodes=nodes,
+        tokens=tokens,
+        targets=targets.astype(np.int32),
+        gains=gains.astype(np.float32),
+        refunds=refunds.astype(np.float32),
     )
+
+
+def _require_room(count: int) -> None:
+    """Refuse one more node or edge beside so many."""
+    if count >= MAX_NODES:
+        raise ValueError(f"phrases have more than {MAX_NODES} tokens that differ")

@@ -131,23 +131,35 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
 
 
 def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
-    """Refuse raw bytes that are not as many as the tensor's shape says.
+    """Refuse raw bytes that are more than the input may have, or not as many as its shape says.
 
     Raises:
         Refusal: they are more or less.
     """
-    datatype, count = INPUTS[name].datatype, math.prod(shape)
-    if datatype != "BYTES":
-        expected = count * np.dtype(NUMPY_TYPES[datatype]).itemsize
-    else:  # one element: a length, and as many bytes
-        expected = LENGTH.size
-        if len(raw) >= LENGTH.size:
-            expected += LENGTH.unpack_from(raw)[0]
+    spec, count = INPUTS[name], math.prod(shape)
+    if spec.max_bytes is not None and len(raw) > spec.max_bytes + LENGTH.size:
+        raise refusals.invalid(
+            f"{name} has {len(raw)} raw bytes; expected at most {spec.max_bytes + LENGTH.size}"
+        )
+    if spec.datatype == "BYTES":
+        expected = _texts_bytes(raw, count)
+    else:
+        expected = count * np.dtype(NUMPY_TYPES[spec.datatype]).itemsize
     if len(raw) != expected:
         raise refusals.invalid(
-            f"{name} has {len(raw)} raw bytes; expected {expected} for {datatype} of shape "
+            f"{name} has {len(raw)} raw bytes; expected {expected} for {spec.datatype} of shape "
             f"{list(shape)}"
         )
+
+
+def _texts_bytes(raw: memoryview, count: int) -> int:
+    """Add up the elements of a BYTES tensor: each is a length, and as many bytes."""
+    size = 0
+    for _ in range(count):
+        if len(raw) < size + LENGTH.size:
+            return size + LENGTH.size
+        size += LENGTH.size + LENGTH.unpack_from(raw, size)[0]
+    return size
 
 
 def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> None:

@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     format_trace_id,
     set_span_in_context,
 )
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.propagation import tracecontext
 from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError
@@ -40,6 +40,7 @@ from serve.gateway.spans import Spans, Traces
 
 _CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
 _NS = 1_000_000_000
+_MAX_STATE_CHARS = 4096  # servers of gRPC take 8 kB of metadata in all; W3C asks for 512 here
 _SERVER_ERROR = 500
 _SERVICE = "inference.GRPCInferenceService"
 _RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
@@ -52,7 +53,7 @@ _HTTP = {
 }
 # Statuses of gRPC that are the server's doing, by OpenTelemetry's conventions.
 _RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE")
-_CONTEXT = TraceContextTextMapPropagator()
+_CONTEXT = tracecontext.TraceContextTextMapPropagator()
 
 
 class _Seldom(logging.Filter):
@@ -119,6 +120,8 @@ class Telemetry(Traces):
     def __init__(self, endpoint: str, config: TracesConfig, spans: Counter) -> None:
         for name in (trace_exporter.__name__, "opentelemetry.sdk._shared_internal"):
             logging.getLogger(name).addFilter(_Seldom())
+        for name in ("opentelemetry.trace.span", tracecontext.__name__):
+            logging.getLogger(name).setLevel(logging.ERROR)  # warnings repeat clients' headers
         try:
             self._exporter = OTLPSpanExporter(endpoint)
             queue = _Queue(_Counting(self._exporter, spans), spans)
@@ -208,10 +211,10 @@ class _Recorded(Spans):
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def passed_on(self) -> Mapping[str, str]:
-        """Return `traceparent`, and `tracestate` where there is one."""
+        """Return `traceparent`, and `tracestate` where there is one that is not too long."""
         carrier: dict[str, str] = {}
         _CONTEXT.inject(carrier, set_span_in_context(self._span))
-        return carrier
+        return {name: text for name, text in carrier.items() if len(text) <= _MAX_STATE_CHARS}
 
     def given(self, server: str, inside: bool) -> None:
         """See `Spans`."""

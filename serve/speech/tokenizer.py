@@ -187,26 +187,28 @@ class Tokenizer:
         Raises:
             OptionError: one holds special tokens.
         """
-        spaced = self._pieces.encode_batch(
-            [" " + phrase for phrase in phrases], add_special_tokens=False
-        )
-        bare = self._pieces.encode_batch(list(phrases), add_special_tokens=False)
-        for encoded in spaced:
-            self._check_plain(option, encoded)
-        return [[tuple(way.ids) for way in ways] for ways in zip(spaced, bare, strict=True)]
+        texts = [way for phrase in phrases for way in (" " + phrase, phrase)]
+        encoded = self._pieces.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [self._checked(option, one) for one in encoded]
+        return [list(ways) for ways in zip(ids[::2], ids[1::2], strict=True)]
 
     def _encoded(self, option: str, text: str) -> tuple[int, ...]:
         """Return the ids of stripped text, which begins with a space as words do."""
         if not text:
             return ()
-        encoded = self._pieces.encode(" " + text, add_special_tokens=False)
-        self._check_plain(option, encoded)
-        return tuple(encoded.ids)
+        return self._checked(option, self._pieces.encode(" " + text, add_special_tokens=False))
 
-    def _check_plain(self, option: str, encoded: tokenizers.Encoding) -> None:
-        for token, name in zip(encoded.ids, encoded.tokens, strict=True):
-            if token >= self._facts.eot:
-                raise OptionError(f"{option} holds the special token {name}; expected plain text")
+    def _checked(self, option: str, encoded: tokenizers.Encoding) -> tuple[int, ...]:
+        """Return the ids of a text.
+
+        Raises:
+            OptionError: it holds special tokens.
+        """
+        ids = tuple(encoded.ids)
+        if ids and (last := max(ids)) >= self._facts.eot:
+            name = self._pieces.id_to_token(last)
+            raise OptionError(f"{option} holds the special token {name}; expected plain text")
+        return ids
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
         facts = self._facts

@@ -7,12 +7,11 @@ from typing import Any
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
-from serve.contract.manifest import Manifest, check_manifest, manifest_from_json
+from serve.contract.manifest import Manifest, read_manifest
 from serve.supervisor.control import Order
 from serve.supervisor.processes import free_memory_bytes
 from serve.supervisor.server import TritonServer
 
-_MANIFEST = "engine.json"
 _MIB = 2**20
 # Keys of the exchange itself, and one that --open sets.
 _EXCHANGED = ("engine", "server.reload_clips", "server.reload_max_cer", "server.open")
@@ -35,7 +34,7 @@ def require_replaceable(asked: Config, order: Order, engine: Path) -> None:
             f"{key} is {shown(new)} in the config and {shown(old)} in the server that runs; only "
             "the engine is exchanged while it runs, so restart it"
         )
-    old_facts, new_facts = (_tokens(_read(path)) for path in (engine, Path(order.engine)))
+    old_facts, new_facts = (_tokens(read_manifest(path)) for path in (engine, Path(order.engine)))
     for key, old in old_facts.items():
         if new_facts[key] != old:
             raise EngineError(
@@ -70,17 +69,6 @@ def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, A
             yield from _differences(*values, f"{key}.")
         elif values[0] != values[1]:
             yield key, *values
-
-
-def _read(engine: Path) -> Manifest:
-    path = engine / _MANIFEST
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise EngineError(f"no engine at {engine} ({path}: {error.strerror})") from error
-    manifest = manifest_from_json(text, str(path))
-    check_manifest(manifest, str(path))
-    return manifest
 
 
 def _tokens(manifest: Manifest) -> dict[str, Any]:

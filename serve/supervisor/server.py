@@ -203,7 +203,7 @@ class TritonServer:
         """Read what the process that has the engine says of its failure."""
         path = self._folder / names.FAILURE
         with contextlib.suppress(FileNotFoundError):
-            since_s = time.time() - path.stat().st_mtime
+            since_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
             text = path.read_text(encoding="utf-8")
             if text or since_s > _TELLING_S:  # where the disk is full it says nothing
                 return text or "a model's process cannot go on; its log says why"

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ConfigError, OptionError, shown
@@ -14,6 +14,7 @@ from serve.speech.tokenizer import Tokenizer
 MAX_PHRASES = 1000
 MAX_CHARS = 100  # of a phrase
 MAX_WEIGHT = 4.0
+_TOKENIZED_AT_ONCE = 50
 _LISTS = 64  # that are kept, for the same comes with every request of a client
 
 
@@ -95,15 +96,25 @@ def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
     """
     if not phrases:
         return None
-    texts, boosts = list[str](), list[float]()
-    for phrase in phrases:
-        text, weight = weighted(phrase)
-        forms = dict.fromkeys((text, text[0].upper() + text[1:]))
-        texts += forms
-        boosts += [weight * BOOST] * len(forms)
-    ids_of_texts = tokenizer.phrases_ids("phrases", texts)
-    pairs = [(ids, boost) for ways, boost in zip(ids_of_texts, boosts, strict=True) for ids in ways]
     try:
-        return build_trie(pairs)
+        return build_trie(_sequences(phrases, tokenizer))
     except ValueError as error:
         raise OptionError(f"{error}; send fewer or shorter ones") from error
+
+
+def _sequences(
+    phrases: Sequence[str], tokenizer: Tokenizer
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield each form of each phrase as tokens, with its boost in nats.
+
+    Tokenize a few phrases at a time: a list that is too large is refused before the others are.
+    """
+    for begin in range(0, len(phrases), _TOKENIZED_AT_ONCE):
+        texts, boosts = list[str](), list[float]()
+        for phrase in phrases[begin : begin + _TOKENIZED_AT_ONCE]:
+            text, weight = weighted(phrase)
+            forms = dict.fromkeys((text, text[0].upper() + text[1:]))
+            texts += forms
+            boosts += [weight * BOOST] * len(forms)
+        for ways, boost in zip(tokenizer.phrases_ids("phrases", texts), boosts, strict=True):
+            yield from ((ids, boost) for ids in ways)

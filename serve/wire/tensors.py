@@ -133,7 +133,8 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """The tensors that say the same as `request`; what has its default is left out.
 
     Raises:
-        OptionError: a value is not of its input's type; whether it makes sense the server knows.
+        OptionError: a value is not of its input's type, is no text, or is longer than its input may
+            be; whether it makes sense the server knows.
     """
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
@@ -143,7 +144,20 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
         if value != option.default and value is not None:
             check = _checked_list if option.many else _checked
             values[name.upper()] = check(option, value)
-    return _tensors(INPUTS, values)
+    inputs = _tensors(INPUTS, values)
+    for name, tensor in inputs.items():
+        _check_size(name, tensor)
+    return inputs
+
+
+def _check_size(name: str, tensor: Tensor) -> None:
+    datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
+    if limit is None:
+        return
+    size = sum(map(len, tensor)) if datatype == "BYTES" else tensor.nbytes
+    if size > limit:
+        less = "less text" if datatype == "BYTES" else "fewer numbers"
+        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
 
 
 def _checked(option: Option, value: object) -> object:
@@ -194,12 +208,8 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
 
 def _option(name: str, tensor: Tensor) -> Any:
     """The value of an input."""
-    datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
-    size = sum(map(len, tensor)) if datatype == "BYTES" else tensor.nbytes
-    if limit is not None and size > limit:
-        less = "less text" if datatype == "BYTES" else "fewer numbers"
-        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
-    many = INPUTS[name].dims == (-1,)
+    _check_size(name, tensor)
+    datatype, many = INPUTS[name].datatype, INPUTS[name].dims == (-1,)
     if datatype == "BYTES":
         return tuple(_text(name, [text]) for text in tensor) if many else _text(name, tensor)
     if many:
@@ -292,9 +302,9 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     tensors = {}
     for name, value in values.items():
         if value is not None:
-            data = value.encode() if isinstance(value, str) else value
+            data = _bytes(name, value) if isinstance(value, str) else value
             if isinstance(value, list | tuple) and specs[name].datatype == "BYTES":
-                data = [text.encode() for text in value]
+                data = [_bytes(name, text) for text in value]
             array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
             tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
     return tensors
@@ -311,6 +321,13 @@ def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T
     """Parse the JSON of an output."""
     text = bytes(_present(name, output)[0])
     return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
+
+
+def _bytes(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name} = {shown(text)} is no text: {error}") from error
 
 
 def _text(name: str, tensor: Sequence[bytes] | Tensor) -> str:

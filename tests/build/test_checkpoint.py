@@ -225,8 +225,8 @@ def test_truncated_files(folder, tmp_path, weights):
         ({"model_type": "wav2vec2"}, "model_type = 'wav2vec2'; expected 'whisper'"),
         ({"activation_function": "relu"}, "activation_function = 'relu'; expected 'gelu'"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False; expected True"),
-        ({"num_mel_bins": "80"}, "num_mel_bins = '80'; expected a positive number"),
-        ({"encoder_layers": None}, "encoder_layers = None; expected a positive number"),
+        ({"num_mel_bins": "80"}, "num_mel_bins = '80'; expected 1 to 1,000,000"),
+        ({"encoder_layers": None}, "encoder_layers = None; expected 1 to 1,000"),
         ({"max_source_positions": 750}, "max_source_positions = 750; expected 1500"),
     ],
 )

@@ -1,13 +1,12 @@
 """Jobs on their way in: forms with a file, or JSON with a url."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from starlette.requests import Request
 
-from serve.contract.codec import to_json
+from serve.contract.codec import parse_json, to_json
 from serve.contract.errors import shown
 from serve.contract.messages import Task
 from serve.contract.server_config import UnknownFields
@@ -81,9 +80,9 @@ async def json_pairs(request: Request, ticket: Ticket, limit_s: float) -> Pairs:
     text = b"".join([chunk async for chunk in chunks])
     check_json(text, "the job")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise refusals.invalid(f"the body is not JSON; {_EXPECTED}") from None
+        found = parse_json(text)
+    except ValueError as error:
+        raise refusals.invalid(f"the body is not JSON: {error}; {_EXPECTED}") from None
     if not isinstance(found, Mapping):
         raise refusals.invalid(f"the body is no JSON object; {_EXPECTED}")
     return tuple((name, text) for name, value in found.items() for text in _texts(value))

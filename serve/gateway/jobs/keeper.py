@@ -18,6 +18,7 @@ from serve.gateway.refusals import Refusal
 logger = logging.getLogger("earshot.gateway")
 
 _THREADS = 4  # of each, so that a database that is away leaves others theirs
+_TABLE_S = 15.0  # longest call of the table; beyond `table._BUSY_S`
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Keeper:
     def __init__(self, config: Config) -> None:
         self.audio = AudioFolder(Path(config.jobs.folder), config.jobs.store)
         self.table = Table(config)
-        self.for_audio, self._for_table = _Threads("audio"), _Threads("table")
+        self.for_audio, self._for_table = _Threads("audio"), _Threads("table", _TABLE_S)
         # A table's calls are short, and who works on a job is to hold it by one while audio moves.
         self.do, self.quietly = self._for_table.do, self._for_table.quietly
 
@@ -52,9 +53,15 @@ class Keeper:
 
 
 class _Threads:
-    """Threads that wait for a disk, a database or a store. For one event loop."""
+    """Threads that wait for a disk, a database or a store. For one event loop.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: the threads' name.
+        limit_s: longest time of a call, in seconds; None: any. The call itself goes on.
+    """
+
+    def __init__(self, name: str, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
         self._works = True
 
@@ -71,12 +78,15 @@ class _Threads:
         """
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+            async with asyncio.timeout(self._limit_s) as limit:
+                found = await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
         except FileError as error:
             self._tell(error)
-            message = "jobs cannot be kept just now; the server's log says why"
-            raise Refusal(UnavailableError(message)) from error
+            raise _refusal() from error
         except OSError as error:
+            if limit.expired():
+                self._tell(FileError(f"jobs cannot be kept: no answer within {self._limit_s:g} s"))
+                raise _refusal() from error
             logger.error("a job's audio cannot be kept: %s", error)
             raise refusals.no_room_for_upload() from error
         self._tell(None)
@@ -96,7 +106,12 @@ class _Threads:
     def _tell(self, error: FileError | None) -> None:
         """Log that something has begun to fail, or works again."""
         if error and self._works:
-            logger.error("%s; jobs wait until they can be", error)
+            logger.error("%s; jobs wait until they can be, everything else goes on", error)
         if not (error or self._works):
             logger.info("jobs are kept again")
         self._works = error is None
+
+
+def _refusal() -> Refusal:
+    message = "jobs are not available just now, everything else is; the server's log says why"
+    return Refusal(UnavailableError(message))

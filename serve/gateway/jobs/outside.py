@@ -4,13 +4,14 @@ import asyncio
 import importlib.util
 import urllib.parse
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
 import httpcore2
 
 from serve.contract.config import Config
-from serve.contract.errors import UnavailableError
+from serve.contract.errors import UnavailableError, shown
 from serve.gateway import refusals
 from serve.gateway.jobs.places import CheckedBackend, InsideError, Places
 from serve.gateway.refusals import FieldRefusal, Refusal
@@ -23,7 +24,9 @@ _MOST_REDIRECTS = 5
 _AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
 _CONNECT_S, _READ_S = 10.0, 30.0
 _POST_S = 20.0
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = _MIB = 2**20
+_THREADS = 128  # each waits for a name, or reads from a store; others' threads stay theirs
+_MOST_IDLE = 10  # connections that are kept for the next request
 _TIMES = {"timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _READ_S}}
 _AGENT = ("User-Agent", "Earshot")
 _FAILED = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
@@ -39,9 +42,14 @@ class Outside:
     def __init__(self, config: Config) -> None:
         self.places = Places(config.jobs)
         self._limit_s = config.jobs.fetch_timeout_s
+        self._mib_s = config.jobs.fetch_mb_timeout_s
         self._most_bytes = config.server.max_request_mb * 2**20
+        self._threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-outside")
         self._pool = httpcore2.AsyncConnectionPool(
-            network_backend=CheckedBackend(self.places.networks), keepalive_expiry=10.0
+            network_backend=CheckedBackend(self.places.networks, self._threads),
+            max_connections=None,  # callers limit them, for each key
+            max_keepalive_connections=_MOST_IDLE,
+            keepalive_expiry=10.0,
         )
 
     def require_audio(self, url: str) -> None:
@@ -65,7 +73,8 @@ class Outside:
         try:
             async with asyncio.timeout(self._limit_s):
                 if url.startswith("s3://"):
-                    return await asyncio.to_thread(self._from_store, url, to)
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._threads, self._from_store, url, to)
                 return await self._by_http(url, to)
         except TimeoutError:
             raise _away(
@@ -88,8 +97,7 @@ class Outside:
             async with self._pool.stream("GET", url, headers=headers, extensions=_TIMES) as answer:
                 if answer.status in _REDIRECTS:
                     fields = {name.lower(): value for name, value in answer.headers}
-                    target = fields.get(b"location", b"").decode("latin-1")
-                    url = urllib.parse.urljoin(url, target)
+                    url = _redirected(url, fields.get(b"location", b"").decode("latin-1"))
                     continue
                 if answer.status != 200:
                     raise _answered(answer.status)
@@ -97,12 +105,20 @@ class Outside:
         raise FieldRefusal("url", f"url leads on more than {_MOST_REDIRECTS} times")
 
     async def _save(self, answer: httpcore2.Response, to: Path) -> int:
-        size = 0
-        with to.open("wb") as file:
-            async for chunk in answer.aiter_stream():
-                size += len(chunk)
-                self._require_room(size)
-                file.write(chunk)
+        size, now = 0, asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self._mib_s) as limit:
+                with to.open("wb") as file:
+                    async for chunk in answer.aiter_stream():
+                        if size // _MIB < (size + len(chunk)) // _MIB:
+                            limit.reschedule(now() + self._mib_s)
+                        size += len(chunk)
+                        self._require_room(size)
+                        file.write(chunk)
+        except TimeoutError:
+            raise _away(
+                f"url brought less than 1 MiB within {self._mib_s:g} s (jobs.fetch_mb_timeout_s)"
+            ) from None
         return size
 
     def _from_store(self, url: str, to: Path) -> int:
@@ -148,6 +164,19 @@ class Outside:
     async def close(self) -> None:
         """Hang up."""
         await self._pool.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _redirected(url: str, target: str) -> str:
+    """Return the url that an answer's `Location` leads to from another.
+
+    Raises:
+        FieldRefusal: it is no url.
+    """
+    try:
+        return urllib.parse.urljoin(url, target)
+    except ValueError as error:
+        raise FieldRefusal("url", f"url leads to {shown(target)}, no url: {error}") from error
 
 
 def _away(message: str) -> Refusal:

@@ -11,6 +11,7 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import httpcore2
@@ -21,6 +22,8 @@ from serve.gateway.refusals import FieldRefusal
 
 _MAX_URL = 4096  # characters; urls that are signed are long
 _PLAIN = re.compile(r"[!-~]+")
+# What resolvers take: others end in errors that look as if a name could not be found just now.
+_HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", re.ASCII)
 _PORTS = {"https": 443, "http": 80, "s3": None}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _IPv4_BITS = 0xFFFF_FFFF
@@ -103,8 +106,12 @@ def _parts(url: str, field: str) -> urllib.parse.SplitResult:
         port = parts.port
     except ValueError as error:
         raise FieldRefusal(field, f"{field} = {shown(url)} is no url: {error}") from error
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
-        raise FieldRefusal(field, f"{field} = {shown(url)}; expected https://…, or s3://… of audio")
+    host = parts.hostname or ""
+    if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or port == 0:
+        raise FieldRefusal(
+            field,
+            f"{field} = {shown(url)}; expected https:// and a host's name, or s3://… of audio",
+        )
     if parts.username is not None or parts.password is not None:
         raise FieldRefusal(field, f"{field} holds a user's name or password; leave them out")
     return parts
@@ -128,15 +135,25 @@ def _is_inside(address: Address) -> bool:
     return not address.is_global or address.is_multicast or address.is_reserved
 
 
-async def addresses_of(host: str, port: int, networks: Iterable[Any]) -> list[str]:
+async def addresses_of(
+    host: str, port: int, networks: Iterable[Any], threads: Executor
+) -> list[str]:
     """Resolve a name; each of its addresses is outside, or in one of these networks.
+
+    Args:
+        host: the name.
+        port: the port.
+        networks: inside the house, where addresses may lie all the same.
+        threads: wait for the name's servers.
 
     Raises:
         OSError: it has none.
         InsideError: one is inside.
     """
     loop, networks = asyncio.get_running_loop(), tuple(networks)
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await loop.run_in_executor(
+        threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    )
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         plain = ipaddress.ip_address(address.partition("%")[0])
@@ -150,10 +167,12 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
     Args:
         networks: inside the house, where a host may lie all the same.
+        threads: wait for names' servers.
     """
 
-    def __init__(self, networks: Sequence[Any]) -> None:
+    def __init__(self, networks: Sequence[Any], threads: Executor) -> None:
         self._networks = networks
+        self._threads = threads
         self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -172,8 +191,8 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         """
         try:
             async with asyncio.timeout(timeout):
-                addresses = await addresses_of(host, port, self._networks)
-        except (OSError, UnicodeError) as error:  # TimeoutError is one
+                addresses = await addresses_of(host, port, self._networks, self._threads)
+        except OSError as error:  # TimeoutError is one
             raise httpcore2.ConnectError(f"{host} cannot be found") from error
         for address in addresses[:-1]:
             try:

@@ -13,14 +13,16 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from serve.contract.codec import to_json
@@ -49,10 +51,27 @@ from serve.gateway.jobs.wire import (
 from serve.gateway.limits import Ticket
 from serve.gateway.openai.form import received_form
 from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.gateway.uploads import while_client_waits
 
 _MOST_A_PAGE, _A_PAGE = 100, 20
 _MAX_IDEMPOTENCY = 255  # characters
 _MIB = 2**20
+_PIECE_BYTES = 2**16
+_ID = re.compile(r"job_[0-9a-f]{32}")
+
+
+_Written = tuple[bytes, str, dict[str, str]]
+"""A result's body, its media type, and headers."""
+
+
+class _Readers:
+    """Requests of a key for results, which are written one after another."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = asyncio.Lock()
+        self.wanted: tuple[str, list[tuple[str, str]]] | None = None  # a job's id and the query
+        self.written: _Written = b"", "", {}  # the result that was `wanted`
 
 
 class Jobs:
@@ -75,6 +94,10 @@ class Jobs:
         self._counts = counts
         self._webhooks = Webhooks(config, self._keeper, self._outside, counts.webhooks)
         self._runner = Runner(config, door, self._keeper, self._outside, self._webhooks, counts)
+        self._adding = asyncio.Lock()
+        # One thread writes results: each holds up the event loop, and more would hold it up more.
+        self._writer = ThreadPoolExecutor(1, "earshot-jobs-results")
+        self._readers: dict[str, _Readers] = {}  # by key
 
     @property
     def routes(self) -> list[Route]:
@@ -98,6 +121,7 @@ class Jobs:
         await self._webhooks.close()
         await self._outside.close()
         await asyncio.to_thread(self._keeper.close)
+        self._writer.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ one more
 
@@ -110,7 +134,7 @@ class Jobs:
                 unknown = self._config.gateway.unknown_fields
                 asked = read_asked(pairs, unknown, file is not None)
                 job = self._job(request, caller, asked)
-                kept = await self._keep(job, asked, file, filename)
+                kept = await self._keep(job, file, filename)
         ticket.close()
         self._runner.wake()
         headers = served_by(kept.model) | ignored(asked.fields.ignored)
@@ -127,7 +151,11 @@ class Jobs:
             ("jobs.max_queued_mb", all_bytes, own[1], jobs.max_queued_mb * _MIB),
         ):
             if now >= most:
-                raise refusals.overloaded(f"as many jobs wait as may ({name}); try later", "jobs")
+                raise refusals.overloaded(
+                    f"no room for another job ({name}); try again when jobs have ended, or are "
+                    "forgotten (jobs.keep_s)",
+                    "jobs",
+                )
             if mine >= most * share:
                 raise refusals.key_limit(f"share of {name}", key)
 
@@ -163,7 +191,10 @@ class Jobs:
             key=caller.name,
             model=self._door.models.named(asked.fields.model),
             task=asked.fields.request.task,
-            pairs=to_json(asked.pairs),
+            # The names of ignored fields alone, which the answer tells.
+            pairs=to_json(
+                [(name, "" if name in asked.fields.ignored else text) for name, text in asked.pairs]
+            ),
             url=asked.url,
             webhook_url=asked.webhook_url,
             idempotency=idempotency,
@@ -181,24 +212,29 @@ class Jobs:
         if self._outside.places.require(url, "webhook_url") == "s3":
             raise FieldRefusal("webhook_url", "webhook_url is s3://…; expected https://…")
 
-    async def _keep(self, job: Job, asked: Asked, file: BinaryIO | None, filename: str) -> Job:
+    async def _keep(self, job: Job, file: BinaryIO | None, filename: str) -> Job:
         """Keep a job and its audio; return it, or the one that was sent under its key before."""
-        audio, sha256 = self._keeper.audio, ""
+        audio, sha256, size, added = self._keeper.audio, "", 0, False
         try:
-            size = 0
             if file is not None:
                 sha256 = await self._keeper.for_audio.do(audio.keep, job.id, file)
                 size = audio.path(job.id).stat().st_size
             sent = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
                 job,
-                filename=filename[:255],
+                filename=filename.replace("\0", "")[:255],  # which PostgreSQL takes in no text
                 audio_bytes=size,
                 fingerprint=hashlib.sha256(sent.encode()).hexdigest(),
             )
-            kept = await self._keeper.do(self._keeper.table.add, job)
+            async with self._adding:  # else all that come at once would find room
+                await self._require_room(job.key)
+                added = True
+                kept = await self._keeper.do(self._keeper.table.add, job)
         except BaseException:
-            self._keeper.discard(job.id)
+            # A job may be in the table although the call has failed. If it is not, its audio is
+            # removed with what else is of no job.
+            if not added:
+                self._keeper.discard(job.id)
             raise
         if kept.id != job.id:
             self._keeper.discard(job.id)
@@ -256,15 +292,42 @@ class Jobs:
     async def _result(self, request: Request) -> Response:
         job = await self._named(request)
         require_result(job)
-        text = await self._keeper.do(self._keeper.table.result, job.id)
-        if text is None:
+        return await while_client_waits(
+            request, self._read(job, request.query_params.multi_items())
+        )
+
+    async def _read(self, job: Job, asked: list[tuple[str, str]]) -> Response:
+        """Answer with a result as it is asked for: a key's are written one after another.
+
+        Whoever asks for the same at the same time gets the same.
+        """
+        readers = self._readers.setdefault(job.key, _Readers())
+        readers.count += 1
+        try:
+            async with readers.lock:
+                if readers.wanted != (job.id, asked):
+                    readers.written = await self._write(job, asked)
+                    readers.wanted = (job.id, asked)
+                body, kind, headers = readers.written
+        finally:
+            readers.count -= 1
+            if not readers.count:
+                del self._readers[job.key]
+        headers = headers | {"Content-Length": str(len(body))}
+        return StreamingResponse(_pieces(body), media_type=kind, headers=headers)
+
+    async def _write(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
+        found = await self._keeper.do(self._keeper.table.result, job.id)
+        if found is None:
             raise _unknown(job.id)  # it has just been forgotten
-        fields, asked = fields_of(job, "ignore"), request.query_params.multi_items()
-        # Subtitles of long audio take a while to split.
-        transcript = await asyncio.to_thread(transcript_of, text, job.id)
-        answer, kind = await asyncio.to_thread(rendered, fields, transcript, asked)
-        headers = served_by(job.model) | warnings(transcript.warnings)
-        return Response(answer, media_type=kind, headers=headers)
+        fields = fields_of(dataclasses.replace(job, pairs=found[0]), "ignore")
+
+        def write() -> _Written:  # subtitles of long audio take a while to split
+            transcript = transcript_of(found[1], job.id)
+            text, kind = rendered(fields, transcript, asked)
+            return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def _identify(self, request: Request) -> Caller:
         return self._door.callers.identify(request.headers.get("authorization"))
@@ -273,10 +336,17 @@ class Jobs:
         return await self._found(self._identify(request), request.path_params["id"])
 
     async def _found(self, caller: Caller, id: str) -> Job:
-        job = await self._keeper.do(self._keeper.table.find, caller.name, id)
+        find, known = self._keeper.table.find, _ID.fullmatch(id)
+        job = await self._keeper.do(find, caller.name, id) if known else None
         if job is None:
             raise _unknown(id)
         return job
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """Split a body, for each connection would copy what its client does not take yet."""
+    for begin in range(0, len(body), _PIECE_BYTES):
+        yield body[begin : begin + _PIECE_BYTES]
 
 
 def _unknown(id: str) -> Refusal:

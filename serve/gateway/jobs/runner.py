@@ -1,6 +1,9 @@
 """Runs jobs: takes one from the table while there is room beside other requests, and records its
 end once, whoever dies meanwhile.
 
+A job with a url gets a place among the `jobs.workers` when its audio is here, so slow urls keep no
+other job waiting; and a key has few fetches at a time.
+
 A job's request goes the way of any other of its key, in `Runner._ask` alone: it is counted, limited
 and measured as these are. What fails by its own fault ends so. What fails by the server's is put
 back, and a job that was begun `jobs.tries` times has failed: it may be what the server dies of.
@@ -33,7 +36,7 @@ from serve.gateway.jobs.outside import URL_AWAY, Outside
 from serve.gateway.jobs.table import COMPLETED, FAILED, Job
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
-from serve.gateway.jobs.workers import Workers
+from serve.gateway.jobs.workers import Workers, keys_with, next_key
 from serve.gateway.limits import Ticket
 from serve.gateway.log import Line
 from serve.gateway.models import Target
@@ -50,7 +53,10 @@ LEASE_S = 15.0
 
 _NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
 _MOST_BACK_OFF_S = 300.0
+_MOST_NOT_NOW_S = 300.0  # after which a key whose day is used up is tried again, too
+_AHEAD_S = 600.0  # beyond the farthest time that a job may be due
 _SWEEP_S = 30.0
+_FETCHES, _FETCHES_OF_A_KEY = 64, 4  # jobs with a url that are fetched, wait, or are asked for
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -91,12 +97,15 @@ class Runner(Workers):
         self._webhooks = webhooks
         self._counts = counts
         self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
-        self._last_key = ""
+        self._placed: set[str] = set()  # ids of jobs that have a place among the workers
+        self._fetched: dict[str, tuple[Job, asyncio.Event]] = {}  # jobs that wait for one
+        self._last_key = self._last_fetching_key = ""
+        self._last_was_fetched = False
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
         # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
         # else one that is away for a moment would cost each job that waits one of its tries.
         self._away = set(door.models.all)
-        self._swept_s = 0.0
+        self._swept_s = -_SWEEP_S  # as `_not_now` by a clock that nobody sets
         counts.watch(self.tasks)
 
     def cancelled(self, id: str) -> None:
@@ -108,31 +117,77 @@ class Runner(Workers):
 
     def _has_room(self) -> bool:
         """Tell whether a job may start beside the requests that are under way."""
-        admission = self._door.admission
-        room = len(self.tasks) < self._config.jobs.workers and admission.requests < self._below
-        return room and not admission.draining
+        room = len(self._placed) < self._config.jobs.workers
+        return room and self._door.admission.requests < self._below
 
     async def _claimed(self) -> Job | None:
-        if time.time() > self._swept_s + _SWEEP_S:
+        if time.monotonic() > self._swept_s + _SWEEP_S:
             await self._sweep()
-        if not self._has_room():
+        if self._door.admission.draining:
             return None
-        now = time.time()
-        self._not_now = {what: until for what, until in self._not_now.items() if until > now}
+        now, begun_s = time.time(), time.monotonic()
+        self._not_now = {what: until for what, until in self._not_now.items() if until > begun_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
         self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
         models += self._away
-        claim = self._keeper.table.claim
-        job = await self._keeper.quietly(claim, now, now + LEASE_S, self._last_key, keys, models)
-        if job is not None:
-            self._last_key = job.key
-        return job
+        if self._has_room() and (job := await self._to_begin(now, keys, models)) is not None:
+            return job
+        return await self._to_fetch(now, keys, models)
+
+    async def _to_begin(self, now: float, keys: list[str], models: list[str]) -> Job | None:
+        """Give a place to a job of the next key: claim one with a file, or wake a fetched one.
+
+        Args:
+            now: the time.
+            keys: for whose jobs there is no room.
+            models: for which there is none.
+
+        Returns:
+            The job with a file.
+        """
+        table = self._keeper.table
+        files = await self._keeper.quietly(table.keys, now, keys, models, False) or []
+        fetched: dict[str, tuple[Job, asyncio.Event]] = {}
+        for job, placed in self._fetched.values():
+            if job.key not in keys and job.model not in models:
+                fetched.setdefault(job.key, (job, placed))
+        key = next_key({*files, *fetched}, self._last_key)
+        if key is None:
+            return None
+        self._last_key = key
+        self._last_was_fetched = key in fetched and not (self._last_was_fetched and key in files)
+        if self._last_was_fetched:
+            first, placed = fetched[key]
+            del self._fetched[first.id]
+            self._placed.add(first.id)
+            placed.set()
+            self.wake()
+            return None
+        claim = table.claim
+        claimed = await self._keeper.quietly(claim, now, now + LEASE_S, key, models, False)
+        if claimed is not None:
+            self._placed.add(claimed.id)
+        return claimed
+
+    async def _to_fetch(self, now: float, keys: list[str], models: list[str]) -> Job | None:
+        """Claim a job whose url is to be fetched; see `_to_begin`."""
+        table, fetching = self._keeper.table, [job for job in self.jobs.values() if job.url]
+        if len(fetching) >= _FETCHES:
+            return None
+        keys = keys + keys_with(fetching, _FETCHES_OF_A_KEY)
+        there = await self._keeper.quietly(table.keys, now, keys, models, True)
+        key = next_key(there or (), self._last_fetching_key)
+        if key is None:
+            return None
+        self._last_fetching_key = key
+        return await self._keeper.quietly(table.claim, now, now + LEASE_S, key, models, True)
 
     async def _sweep(self) -> None:
         """Fail what waits for too long, forget what ended long ago, and count what there is."""
         now, jobs, table = time.time(), self._config.jobs, self._keeper.table
-        self._swept_s = now
+        self._swept_s = time.monotonic()
+        await self._keeper.quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
             error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
             await self._fail(job, Refusal(error))
@@ -156,13 +211,17 @@ class Runner(Workers):
                     "jobs_tries",
                 )
             await self._fetch(job)
-            await self._ask(run)
+            if job.url:
+                await self._ask_when_placed(run)
+            else:
+                await self._ask(run)
         except Refusal as refusal:
             await self._not_answered(run, refusal)
         except asyncio.CancelledError:
             await asyncio.shield(self._put_back(job, time.time(), counted=False))
             raise
         finally:
+            self._placed.discard(job.id)
             holding.cancel()
 
     async def _hold(self, job: Job, work: "asyncio.Task[None] | None") -> None:
@@ -197,6 +256,31 @@ class Runner(Workers):
         finally:
             part.unlink(missing_ok=True)
         await self._keeper.do(self._keeper.table.note_size, job, size)
+
+    async def _ask_when_placed(self, run: _Run) -> None:
+        """Send a fetched job's request once it has a place.
+
+        Where there is no room for it, it waits here for another place: if it were put back, its
+        key's next url would be fetched, and fetched audio would fill the disk.
+
+        Raises:
+            Refusal: there is no answer.
+        """
+        job = run.job
+        while True:
+            run.given, placed = False, asyncio.Event()
+            self._fetched[job.id] = job, placed
+            self.wake()
+            try:
+                await placed.wait()
+                return await self._ask(run)
+            except Refusal as refusal:
+                if not isinstance(refusal.error, OverloadedError):
+                    raise
+                self._leave_alone(job, refusal)
+            finally:
+                self._fetched.pop(job.id, None)
+                self._placed.discard(job.id)
 
     async def _ask(self, run: _Run) -> None:
         """Send a job's request, as its caller would, and record the answer.
@@ -257,10 +341,9 @@ class Runner(Workers):
             return
         full = isinstance(error, OverloadedError)
         counted = not full and (run.given or refusal.reason == URL_AWAY)
-        wait_s = max(_NOT_NOW_S, refusal.retry_after_s)
+        wait_s = min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
         if full:
-            what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
-            self._not_now[what] = time.time() + wait_s
+            self._leave_alone(job, refusal)
         elif refusal.reason != URL_AWAY:
             self._away.add(job.model)
         if counted:
@@ -268,6 +351,12 @@ class Runner(Workers):
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, refusal)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         await self._put_back(job, due, counted=counted)
+
+    def _leave_alone(self, job: Job, refusal: Refusal) -> None:
+        """Begin no job of a key, or of a model, for a while: there is no room for them."""
+        what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
+        wait_s = min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
+        self._not_now[what] = time.monotonic() + wait_s
 
     async def _put_back(self, job: Job, due: float, counted: bool) -> None:
         await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)

@@ -24,14 +24,14 @@ from serve.gateway.jobs.keeper import Keeper
 from serve.gateway.jobs.outside import Outside
 from serve.gateway.jobs.table import Job
 from serve.gateway.jobs.wire import described
-from serve.gateway.jobs.workers import Workers
+from serve.gateway.jobs.workers import Workers, keys_with, next_key
 from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
 _PREFIX = "whsec_"
 _MADE = f'`echo "{_PREFIX}$(openssl rand -base64 32)"` makes one'
-_AT_A_TIME = 8
+_AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks that are being sent
 _LEASE_S = 60.0  # beyond the longest try
 _FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
 _GONE = 410  # by which a receiver asks for no more
@@ -100,6 +100,7 @@ class Webhooks(Workers):
         self._keeper = keeper
         self._outside = outside
         self._tries = tries
+        self._last_key = ""
 
     @property
     def on(self) -> bool:
@@ -109,9 +110,14 @@ class Webhooks(Workers):
     async def _claimed(self) -> Job | None:
         if self._secret is None or len(self.tasks) >= _AT_A_TIME:
             return None
-        now = time.time()
-        table = self._keeper.table
-        return await self._keeper.quietly(table.claim_webhook, now, now + _LEASE_S)
+        now, table = time.time(), self._keeper.table
+        full = keys_with(self.jobs.values(), _OF_A_KEY)
+        keys = await self._keeper.quietly(table.webhook_keys, now, full)
+        key = next_key(keys or (), self._last_key)
+        if key is None:
+            return None
+        self._last_key = key
+        return await self._keeper.quietly(table.claim_webhook, now, now + _LEASE_S, key)
 
     async def _work(self, job: Job) -> None:
         assert self._secret is not None  # else none is claimed

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import pydantic_core
-
+from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.live import older
 from serve.gateway.live.settings import (
@@ -89,7 +88,7 @@ def read_event(text: str) -> ClientEvent:
     if len(text) > _MAX_CHARS and sum(map(text.count, _MARKS)) > _AUDIO_MARKS:
         raise _too_long(text)
     try:
-        event = pydantic_core.from_json(text)
+        event = parse_json(text)
     except ValueError as error:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
     if not isinstance(event, dict):

@@ -7,7 +7,6 @@ The body is that of OpenAI's API, and each part of it may be left out:
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve.contract.codec import from_table, split_unknown
+from serve.contract.codec import from_table, parse_json, split_unknown
 from serve.contract.errors import OptionError, RequestError, shown
 from serve.gateway import refusals
 from serve.gateway.client_secrets import ClientSecret
@@ -93,8 +92,8 @@ class SecretEndpoint:
         text = b"".join([chunk async for chunk in chunks])
         check_json(text, "the body")
         try:
-            found = json.loads(text or b"{}")
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text or b"{}")
+        except ValueError as error:
             raise Refusal(RequestError(f"the body is not JSON: {error}")) from None
         if not isinstance(found, Mapping):
             raise refusals.invalid(f"the body is {shown(found)}; expected a JSON object")

@@ -8,7 +8,6 @@ https://developers.openai.com/api/reference/resources/audio
 
 import dataclasses
 import difflib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field as Bounds
 
-from serve.contract.codec import from_json, from_table, nearest
+from serve.contract.codec import from_json, from_table, nearest, parse_json
 from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
@@ -294,8 +293,8 @@ def _switch(name: str, text: str) -> str:
 def _listed(text: str) -> list[str]:
     """Split `word,segment`, or the JSON list of the same."""
     try:
-        items = json.loads(text) if text.startswith("[") else text.split(",")
-    except (ValueError, RecursionError):
+        items = parse_json(text) if text.startswith("[") else text.split(",")
+    except ValueError:
         items = [text]
     return [str(item).strip() for item in items]
 

@@ -181,6 +181,18 @@ class _Parser(MultiPartParser):
             )
         super().on_part_data(data, start, end)
 
+    def on_part_end(self) -> None:
+        part = self._current_part
+        if part.file is None:
+            try:
+                part.data.decode()
+            except UnicodeDecodeError as error:
+                name = part.field_name[:60]
+                raise FieldRefusal(
+                    name, f"{name} is not UTF-8: {error}; expected text in UTF-8"
+                ) from error
+        super().on_part_end()
+
     def on_end(self) -> None:
         self._ended = True
 

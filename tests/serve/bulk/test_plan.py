@@ -67,6 +67,12 @@ def test_what_cannot_be_reached_says_so(tmp_path):
         store.write(f"{tmp_path}/file/below", b"")
 
 
+def test_a_name_that_is_not_utf_8_is_told(tmp_path):
+    (tmp_path / "\udcff.wav").touch()
+    with pytest.raises(FileError, match=r"\\xff.wav is not UTF-8; rename the file"):
+        find_files(str(tmp_path))
+
+
 def test_shards_hold_each_file_once_in_order():
     files = [str(i) for i in range(7)]
     shards = shards_of(files, 3)

