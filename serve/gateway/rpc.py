@@ -29,8 +29,8 @@ Method = Callable[[Context, Line], Awaitable[None]]
 MAX_CALLS = 128
 """Maximum of calls under way on one connection; a client's further calls wait in the client.
 
-gRPC keeps calls that no handler has taken yet in one queue. Beyond 1,000 it ends new calls at random,
-and calls that waited for 30 s: each with CANCELLED, whoever made it."""
+gRPC keeps the calls that no handler has taken yet in one queue. Beyond 1,000 it ends new calls at
+random, and it ends calls that have waited for 30 s: each with CANCELLED, whoever made it."""
 
 
 def server_options(

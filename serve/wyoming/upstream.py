@@ -26,6 +26,7 @@ from serve.wyoming.utterance import Options, Utterance
 
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
+_PIECE_BYTES = 2**16
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
 Bytes = bytes | bytearray
@@ -155,9 +156,10 @@ class Upstream:
         try:
             # A server that refuses need not read all of a request; it may have said why.
             with contextlib.suppress(ConnectionError):
-                for part in parts:
-                    writer.write(part)
-                    await writer.drain()
+                for part in parts:  # piece by piece, for a transport copies what it cannot send
+                    for begin in range(0, len(part), _PIECE_BYTES):
+                        writer.write(part[begin : begin + _PIECE_BYTES])
+                        await writer.drain()
             with contextlib.suppress(ConnectionError):
                 while len(received) <= _MAX_ANSWER_BYTES and (piece := await reader.read(2**16)):
                     received += piece

@@ -5,11 +5,40 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from serve.contract.errors import AudioError, AudioLimitError
+from serve.contract.errors import AudioError, AudioLimitError, OverloadedError
 from serve.speech.raw import wav_header
 
 MAX_S = 300.0
 MAX_BYTES = 2**25
+
+
+class Budget:
+    """The memory for the audio of all connections.
+
+    Args:
+        max_bytes: the maximum.
+    """
+
+    def __init__(self, max_bytes: int = 3 * 2**27) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Take bytes from the budget.
+
+        Raises:
+            OverloadedError: too few are left.
+        """
+        if self._bytes + size > self.max_bytes:
+            raise OverloadedError(
+                f"{self._bytes} bytes of audio of all connections wait for audio-stop or a text; "
+                f"expected at most {self.max_bytes}: try again later"
+            )
+        self._bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Give bytes back to the budget."""
+        self._bytes -= size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +72,16 @@ class AudioFormat:
 
 
 class Utterance:
-    """Samples as they come."""
+    """Samples as they come.
 
-    def __init__(self, format: AudioFormat) -> None:
+    Args:
+        format: the samples' format.
+        budget: pays for their memory until `close`.
+    """
+
+    def __init__(self, format: AudioFormat, budget: Budget) -> None:
         self._format = format
+        self._budget = budget
         self._samples = bytearray()
 
     @property
@@ -60,17 +95,24 @@ class Utterance:
         Raises:
             AudioError: it is of another format.
             AudioLimitError: it is too much.
+            OverloadedError: the budget has no room.
         """
         if format != self._format:
             raise AudioError(
                 f"audio-chunk holds {format}, the audio began as {self._format}; expected the same"
             )
+        self._budget.take(len(samples))
         self._samples += samples
         if self.seconds > MAX_S or len(self._samples) > MAX_BYTES:
             raise AudioLimitError(
                 f"the audio has {self.seconds:.0f} s and {len(self._samples)} bytes; expected at "
                 f"most {MAX_S:g} s and {MAX_BYTES} bytes before audio-stop"
             )
+
+    def close(self) -> None:
+        """Drop the samples; may be called again."""
+        self._budget.give_back(len(self._samples))
+        self._samples = bytearray()
 
     def wav(self) -> tuple[bytes, bytearray]:
         """Return a WAV file's two parts.

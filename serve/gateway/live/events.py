@@ -34,6 +34,7 @@ DELTA = f"{_TRANSCRIPTION}.delta"
 """Type of an event of final text."""
 _MAX_CHARS = 100_000  # of an event but for audio
 _MARKS = ',"{['  # of which JSON has one for each key and value
+_MAX_MARKS = 10_000  # of them at most in an event: reading that many takes 15 ms
 _AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
 _MAX_ID_CHARS = 512  # of a client's event_id
 _MAX_KEY_CHARS = 60  # of an unknown key, where a warning names it
@@ -86,8 +87,15 @@ def read_event(text: str) -> ClientEvent:
         EventError: it is not an event of a transcription session.
     """
     # Counted first, for reading a million keys takes a second of everybody's.
-    if len(text) > _MAX_CHARS and sum(map(text.count, _MARKS)) > _AUDIO_MARKS:
+    marks = sum(map(text.count, _MARKS))
+    if len(text) > _MAX_CHARS and marks > _AUDIO_MARKS:
         raise _too_long(text)
+    if marks > _MAX_MARKS:
+        raise EventError(
+            f"the message has {marks} commas, quotation marks and opening brackets; expected at "
+            f"most {_MAX_MARKS}: send fewer settings",
+            "invalid_event",
+        )
     try:
         event = pydantic_core.from_json(text)
     except ValueError as error:
