@@ -51,8 +51,7 @@ def test_all_connections_together_have_one_budget():
         threading.Thread(target=serve, daemon=True).start()
         command = [sys.executable, "-m", "serve", "wyoming", "--listen", "127.0.0.1:0"]
         command += ["--server", f"http://127.0.0.1:{server.getsockname()[1]}"]
-        bridge = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        stack.callback(bridge.wait)
+        bridge = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(bridge.kill)
         port = int(re.search(r"tcp://127\.0\.0\.1:(\d+)", bridge.stdout.readline())[1])
         for _ in range(MAX_CONNECTIONS):
