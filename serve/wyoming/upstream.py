@@ -29,8 +29,6 @@ _CONNECT_S = 10.0
 _PIECE_BYTES = 2**16
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
-Bytes = bytes | bytearray
-
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
@@ -122,7 +120,7 @@ class Upstream:
         return Answer(answer.text.strip(), language_code(answer.language or ""))
 
     async def _ask(
-        self, method: str, path: str, kind: str = "", body: Sequence[Bytes] = ()
+        self, method: str, path: str, kind: str = "", body: Sequence[bytes] = ()
     ) -> bytes:
         head = {
             "Host": self._netloc,
@@ -148,7 +146,7 @@ class Upstream:
             raise _refusal(status, answer, self.url)
         return answer
 
-    async def _exchange(self, parts: Iterable[Bytes]) -> bytes:
+    async def _exchange(self, parts: Iterable[bytes]) -> bytes:
         """Send a request, and receive all until the server hangs up."""
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
@@ -168,7 +166,7 @@ class Upstream:
         return bytes(received)
 
 
-def _form(fields: Iterable[tuple[str, str]], file: Iterable[Bytes]) -> tuple[str, list[Bytes]]:
+def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str, list[bytes]]:
     """Make a multipart form: its media type, and its body in pieces."""
     boundary = secrets.token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="'

@@ -21,7 +21,7 @@ class Budget:
         max_bytes: the maximum.
     """
 
-    def __init__(self, max_bytes: int = 3 * 2**27) -> None:
+    def __init__(self, max_bytes: int = 2**28) -> None:
         self.max_bytes = max_bytes
         self._bytes = 0
 
@@ -85,7 +85,7 @@ class Utterance:
         self._format = format
         self._budget = budget
         # One array that grows to 32 MiB would be copied again and again, and leave holes behind.
-        self._pieces: list[bytearray] = []
+        self._pieces: list[bytes] = []
         self._bytes = 0
 
     @property
@@ -108,9 +108,9 @@ class Utterance:
         self._budget.take(len(samples))
         self._bytes += len(samples)
         if self._pieces and len(self._pieces[-1]) < _PIECE_BYTES:
-            self._pieces[-1] += samples
+            self._pieces[-1] = b"".join((self._pieces[-1], samples))
         else:
-            self._pieces.append(bytearray(samples))
+            self._pieces.append(samples)
         if self.seconds > MAX_S or self._bytes > MAX_BYTES:
             raise AudioLimitError(
                 f"the audio has {self.seconds:.0f} s and {self._bytes} bytes; expected at most "
@@ -122,7 +122,7 @@ class Utterance:
         self._budget.give_back(self._bytes)
         self._pieces, self._bytes = [], 0
 
-    def wav(self) -> tuple[bytes | bytearray, ...]:
+    def wav(self) -> tuple[bytes, ...]:
         """Return a WAV file in pieces.
 
         Raises:
