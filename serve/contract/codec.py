@@ -258,6 +258,6 @@ _type_hints = functools.cache(typing.get_type_hints)
 
 def _hints(hint: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields, or of the one that a tuple, dict or union holds."""
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _type_hints(hint)
     return next(filter(None, map(_hints, typing.get_args(hint))), {})
