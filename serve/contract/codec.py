@@ -234,14 +234,17 @@ def split_unknown(
 
     Returns:
         The rest of the table; the unknown keys' dotted places, each with the field that its key
-        resembles, or an empty text.
+        resembles, or an empty text. A similar field is searched for the first keys alone, for a
+        search takes longer than reading the key.
     """
     known, unknown = dict[str, Any](), dict[str, str]()
     fields = _fields_at(kind, parents)
     for key, value in table.items():
         place = [*parents, key]
         if key not in fields:
-            near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
+            near = []
+            if len(unknown) < _MAX_KEYS:
+                near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
             unknown[_dotted(place)] = near[0] if near else ""
         elif isinstance(value, dict) and _fields_at(kind, place):
             known[key], more = split_unknown(kind, value, place)
@@ -260,8 +263,11 @@ def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
     return list(fields)
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
 def _hints(hint: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields, or of the one that a tuple, dict or union holds."""
-    if dataclasses.is_dataclass(hint):
-        return typing.get_type_hints(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _type_hints(hint)
     return next(filter(None, map(_hints, typing.get_args(hint))), {})

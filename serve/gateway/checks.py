@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Phase, Timings
+from serve.contract.messages import Phase, Segment, Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS, TensorSpec
@@ -181,6 +181,15 @@ def audio_s(answer: service_pb2.ModelInferResponse) -> float:
     """Read an answer's seconds of audio; 0 where it tells none, as where it is one segment."""
     raw = _output(answer, "DURATION")
     return 0.0 if raw is None else float(_FP64.unpack(raw)[0])
+
+
+def segment_end_s(answer: service_pb2.ModelInferResponse) -> float:
+    """Read the second at which the last segment of an answer ends; 0 where it tells none."""
+    raw = _output(answer, "SEGMENTS")
+    if raw is None:
+        return 0.0
+    segments = from_json(tuple[Segment, ...], raw[LENGTH.size :], "SEGMENTS", extra="ignore")
+    return segments[-1].end if segments else 0.0
 
 
 def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:

@@ -13,7 +13,14 @@ from serve.contract.messages import Priority, Transcript
 from serve.gateway import refusals
 from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
-from serve.gateway.checks import audio_s, check_request, check_streamed, phases, queue_s
+from serve.gateway.checks import (
+    audio_s,
+    check_request,
+    check_streamed,
+    phases,
+    queue_s,
+    segment_end_s,
+)
 from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.envelope import Part, read_envelope, read_transcript
 from serve.gateway.gate import Turns
@@ -58,6 +65,7 @@ class Visit:
         self._usage = usage
         self._lengths = lengths
         self._uncounted = 1  # itself
+        self._sent_s = 0.0  # audio of the segments that were sent and are not counted
         self.sound: Sound | None = None
         """What is known of its audio, where there is a latency target."""
 
@@ -66,9 +74,20 @@ class Visit:
         """The account of its caller: what is under way."""
         return self.caller.account
 
-    def require_duration(self, outputs: Collection[str]) -> None:
+    def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
         """Refuse outputs that do not tell their duration; see `Caller`."""
-        self.caller.require_duration(outputs, self._usage.config.price_per_audio_hour > 0)
+        priced = self._usage.config.price_per_audio_hour > 0
+        self.caller.require_duration(outputs, priced, streamed)
+
+    def segment_sent(self, end_s: float) -> None:
+        """Note that the client gets a stream's segment, which ends so many seconds in."""
+        self._sent_s = max(self._sent_s, end_s)
+
+    def close(self) -> None:
+        """Count the audio of the segments that were sent, if no whole answer has counted it."""
+        if self._sent_s:
+            self.caller.count_audio(self._sent_s)
+            self._count(self._sent_s)
 
     def text_sent(self) -> None:
         """Note that a piece of a stream's text has been sent."""
@@ -85,7 +104,10 @@ class Visit:
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count its audio, of an answer of KServe's."""
         self.line.spans.answered(phases(answer) if self.line.spans.recorded else ())
-        self._count_answer(audio_s(answer), queue_s(answer))
+        if (seconds := audio_s(answer)) or not (end_s := segment_end_s(answer)):
+            self._count_answer(seconds, queue_s(answer))
+        else:
+            self.segment_sent(end_s)
         if self.watch:
             with contextlib.suppress(Refusal):  # its client wants a part of it alone
                 self.watch(read_transcript(answer))
@@ -101,6 +123,7 @@ class Visit:
         self._count(seconds)
 
     def _count_answer(self, seconds: float, queued_s: float | None) -> None:
+        self._sent_s = 0.0
         self.caller.count_audio(seconds)
         self._count(seconds)
         self.line.queued(queued_s)
@@ -174,7 +197,8 @@ class Door:
         visit.line.model = target.model
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
-        visit.require_duration([output.name for output in envelope.request.outputs])
+        outputs = [output.name for output in envelope.request.outputs]
+        visit.require_duration(outputs, target.segments)
         visit.sound = self.targets.look(lambda: of_tensors(envelope.request, envelope.raw))
         return self.pass_on(visit, target, [message], ticket, streamed)
 
@@ -237,7 +261,9 @@ class Door:
                 line.key, line.left = caller.name, caller.left
                 self.usage.require(caller)
                 caller.begin()
-                yield Visit(caller, line, self.metrics, self.usage, self.targets.lengths)
+                visit = Visit(caller, line, self.metrics, self.usage, self.targets.lengths)
+                with contextlib.closing(visit):
+                    yield visit
             except Refusal as refusal:
                 line.param = refusal.param or ""
                 ended(refusal.status.grpc, refusal.reason)

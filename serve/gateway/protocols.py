@@ -7,9 +7,11 @@ goes on sending what was refused. All that is seen to here.
 
 import asyncio
 import socket
+from collections.abc import Sized
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -27,6 +29,8 @@ SHARE = "earshot.share"
 MAX_HEAD_BYTES = 2**16
 """Most bytes of a request's head, of its trailers and of anything else that is no part of it."""
 MAX_HEADERS = 256
+MAX_QUEUED = 128
+"""Maximum of requests that wait on a connection for the answer before theirs."""
 MAX_FRAGMENTS = 1024
 """Most frames that a WebSocket's message may come in: each takes memory besides its bytes."""
 SEND_S = 60.0
@@ -36,11 +40,27 @@ FRESH_S = 1.0
 MAX_CONTROLS = 100
 """Most pings and pongs of a WebSocket in a second."""
 
+_FEW_QUEUED = 16  # while no more are queued, reading goes on, which tells that a client has left
 _UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
 
 
 class NotTaken(Exception):
     """A client does not take its answer: its connection is ended, or it left before."""
+
+
+class _Flow(FlowControl):
+    """Flow control that reads nothing more while many requests wait in the pipeline.
+
+    uvicorn itself goes on reading after each answer, and whenever a request asks for its body.
+    """
+
+    def __init__(self, transport: Any, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if len(self._pipeline) <= _FEW_QUEUED:
+            super().resume_reading()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -52,8 +72,6 @@ class HttpProtocol(HttpToolsProtocol):
         patience_s: how long it may have no request in work.
         options: uvicorn's.
     """
-
-    piece_bytes = 2**14  # in chunks of one byte: 2 ms
 
     def __init__(self, idle: Idle, admission: Admission, patience_s: float, **options: Any) -> None:
         super().__init__(**options)
@@ -71,6 +89,11 @@ class HttpProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ as a connection
 
     @property
+    def piece_bytes(self) -> int:
+        """Return 16 KiB of a body, in chunks of one byte 2 ms, and 1 KiB of heads: few requests."""
+        return 2**14 if self.cycle is not None and self.cycle.more_body else 2**10
+
+    @property
     def unread(self) -> bool:
         """See `serve.gateway.gate.Behind`."""
         return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
@@ -84,6 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         self.share = transport.share
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._limit_idleness()
         self._idle.make_room(self, len(self.connections))
 
@@ -165,6 +189,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request."""
+        if len(self.pipeline) >= MAX_QUEUED:
+            raise ValueError("too many requests wait")
         self._begun = True
         self._useless = 0
         super().on_headers_complete()

@@ -26,6 +26,12 @@ logger = logging.getLogger("earshot.gateway")
 
 Method = Callable[[Context, Line], Awaitable[None]]
 
+MAX_CALLS = 128
+"""Maximum of calls under way on one connection; a client's further calls wait in the client.
+
+gRPC keeps the calls that no handler has taken yet in one queue. Beyond 1,000 it ends new calls at
+random, and it ends calls that have waited for 30 s: each with CANCELLED, whoever made it."""
+
 
 def server_options(
     max_request_bytes: int, max_connections: int, shared: bool
@@ -40,7 +46,7 @@ def server_options(
         ("grpc.http2.lookahead_bytes", FRAME_BYTES),
         # Identity alone: a message's size would not tell what it becomes. gRPC refuses others.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.max_concurrent_streams", max_connections),
+        ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),

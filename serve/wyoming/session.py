@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from serve.contract.errors import DeadlineError, EarshotError, RequestError
 from serve.wyoming.events import Event, data_of, read_event
 from serve.wyoming.upstream import Answer, Upstream
-from serve.wyoming.utterance import AudioFormat, Options, Utterance
+from serve.wyoming.utterance import AudioFormat, Budget, Options, Utterance
 
 logger = logging.getLogger("earshot.wyoming")
 
@@ -29,6 +29,7 @@ class Settings:
     languages: tuple[str, ...]  # codes that clients are told of
     language: str | None  # of whoever names none; None: it is detected
     idle_s: float  # that a client may say nothing
+    budget: Budget = dataclasses.field(default_factory=Budget)  # of all sessions' audio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Session:
             logger.warning("%s", error)
             await self.refuse(error)
         finally:
+            self._drop()
             if self._ahead is not None:
                 self._ahead.cancel()
                 await asyncio.wait((self._ahead,))
@@ -145,11 +147,12 @@ class Session:
         self._options = data_of(event, Options)
 
     async def _audio_start(self, event: Event) -> None:
-        self._utterance = Utterance(data_of(event, AudioFormat))
+        self._drop()
+        self._utterance = Utterance(data_of(event, AudioFormat), self._settings.budget)
 
     async def _audio_chunk(self, event: Event) -> None:
         format = data_of(event, AudioFormat)
-        self._utterance = self._utterance or Utterance(format)
+        self._utterance = self._utterance or Utterance(format, self._settings.budget)
         self._utterance.add(format, event.payload)
 
     async def _audio_stop(self, event: Event) -> None:
@@ -160,7 +163,13 @@ class Session:
             options = dataclasses.replace(options, language=self._settings.language)
         if (answer := await self._while_client_waits(self._utterance, options)) is not None:
             await self._say("transcript", {"text": answer.text, "language": answer.language})
-        self._options, self._utterance = Options(), None
+        self._options = Options()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._utterance is not None:
+            self._utterance.close()
+        self._utterance = None
 
     async def _while_client_waits(self, utterance: Utterance, options: Options) -> Answer | None:
         """Return the server's answer; None where the client has gone, and the server knows it."""

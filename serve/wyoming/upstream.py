@@ -26,9 +26,8 @@ from serve.wyoming.utterance import Options, Utterance
 
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
+_PIECE_BYTES = 2**16
 _HEADER_VALUE = re.compile(r"[!-~]*")
-
-Bytes = bytes | bytearray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Upstream:
         return Answer(answer.text.strip(), language_code(answer.language or ""))
 
     async def _ask(
-        self, method: str, path: str, kind: str = "", body: Sequence[Bytes] = ()
+        self, method: str, path: str, kind: str = "", body: Sequence[bytes] = ()
     ) -> bytes:
         head = {
             "Host": self._netloc,
@@ -147,7 +146,7 @@ class Upstream:
             raise _refusal(status, answer, self.url)
         return answer
 
-    async def _exchange(self, parts: Iterable[Bytes]) -> bytes:
+    async def _exchange(self, parts: Iterable[bytes]) -> bytes:
         """Send a request, and receive all until the server hangs up."""
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
@@ -155,9 +154,10 @@ class Upstream:
         try:
             # A server that refuses need not read all of a request; it may have said why.
             with contextlib.suppress(ConnectionError):
-                for part in parts:
-                    writer.write(part)
-                    await writer.drain()
+                for part in parts:  # piece by piece, for a transport copies what it cannot send
+                    for begin in range(0, len(part), _PIECE_BYTES):
+                        writer.write(part[begin : begin + _PIECE_BYTES])
+                        await writer.drain()
             with contextlib.suppress(ConnectionError):
                 while len(received) <= _MAX_ANSWER_BYTES and (piece := await reader.read(2**16)):
                     received += piece
@@ -166,7 +166,7 @@ class Upstream:
         return bytes(received)
 
 
-def _form(fields: Iterable[tuple[str, str]], file: Iterable[Bytes]) -> tuple[str, list[Bytes]]:
+def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str, list[bytes]]:
     """Make a multipart form: its media type, and its body in pieces."""
     boundary = secrets.token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="'

@@ -12,6 +12,7 @@ from typing import Any
 
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
+from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE
 from serve.gateway.live import older
 from serve.gateway.live.settings import (
     HYPOTHESIS,
@@ -33,6 +34,8 @@ DELTA = f"{_TRANSCRIPTION}.delta"
 """Type of an event of final text."""
 _MAX_CHARS = 100_000  # of an event but for audio
 _MARKS = ',"{['  # of which JSON has one for each key and value
+_MAX_MARKS = 10_000  # of them at most in an event: reading that many takes 15 ms
+_MARK_S = 2e-6  # of the event loop, for each of them
 _AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
 _MAX_ID_CHARS = 512  # of a client's event_id
 _MAX_KEY_CHARS = 60  # of an unknown key, where a warning names it
@@ -78,6 +81,15 @@ class ClientEvent:
     unknown: tuple[str, ...] = ()  # its other keys
 
 
+def cost_s(text: str) -> float:
+    """Estimate the seconds of the event loop that a client's event takes, before it is read."""
+    return EVENT_S + JSON_S_PER_BYTE * len(text) + _MARK_S * min(_marks(text), _MAX_MARKS)
+
+
+def _marks(text: str) -> int:
+    return sum(map(text.count, _MARKS))
+
+
 def read_event(text: str) -> ClientEvent:
     """Read what a client says.
 
@@ -85,8 +97,15 @@ def read_event(text: str) -> ClientEvent:
         EventError: it is not an event of a transcription session.
     """
     # Counted first, for reading a million keys takes a second of everybody's.
-    if len(text) > _MAX_CHARS and sum(map(text.count, _MARKS)) > _AUDIO_MARKS:
+    marks = _marks(text)
+    if len(text) > _MAX_CHARS and marks > _AUDIO_MARKS:
         raise _too_long(text)
+    if marks > _MAX_MARKS:
+        raise EventError(
+            f"the message has {marks} commas, quotation marks and opening brackets; expected at "
+            f"most {_MAX_MARKS}: send fewer settings",
+            "invalid_event",
+        )
     try:
         event = parse_json(text)
     except ValueError as error:

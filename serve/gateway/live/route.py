@@ -28,7 +28,7 @@ from serve.gateway.callers import Caller, bearer_token
 from serve.gateway.client_secrets import ClientSecret
 from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import read_transcript, request_parts
-from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE, Share
+from serve.gateway.gate import Share
 from serve.gateway.headers import LINE, ignored, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.live import events, older
@@ -226,7 +226,7 @@ class Live:
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
-                await share.pay(EVENT_S + JSON_S_PER_BYTE * len(text))
+                await share.pay(events.cost_s(text))
                 self._door.callers.require_good(visit.caller)  # its key may be removed
                 await session.handle(text)
             except Refusal as refusal:

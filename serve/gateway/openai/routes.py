@@ -179,6 +179,7 @@ async def _pass_on(
             await events.send(done_event(event.transcript, fields))
             await events.end()
             return event.transcript
+        visit.segment_sent(event.segment.end)
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, fields))
             visit.text_sent()
