@@ -16,13 +16,13 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve.contract.codec import to_json
@@ -56,7 +56,6 @@ from serve.gateway.uploads import while_client_waits
 _MOST_A_PAGE, _A_PAGE = 100, 20
 _MAX_IDEMPOTENCY = 255  # characters
 _MIB = 2**20
-_PIECE_BYTES = 2**16
 _ID = re.compile(r"job_[0-9a-f]{32}")
 
 
@@ -313,8 +312,7 @@ class Jobs:
             readers.count -= 1
             if not readers.count:
                 del self._readers[job.key]
-        headers = headers | {"Content-Length": str(len(body))}
-        return StreamingResponse(_pieces(body), media_type=kind, headers=headers)
+        return Response(body, media_type=kind, headers=headers)
 
     async def _write(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
         found = await self._keeper.do(self._keeper.table.result, job.id)
@@ -341,12 +339,6 @@ class Jobs:
         if job is None:
             raise _unknown(id)
         return job
-
-
-async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
-    """Split a body, for each connection would copy what its client does not take yet."""
-    for begin in range(0, len(body), _PIECE_BYTES):
-        yield body[begin : begin + _PIECE_BYTES]
 
 
 def _unknown(id: str) -> Refusal:

@@ -296,26 +296,6 @@ def test_a_keys_results_are_written_one_after_another(long_jobs):
     assert statuses == [200] * 16
 
 
-def test_readers_that_take_nothing_share_what_they_do_not_take(start, config):
-    running = start(jobs=config)
-    job = accepted(running, prompt="one two " * 20_000, response_format="verbose_json")
-    until(lambda: show(running, job["id"])["ended_at"])
-    assert len(result(running, job["id"])[1]) > 7_000_000
-    before = memory_kb("VmRSS")
-    with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            reader = stack.enter_context(contextlib.closing(socket.socket()))
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.settimeout(WAIT_S)
-            host, _, port = running.http.partition(":")
-            reader.connect((host, int(port)))
-            reader.sendall(
-                f"GET {JOBS}/{job['id']}/result HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-            )
-            stack.enter_context(contextlib.closing(reader.makefile("rb", 0))).read(1)
-        assert memory_kb("VmRSS") - before < 90_000
-
-
 # ---------------------------------------------------------------- what is away, and comes back
 
 
