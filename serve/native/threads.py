@@ -25,9 +25,8 @@ def busy_s() -> float:
     """Sum up the time that the cores of this process have been busy, with any work, in seconds."""
     cores = psutil.cpu_times(percpu=True)
     mine = (cores[number] for number in os.sched_getaffinity(0) if number < len(cores))
-    return sum(
-        seconds for core in mine for name, seconds in core._asdict().items() if name not in _IDLE
-    )
+    times = (core._asdict().items() for core in mine)
+    return float(sum(seconds for core in times for name, seconds in core if name not in _IDLE))
 
 
 class Threads:
