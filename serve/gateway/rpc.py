@@ -26,11 +26,11 @@ logger = logging.getLogger("earshot.gateway")
 
 Method = Callable[[Context, Line], Awaitable[None]]
 
-MAX_CALLS = 128
-"""Maximum of calls under way on one connection; a client's further calls wait in the client.
-
-gRPC keeps the calls that no handler has taken yet in one queue. Beyond 1,000 it ends new calls at
-random, and it ends calls that have waited for 30 s: each with CANCELLED, whoever made it."""
+MAX_CALLS = 512
+"""Maximum of calls under way on one connection; a client's further calls wait in the client."""
+# gRPC keeps the calls that no handler has taken yet in one queue, some 5 kB each. From so many on,
+# by default 1,000, it ends new calls at random, and from twice as many on each: with CANCELLED.
+_MAX_QUEUED = 10_000
 
 
 def server_options(
@@ -47,6 +47,8 @@ def server_options(
         # Identity alone: a message's size would not tell what it becomes. gRPC refuses others.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
+        ("grpc.server.max_pending_requests", _MAX_QUEUED),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
