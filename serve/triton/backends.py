@@ -92,8 +92,8 @@ class EngineBackend:
 
     def _stats(self) -> Stats:
         """Return the transcriber's; look at its health as often as these are asked for."""
-        if not self._transcriber.healthy:
-            failure = self._folder / names.FAILURE
+        failure = self._folder / names.FAILURE
+        if not self._transcriber.healthy and not failure.exists():
             failure.write_text("the device failed, see the log", encoding="utf-8")
         return self._transcriber.stats()
 
