@@ -17,7 +17,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.devices import usable_cores
 
 _LOOK_S = 0.1  # between two looks; the kernel counts in hundredths of a second
-_IGNORED = 0.3  # cores that others may take before a thread is given up for them
+_IGNORED = 0.4  # cores that others may take before a thread is given up for them
 _IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are in "user" already
 
 
