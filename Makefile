@@ -2,9 +2,11 @@
 #
 #   make demo            set up, fetch Whisper base, build its engine, serve it, transcribe clips of
 #                        people; where base cannot be had, the small synthetic checkpoint
-#   make test            set up and run every test that needs no GPU, the real server included, in
+#   make test            set up and test every feature, the real server included, without a GPU and in
 #                        three processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
 #                        Whisper base is fetched for some of them, which else say that they skip
+#   make test-all        the same, and the tests that take long: soaks, clusters, kills of every process,
+#                        the compiler's output for two GPUs
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
@@ -35,7 +37,7 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-.PHONY: help setup demo fixture-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval profile clean
+.PHONY: help setup demo fixture-engine test test-all test-gpu test-trtllm check format build-engine serve some-files transcribe eval profile clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,10 +63,13 @@ fixture-engine: setup
 # Side by side in the order of the files, of which the last are the quickest. In one process more
 # than a small machine has cores, since many tests wait.
 test: fixture-engine
-	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
+	@$(RUN) -m pytest --durations 10 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
+
+test-all: override OPTIONS += --nightly
+test-all: test
 
 test-gpu: setup
-	@$(RUN) -m pytest -m gpu --require-gpu
+	@$(RUN) -m pytest -m gpu --require-gpu --nightly
 
 $(IMAGE_VENV)/.installed: requirements.txt $(IMAGE_PINS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 12) else f"the image has Python 3.12, {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
@@ -76,7 +81,7 @@ $(IMAGE_VENV)/.installed: requirements.txt $(IMAGE_PINS)
 	@touch $@
 
 test-trtllm: $(IMAGE_VENV)/.installed
-	@$(IMAGE_VENV)/bin/python -m pytest tests/serve/trtllm tests/build/trtllm \
+	@$(IMAGE_VENV)/bin/python -m pytest --nightly tests/serve/trtllm tests/build/trtllm \
 		tests/eval/trtllm
 
 check: setup

@@ -31,6 +31,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--require-gpu", action="store_true", help="run the tests marked gpu; fail without a GPU"
     )
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly, too")
     parser.addoption(
         "--require-programs",
         action="store_true",
@@ -63,11 +64,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "base_engine" in item.fixturenames:
             item.add_marker("published")
-    if config.getoption("--require-gpu"):
-        return
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=gpu)
-    items[:] = [item for item in items if item not in gpu]
+    left_out = set() if config.getoption("--require-gpu") else {"gpu"}
+    if not config.getoption("--nightly"):
+        left_out.add("nightly")
+    deselected = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in set(deselected)]
 
 
 @pytest.fixture(scope="session")

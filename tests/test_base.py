@@ -67,6 +67,7 @@ def test_a_language_that_is_no_candidate_is_not_heard(transcribe, human_clips):
     assert heard.language == "nl" and heard.language_prob > 0.5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "file", ["tests/data/es_two.flac", "tests/data/human/nl_nathalie_nl_rhasspy_376.ogg"]
 )
@@ -76,6 +77,7 @@ def test_a_translation_is_made_from_the_language_that_is_spoken(transcriber, fil
     assert heard.language == Path(file).name[:2], heard.text
 
 
+@pytest.mark.nightly
 def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
     """English and, after a pause, German; nothing is asked for."""
     groups = ("en_ljspeech", "de_kerstin")

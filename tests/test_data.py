@@ -88,6 +88,7 @@ def test_bundled_clips_have_every_format_rate_and_channels():
         assert times == sorted(times)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder, within_s", [(DATA, 0.1), (DATA / "heldout", 0.01)])
 def test_every_clip_is_as_long_as_its_manifest_says(folder, within_s):
     clips = load_clips(folder / "manifest.jsonl")

@@ -24,6 +24,7 @@ def manifest(folder, *files):
     return str(path)
 
 
+@pytest.mark.nightly
 def test_both_ways_transcribe_every_file(config, tmp_path, run_of):
     clips = manifest(tmp_path, ("a.flac", audio_file(1.0)), ("b.flac", audio_file(1.0, seed=1)))
     said = []

@@ -42,6 +42,7 @@ def manifest(tmp_path):
     return str(path)
 
 
+@pytest.mark.nightly
 def test_tokens_equal_ctranslate2s_and_both_are_scored_alike(config, manifest, monkeypatch, run_of):
     told = []
     config = dataclasses.replace(config, eval=EvalConfig(manifest=manifest))

@@ -11,6 +11,7 @@ from eval.config import load_config
 from serve.contract.config import RuntimeConfig
 
 
+@pytest.mark.nightly
 def test_each_option_is_turned_alone_and_its_error_is_measured(
     config, engine, plan, ceilings, quiet
 ):

@@ -42,6 +42,7 @@ def test_clips_of_more_than_a_window_are_refused(lengths):
         check_load(Load(shortest_s=lengths[0], longest_s=lengths[1]))
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_two_engines_get_the_load_and_every_window_is_counted(cpu_config, engine, tmp_path):
     write_engine(engine, tmp_path, "cpu")

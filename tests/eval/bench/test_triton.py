@@ -62,6 +62,7 @@ def test_the_served_config_tries_once_and_has_room(cpu_config):
     assert triton.served(cpu_config, 5).transcriber.max_pending == 256
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch):
     monkeypatch.setattr(triton, "THROUGHPUT_TOKENS", 5)

@@ -40,6 +40,7 @@ def test_all_kinds_are_there_and_fit_into_a_window(made):
         assert bool(one.text) == (one.kind in SPOKEN)
 
 
+@pytest.mark.nightly
 def test_a_seed_draws_the_same_and_another_something_else(speech, made):
     again = make(speech, 0)
     assert [one.kind for one in again] == [one.kind for one in made]

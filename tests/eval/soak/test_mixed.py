@@ -28,6 +28,7 @@ def product(nano_config):
     return eval.config.Config(**vars(nano_config()))
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_a_real_server_holds(product, tmp_path, run_of):
     said = []

@@ -80,6 +80,7 @@ def test_an_unknown_scenario_is_refused_by_name(run_of):
         soak(run_of(), **ALL, scenarios=["stal"])
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_a_real_server_is_attacked(nano_config, monkeypatch):
     """With what is quick, so that the path is tried, not the server."""
@@ -92,6 +93,7 @@ def test_a_real_server_is_attacked(nano_config, monkeypatch):
     assert good >= {"a playlist: the server lives and answers", "it stops when it is asked to"}
 
 
+@pytest.mark.nightly
 def test_a_server_that_does_not_start_says_why(nano_config, tmp_path):
     config = dataclasses.replace(nano_config(), engine=str(tmp_path / "none"))
     server = stage.stage(eval.config.Config(**vars(config)), (), lambda _: None)

@@ -21,6 +21,8 @@ from serve.cli.main import main
 from serve.supervisor.server import config_to_toml
 from tests.serving import audio_file, wait_until
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[3]
 WAIT_S = 180
 SHARDS = 20

@@ -649,6 +649,7 @@ def test_the_default_config_listens_on_this_machine_alone():
     assert Config().server.host == "127.0.0.1"
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 @pytest.mark.parametrize("hurry", [False, True], ids=["the limit ends them", "a second Ctrl-C"])
 def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hurry):

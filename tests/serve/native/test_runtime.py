@@ -114,6 +114,7 @@ def random_checkpoint(checkpoint, dims, seed=0):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", SHAPES)
 def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     size, checkpoint, tmp_path

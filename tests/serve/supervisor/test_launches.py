@@ -53,6 +53,7 @@ def test_without_an_engine_of_its_own_there_is_none(run):
         assert prepare_reference(run, Config(shadow=shadow)) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_answers_are_compared_with_an_engine_of_its_own_which_may_die(nano_config, nano_engine):
     shadow = ShadowConfig(share=1.0, engine=str(nano_engine), idle_s=0.0)

@@ -96,6 +96,7 @@ def test_either_hands_large_files_over(server):
     wait_until(lambda: not any(list(folder.iterdir()) for folder in taken), "files are left")
 
 
+@pytest.mark.nightly
 def test_a_cancel_by_one_leaves_the_others_requests(server):
     request = Request(audio=audio_file(119.0))
     with contextlib.ExitStack() as stack:

@@ -75,6 +75,7 @@ def test_requests_meet_an_exchange_and_are_answered(server, client, config, anot
     assert server.pids != pids and server.restarts == 0
 
 
+@pytest.mark.nightly
 def test_hostile_requests_meet_an_exchange_and_each_has_one_answer(server, config, another):
     """Broken audio, and clients that leave, beside honest ones."""
 
@@ -110,6 +111,7 @@ def under_way(server):
     )
 
 
+@pytest.mark.nightly
 def test_a_damaged_engine_changes_nothing_though_the_old_one_had_to_end(
     server, client, config, another
 ):
@@ -123,6 +125,7 @@ def test_a_damaged_engine_changes_nothing_though_the_old_one_had_to_end(
     assert 'earshot_reloads_total{outcome="failed"} 1' in metrics_page(server)
 
 
+@pytest.mark.nightly
 def test_what_nobody_uses_is_unloaded_and_comes_back_once_for_all_who_ask(server, client):
     wait_until(lambda: not loaded(server), "it is still there")
     assert client.ready() and not server.restarts

@@ -127,6 +127,7 @@ def test_a_gateway_that_dies_is_started_again(survivor):
     assert restarts(survivor) == {**before, "gateway": before["gateway"] + 1}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [4.0, 10.0])
 def test_a_stall_ends_every_request_and_the_server_comes_back(survivor, seconds):
     """Triton 24.10 gives a model that stands still one second, which no option changes."""
@@ -158,6 +159,7 @@ def test_a_stall_that_no_request_meets_ends_nothing(survivor):
     assert survivor.pids == triton
 
 
+@pytest.mark.nightly
 def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
     (triton,) = survivor.pids
     (survivor.folder / "engine-0" / "failure").write_text("the device failed, see the log")
@@ -208,6 +210,7 @@ def test_a_port_in_use_is_named(nano_config, monkeypatch, checked):
 # ---------------------------------------------------------------- ends
 
 
+@pytest.mark.nightly
 def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
     toml = tmp_path / "nano.toml"
     toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
@@ -242,6 +245,7 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
         assert not list(Path(left).iterdir()) and not shared_memory(folder)
 
 
+@pytest.mark.nightly
 def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config):
     config = nano_config(drain_timeout_s=2 * START_S)
     with running_server(config) as server, Client(server.grpc, timeout_s=120) as client:

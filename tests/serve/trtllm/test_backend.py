@@ -213,6 +213,7 @@ def test_what_the_model_cannot_do_is_refused(opened):
         opened(scripted([5])[0], no_speech_probe=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_two_models_in_a_real_server_say_what_one_process_says(
     compiled,

@@ -169,6 +169,7 @@ def test_it_sees_the_gpu_of_the_config_and_none_of_the_servers_libraries(
         open_runtime(engine, dataclasses.replace(config, device="cuda:2"))
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_a_real_server_has_it_decode(engine, python, monkeypatch):
     """Triton, its Python stub with numpy 1, and behind it the process that says to have numpy 2."""

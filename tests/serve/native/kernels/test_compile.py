@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("capability", ["89", "90"])  # 8.9 has less shared memory than 8.0
 def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import pytest
 import torch
 
 from serve.contract.engine import Dims, TokenizerFacts
@@ -275,6 +276,7 @@ def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
     assert twin.best_length[[0, 2, 4, 6]].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.nightly
 def test_phrases_are_boosted_as_the_rules_boost_them(kernels):
     """Alone, in searches, of one list or another; beside rows that have none."""
     book = Phrasebook(3, DEVICE)
