@@ -115,8 +115,9 @@ def test_the_last_of_several_gpus_says_the_same(way, int8_engine, expected, chec
 def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, windows):
     """Where another answer wins, the two are as good as equal."""
     found = []
+    # Two threads or one give a CPU the same bits, whatever else the machine does.
     for config in (
-        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4),
+        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4, threads=2),
         dataclasses.replace(WAYS[way], rows=ROWS),
     ):
         runtime = NativeRuntime(int8_engine, config)
