@@ -2,8 +2,9 @@
 
 The threads that compute a product wait for the last of them. Beside a program that keeps one of two
 cores busy, one of two threads has to share its core, and both are several times slower than one
-thread alone. So a runtime looks at the machine's load from time to time. The number of threads changes the
-last bits of sums, in float32 and, with many threads, in bfloat16.
+thread alone. So a runtime looks at the machine's load from time to time.
+
+The number of threads changes the last bits of sums, in bfloat16 where there are many.
 """
 
 import math
