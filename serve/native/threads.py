@@ -51,7 +51,8 @@ class Threads:
         cores: int | None = None,
     ) -> None:
         asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        self.most = config.threads or int(asked or 0) or usable_cores()
+        # libgomp, too, ignores what is no number.
+        self.most = config.threads or (int(asked) if asked.isdecimal() else 0) or usable_cores()
         self._cores = cores or len(os.sched_getaffinity(0))
         self._busy_s = busy_s
         self._own_s = own_s

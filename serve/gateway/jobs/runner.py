@@ -341,7 +341,7 @@ class Runner(Workers):
             return
         full = isinstance(error, OverloadedError)
         counted = not full and (run.given or refusal.reason == URL_AWAY)
-        wait_s = min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
+        wait_s = _wait_s(refusal)
         if full:
             self._leave_alone(job, refusal)
         elif refusal.reason != URL_AWAY:
@@ -355,8 +355,7 @@ class Runner(Workers):
     def _leave_alone(self, job: Job, refusal: Refusal) -> None:
         """Begin no job of a key, or of a model, for a while: there is no room for them."""
         what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
-        wait_s = min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
-        self._not_now[what] = time.monotonic() + wait_s
+        self._not_now[what] = time.monotonic() + _wait_s(refusal)
 
     async def _put_back(self, job: Job, due: float, counted: bool) -> None:
         await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)
@@ -383,3 +382,8 @@ def _slots(config: Config, engines: int) -> int:
     if not engines:
         return config.server.max_inflight
     return max(1, config.runtime.slots * engines // config.gateway.processes)
+
+
+def _wait_s(refusal: Refusal) -> float:
+    """Return the seconds after which a job that got no answer may be tried again."""
+    return min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)

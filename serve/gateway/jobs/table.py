@@ -165,9 +165,8 @@ class Table:
         self._repeat(steps[0])
         columns = {column["name"] for column in sa.inspect(self._engine).get_columns(JOBS.name)}
         if _C.stored_bytes.name not in columns:  # an older version has made the table
-            with contextlib.suppress(
-                SQLAlchemyError
-            ):  # another has just done it, or an index fails
+            # Another has just done it, or an index fails.
+            with contextlib.suppress(SQLAlchemyError):
                 self._execute(_ADD_STORED_BYTES)
         for step in steps[1:]:
             self._repeat(step)
@@ -200,11 +199,8 @@ class Table:
 
     def result(self, id: str) -> tuple[str, str] | None:
         """Return the `pairs` of a job that is completed, and its transcript as JSON."""
-        for pairs, result in map(
-            tuple, self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
-        ):
-            return pairs, result
-        return None
+        rows = self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
+        return next(((pairs, result) for pairs, result in map(tuple, rows)), None)
 
     def newest(self, key: str, count: int, after: str) -> list[Job]:
         """List a key's jobs, the newest first, from behind the one that is named; no `pairs`."""

@@ -1,6 +1,5 @@
 """A clock that is set while the server runs: nothing waits until it is again what it was."""
 
-import base64
 import contextlib
 import dataclasses
 import time
@@ -8,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.contract.jobs_config import JobsConfig
 from tests.gateways import until
-from tests.jobs import SECRET, Hearer, accepted, ended, show
+from tests.jobs import Hearer, accepted, ended, jobs_config, show
 
 HOUR_S = 3600.0
 
@@ -23,14 +21,7 @@ def hearer():
 
 @pytest.fixture
 def config(tmp_path, hearer):
-    secret = tmp_path / "secret"
-    secret.write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
-    return JobsConfig(
-        folder=str(tmp_path / "jobs"),
-        allowed_hosts=(hearer.place,),
-        allowed_networks=("127.0.0.0/8",),
-        webhook_secret_file=str(secret),
-    )
+    return jobs_config(tmp_path, hearer.place)
 
 
 @pytest.fixture
