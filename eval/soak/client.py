@@ -64,23 +64,36 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
-    """The addresses that a server listens on, host:port."""
+    """The addresses that a server listens on, host:port, and the API key to send; "" for none."""
 
     http: str
     grpc: str
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that carry the key."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 def by_grpc(at: Addresses, audio: bytes, timeout_s: float, **options: str) -> Ending:
     """Send one ModelInfer over a connection of its own."""
     with channel_to(at) as channel:
-        return infer(channel, audio, timeout_s, **options)
+        return infer(channel, audio, timeout_s, at.headers, **options)
 
 
-def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str) -> Ending:
+def infer(
+    channel: grpc.Channel,
+    audio: bytes,
+    timeout_s: float,
+    headers: dict[str, str],
+    **options: str,
+) -> Ending:
     """Send one ModelInfer."""
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    request = _request(MODEL, audio, options)
     return _ended_by_grpc(
-        lambda: _text(stub.ModelInfer(_request(MODEL, audio, options), timeout=timeout_s))
+        lambda: _text(stub.ModelInfer(request, timeout=timeout_s, metadata=tuple(headers.items())))
     )
 
 
@@ -90,7 +103,9 @@ def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
     def last() -> str:
         finals = []
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter([_request(STREAM_MODEL, audio, {})]), timeout=timeout_s)
+        requests = iter([_request(STREAM_MODEL, audio, {})])
+        metadata = tuple(at.headers.items())
+        call = stub.ModelStreamInfer(requests, timeout=timeout_s, metadata=metadata)
         for message in call:
             if message.error_message:
                 raise _StreamError(message.error_message)
@@ -107,7 +122,7 @@ def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
 def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
     """Send one POST over a connection of its own."""
     head, tail = http_body(audio)
-    headers = {"Inference-Header-Content-Length": str(len(head))}
+    headers = {"Inference-Header-Content-Length": str(len(head))} | at.headers
     began = time.monotonic()
     try:
         answer, body = post(at.http, INFER_PATH, head + tail, headers, timeout_s)

@@ -1,7 +1,9 @@
 """The gateway's other doors: OpenAI's API, its events as they come, and live text."""
 
 import base64
+import contextlib
 import http.client
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +20,9 @@ from serve.contract.codec import to_json
 from serve.speech.features import SAMPLE_RATE
 
 PATH = "/v1/audio/transcriptions"
+_JOBS = "/v1/audio/jobs"
+_ASK_AGAIN_S = 0.5
+_PHRASES = itertools.count()
 _LIVE_RATE = 24_000  # Hz, of 16-bit samples
 _DONE = "transcript.text.done"
 
@@ -30,7 +35,7 @@ def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Endi
     body, kind = form(data, **fields)
     began = time.monotonic()
     try:
-        answer, text = post(at.http, PATH, body, kind, timeout_s)
+        answer, text = post(at.http, PATH, body, kind | at.headers, timeout_s)
     except (OSError, http.client.HTTPException) as error:
         return lost(error, began)
     took_s = time.monotonic() - began
@@ -57,6 +62,7 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
             f"ws://{at.http}/v1/realtime?intent=transcription",
             open_timeout=timeout_s,
             close_timeout=1,
+            additional_headers=at.headers,
             max_size=None,
             compression=None,
         ) as socket:
@@ -76,6 +82,34 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
     except (OSError, WebSocketException) as error:
         return lost(error, began)
     return _only(finals, [] if finals else errors, time.monotonic() - began)
+
+
+def by_job(at: Addresses, file: File, timeout_s: float) -> Ending:
+    """Post a job, wait for its end, and read its result."""
+    began = time.monotonic()
+    body, kind = form(file.data, response_format="json")
+    try:
+        answer, text = post(at.http, _JOBS, body, kind | at.headers, timeout_s)
+        if answer.status != http.client.ACCEPTED:
+            return ended_by_openai(answer.status, text, time.monotonic() - began)
+        job = json.loads(text)
+        while job["status"] not in ("completed", "failed", "cancelled"):
+            if time.monotonic() - began > timeout_s:
+                return lost(TimeoutError(f"the job is {job['status']}"), began)
+            time.sleep(_ASK_AGAIN_S)
+            job = json.loads(_get(at, f"{_JOBS}/{job['id']}", timeout_s)[1])
+        status, text = _get(at, f"{_JOBS}/{job['id']}/result", timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        return lost(error, began)
+    return ended_by_openai(status, text, time.monotonic() - began)
+
+
+def _get(at: Addresses, path: str, timeout_s: float) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=at.headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def utterance(file: File) -> Iterable[str]:
@@ -111,5 +145,10 @@ DOORS: dict[str, Door] = {
     "OpenAI": lambda at, file, limit_s: by_form(at, file.data, limit_s),
     "SSE": lambda at, file, limit_s: by_form(at, file.data, limit_s, stream="true"),
     "live": by_live,
+    "job": by_job,
+    # Each list is another one, and its weight is too small to change a text.
+    "phrases": lambda at, file, limit_s: by_form(
+        at, file.data, limit_s, phrases=f"Zanzibar {next(_PHRASES)}^0.0001"
+    ),
 }
 """Every way to a text, by its name."""

@@ -54,7 +54,7 @@ def killers(stage: Stage) -> Found:
 
 
 def _post(stage: Stage, body: bytes, **headers: object) -> Ending:
-    top = head(stage.at.http, Content_Length=len(body), **headers)
+    top = head(stage.at.http, Content_Length=len(body), **headers, **stage.at.headers)
     return upload(stage.at.http, top, [body], _TIMEOUT_S).ending
 
 
@@ -123,7 +123,7 @@ def _shared_memory(stage: Stage) -> Ending:
                 stub.SystemSharedMemoryRegister(request, timeout=5)
             except grpc.RpcError as error:
                 last = f"{error.code().name} {error.details()}"
-        infer(channel, stage.short, _TIMEOUT_S)
+        infer(channel, stage.short, _TIMEOUT_S, stage.at.headers)
     return Ending("failed", last, time.monotonic() - began)
 
 

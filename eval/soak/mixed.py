@@ -10,7 +10,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import psutil
 from tqdm import tqdm
 
 from build.clips import load_clips
+from eval.config import Config
 from eval.measurement import Check, Result, Run, Say
 from eval.memory import resident_bytes
 from eval.soak.client import Ending, crowd, lost
@@ -29,6 +30,7 @@ from eval.soak.report import Finding, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
 from serve.contract.errors import EarshotError
+from serve.contract.keys import add_key, hash_of, new_key
 
 TITLE = "clients of every kind, hostile ones and disruptions at once"
 _AT_ONCE = 8
@@ -37,8 +39,10 @@ _TIMEOUT_S = 60.0
 _PATIENCE_S = (0.005, 1.0)  # of who goes before there is an answer
 _PAUSE_S = 0.3  # after a request that was not answered
 _APART_S = 3.0  # between two disruptions
-_DISRUPTED, _WARM = 0.4, 0.6  # shares of it that have passed
+_DISRUPTED, _WARM = 0.2, 1 / 3  # shares of it that have passed
 _LOOK_S = 1.0
+_KEYS = 20
+_KEPT_S = 60.0  # that a job is kept after its end, so that as many go as come
 _SETTLE_S = 30.0  # for the server's counts to be even when nobody asks any more
 _GONE_S = 2 * _TIMEOUT_S  # for the last clients to end
 
@@ -60,6 +64,7 @@ class Action:
     door: str
     file: int
     patience_s: float | None  # after which it goes
+    key: int  # which of the keys it has
 
 
 def action(seed: int, number: int, files: int) -> Action:
@@ -72,7 +77,18 @@ def action(seed: int, number: int, files: int) -> Action:
         rng.choice(list(DOORS)),
         rng.randrange(files),
         rng.uniform(*_PATIENCE_S) if cancelled else None,
+        rng.randrange(_KEYS),
     )
+
+
+def with_keys_and_jobs(config: Config, folder: Path) -> tuple[Config, list[str]]:
+    """Return the config of a server that keeps jobs and asks for one of 20 keys, and the keys."""
+    keys = [new_key() for _ in range(_KEYS)]
+    for number, key in enumerate(keys):
+        add_key(folder / "keys.toml", f"client-{number}", {"sha256": hash_of(key)})
+    server = dataclasses.replace(config.server, keys_file=str(folder / "keys.toml"))
+    jobs = dataclasses.replace(config.jobs, folder=str(folder / "jobs"), keep_s=_KEPT_S)
+    return dataclasses.replace(config, server=server, jobs=jobs), keys
 
 
 def mixed(run: Run, load: Load) -> Result:
@@ -88,9 +104,9 @@ def mixed(run: Run, load: Load) -> Result:
     """
     clips = tuple(load_clips(run.config.eval.manifest))
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
-        linked = with_link(run.config, Path(name))
-        with stage(linked, clips, run.say) as running:
-            soak = _Mixed(running, load, run.say)
+        config, keys = with_keys_and_jobs(with_link(run.config, Path(name)), Path(name))
+        with stage(config, clips, run.say, keys[0]) as running:
+            soak = _Mixed(running, keys, load, run.say)
             try:
                 soak.run()
             finally:
@@ -101,8 +117,8 @@ def mixed(run: Run, load: Load) -> Result:
 class _Mixed:
     """One soak of a running server."""
 
-    def __init__(self, running: Stage, load: Load, say: Say) -> None:
-        self._stage, self._load, self._say = running, load, say
+    def __init__(self, running: Stage, keys: Sequence[str], load: Load, say: Say) -> None:
+        self._stage, self._keys, self._load, self._say = running, keys, load, say
         self._files = files_of(running.clips)
         self._texts: dict[tuple[str, int], str] = {}
         self._numbers = itertools.count()
@@ -192,7 +208,8 @@ class _Mixed:
             patient=act.patience_s is None,
             begin_s=begin_s,
         )
-        ending = DOORS[act.door](self._stage.at, file, act.patience_s or _TIMEOUT_S)
+        at = dataclasses.replace(self._stage.at, key=self._keys[act.key])
+        ending = DOORS[act.door](at, file, act.patience_s or _TIMEOUT_S)
         self._tally.honest(request, ending)
         return ending
 

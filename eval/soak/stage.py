@@ -41,12 +41,14 @@ class Stage:
     process: "subprocess.Popen[bytes]"
     log: Path
     say: Say
+    key: str  # of the API; "" where the server asks for none
 
     @property
     def at(self) -> Addresses:
         """Return where it listens."""
         server = self.config.server
-        return Addresses(f"{server.host}:{server.http_port}", f"{server.host}:{server.grpc_port}")
+        http, grpc = (f"{server.host}:{port}" for port in (server.http_port, server.grpc_port))
+        return Addresses(http, grpc, self.key)
 
     @property
     def toml(self) -> Path:
@@ -111,8 +113,14 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(config: Config, clips: tuple[Clip, ...], say: Say) -> Iterator[Stage]:
+def stage(config: Config, clips: tuple[Clip, ...], say: Say, key: str = "") -> Iterator[Stage]:
     """Start `python -m serve triton` on free ports; every process has ended when this is left.
+
+    Args:
+        config: of the server.
+        clips: that its clients send.
+        say: called with progress.
+        key: of the API, where the config names a file of keys.
 
     Raises:
         EarshotError: it did not become ready; the message ends with what it said.
@@ -131,7 +139,7 @@ def stage(config: Config, clips: tuple[Clip, ...], say: Say) -> Iterator[Stage]:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the server
             )
-        running = Stage(config, clips, folder, process, log, say)
+        running = Stage(config, clips, folder, process, log, say, key)
         try:
             _wait_until_ready(running)
             yield running

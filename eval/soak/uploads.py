@@ -160,11 +160,11 @@ def descriptors(stage: Stage) -> Found:
     process.rlimit(psutil.RLIMIT_NOFILE, (limit, hard))
     with contextlib.ExitStack() as stack, crowd(_ASKS) as pool:
         channel = stack.enter_context(channel_to(stage.at))
-        first = infer(channel, stage.short, _TIMEOUT_S)
+        first = infer(channel, stage.short, _TIMEOUT_S, stage.at.headers)
         opened = _idle_connections(stage, stack, 2 * _FILES)
         stage.say(f"descriptors: {opened} idle connections, {process.num_fds()} of {limit} in use")
         used = process.num_fds()
-        connected = infer(channel, stage.short, _TIMEOUT_S)
+        connected = infer(channel, stage.short, _TIMEOUT_S, stage.at.headers)
         new: list[Future[Ending]] = [
             pool.submit(send, stage.at, stage.short, _TIMEOUT_S) for send in (by_grpc, by_http)
         ]

@@ -13,7 +13,7 @@ import eval.config
 from eval.__main__ import main
 from eval.measurement import Check
 from eval.soak import mixed
-from eval.soak.client import Ending
+from eval.soak.client import Addresses, Ending
 from eval.soak.disruptions import Span, disruptions
 from eval.soak.doors import DOORS
 from eval.soak.hostile import ATTACKS
@@ -48,9 +48,9 @@ def no_server(product, monkeypatch):
     """Servers that are none, which nothing happens to; doors are to be set."""
 
     @contextlib.contextmanager
-    def fake(config, clips, say):
+    def fake(config, clips, say, key):
         yield SimpleNamespace(
-            at=None,
+            at=Addresses("", "", key),
             clips=clips,
             process=SimpleNamespace(poll=lambda: None),
             processes=dict,
