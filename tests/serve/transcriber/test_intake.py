@@ -90,22 +90,6 @@ def pause(harness):
     return go_on
 
 
-def test_nobody_listens_where_it_is_known_who_speaks():
-    def voices(**options):
-        harness = Harness()
-        active = ActiveRequest(
-            0, Plan((1,), "en", DecodingOptions(), False, **options), print, 0.0, 1e9
-        )
-        harness.intake.add(active, SECOND)
-        harness.settle()
-        harness.intake.close()
-        ((_, window),) = harness.said
-        return window.voice
-
-    assert voices() == ()
-    assert voices(voice=((0.25, 0.5), (0.75, 2.0))) == ((0.25, 0.5), (0.75, 1.0))
-
-
 @pytest.mark.parametrize("format", ["WAV", "FLAC"])  # of which the first needs no library
 def test_what_is_there_of_cut_audio_is_taken_where_the_plan_says_so(harness, format):
     data = encode(tone(seconds=20), format)
@@ -120,20 +104,6 @@ def test_what_is_there_of_cut_audio_is_taken_where_the_plan_says_so(harness, for
     assert window.last and window.duration_s == pytest.approx(10.0, abs=2.0)
     assert lenient.warnings[0].startswith("audio is cut short or damaged:")
     assert "of the 20.00 s it declares" in lenient.warnings[0]
-
-
-def test_audio_that_turns_out_bad_is_reported_after_its_good_windows(harness):
-    samples = LONG.audio[: 100 * SAMPLE_RATE].copy()
-    samples[-1] = np.nan
-    active = make_active(0)
-    harness.intake.add(active, Request(samples, sample_rate=SAMPLE_RATE))
-    harness.settle()
-    *good, (_, error) = harness.said
-    assert len(good) >= 2
-    assert isinstance(error, AudioError)
-    harness.intake.taken(active)
-    harness.settle()
-    assert harness.said[-1][1] is error, "that was the end"
 
 
 def test_a_request_is_decoded_only_so_far_ahead(harness):
@@ -196,16 +166,6 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
         assert sum(w.duration_s for w in windows) == 600.0
         assert [w.last for w in windows] == [False] * (len(windows) - 1) + [True]
     assert (harness.intake._ahead, harness.intake.held_windows()) == (0, 0)
-
-
-def test_a_short_request_overtakes_long_ones(alone):
-    go_on = pause(alone)
-    for id in range(5):
-        alone.intake.add(make_active(id), LONG)
-    alone.intake.add(make_active(5), SECOND)
-    go_on.set()
-    alone.settle()
-    assert [id for id, _ in alone.said[:6]] == [5, 0, 1, 2, 3, 4]
 
 
 def test_what_ended_before_its_turn_is_not_decoded(alone):
@@ -295,17 +255,3 @@ def test_audio_is_freed(harness, how):
     elif how == "close":
         harness.intake.close()
     assert freed(samples)
-
-
-def test_after_closing_nothing_more_is_decoded(harness):
-    harness.intake.close()
-    harness.intake.add(make_active(0), SECOND)
-    assert (harness.said, harness.intake.held_ids()) == ([], set())
-
-
-def test_what_has_ended_already_is_not_taken_in(harness):
-    active = make_active(0)
-    active.ended = True
-    harness.intake.add(active, SECOND)
-    harness.settle()
-    assert (harness.said, harness.intake.held_ids()) == ([], set())
