@@ -54,7 +54,6 @@ class TestDetection(TranscriberTests):
         ("able", "options", "message"),
         [
             ({}, {"languages": "en"}, "languages = 'en'; expected a list of codes"),
-            ({}, {"languages": ["en", 5]}, r"languages = \['en', 5\]; expected a list of codes"),
             ({}, {"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
             (
                 {},
@@ -66,6 +65,17 @@ class TestDetection(TranscriberTests):
                 {"languages": ["en"]},
                 r"languages = \['en'\], but the runtime fake cannot choose among some languages",
             ),
+            ({}, {"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
+            (
+                {},
+                {"multilingual": True, "language": "en"},
+                "multilingual = true with language = 'en'; expected one",
+            ),
+            (
+                {"detect_language": False},
+                {"multilingual": True},
+                "multilingual = true, but the runtime fake cannot",
+            ),
         ],
     )
     def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
@@ -75,8 +85,10 @@ class TestDetection(TranscriberTests):
 
     def test_an_english_only_engine_refuses_them(self, start, echo, tmp_path):
         transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
-        with pytest.raises(OptionError, match=r"languages = \['en'\], but this engine is English"):
-            transcriber.transcribe(request(languages=["en"], **DETECTED))
+        for asked, told in (({"languages": ["en"]}, r"\['en'\]"), ({"multilingual": True}, "true")):
+            (name,) = asked
+            with pytest.raises(OptionError, match=f"{name} = {told}, but this engine is English"):
+                transcriber.transcribe(request(**asked, **DETECTED))
 
     @pytest.mark.parametrize(
         ("able", "languages", "message"),

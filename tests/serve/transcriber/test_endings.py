@@ -268,7 +268,7 @@ class TestEndings(TranscriberTests):
             assert go_on.wait(WAIT_S)
             honest(block, start_s)
 
-        transcriber, runtime = start(Echo(tokenizer))
+        transcriber, runtime = start(Echo(tokenizer), decode_workers=1)
         with monkeypatch.context() as patch:
             patch.setattr("serve.speech.audio._check_values", check_values)
             client = Client().send(transcriber, request(audio=noise(600.0)))
@@ -276,9 +276,8 @@ class TestEndings(TranscriberTests):
             client.handle.cancel()
             assert isinstance(client.error, CancelledError)
             go_on.set()
-            until(lambda: transcriber._intake._working == 0)
-        assert len(blocks) == 1
-        assert runtime.jobs == []
+        assert transcriber.transcribe(request("after")).text == "after"
+        assert (len(blocks), len(runtime.jobs)) == (1, 1), "the only worker decoded the rest first"
         quiescent(transcriber, runtime)
 
     def test_a_broken_device_ends_every_request_and_is_reported(self, start, tokenizer):
@@ -301,16 +300,6 @@ class TestEndings(TranscriberTests):
             transcriber.transcribe(request())
         stats = transcriber.stats()
         assert (stats.accepted, stats.cancelled, stats.failed, stats.rejected) == (6, 3, 3, 1)
-
-    def test_a_bug_in_the_device_thread_ends_every_request(self, start):
-        def script(job):
-            raise ZeroDivisionError("a bug")
-
-        transcriber, _ = start(script)
-        client = Client().send(transcriber, request())
-        assert isinstance(client.error, DeviceError)
-        assert "a bug" in str(client.error)
-        until(lambda: not transcriber.healthy)
 
     def test_draining_finishes_what_was_accepted_and_refuses_the_rest(self, start, tokenizer):
         transcriber, _ = start(Echo(tokenizer, delay=5))

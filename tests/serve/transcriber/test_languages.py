@@ -5,42 +5,12 @@ import dataclasses
 import pytest
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.contract.errors import OptionError
 from serve.speech import words
 from serve.transcriber.languages import Languages
-from tests.fakes import CAPABILITIES, Echo, fake_engine
+from tests.fakes import CAPABILITIES, Echo
 from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
 
 MIXED = {"language": None, "multilingual": True}
-
-
-def test_most_of_the_text_names_the_language():
-    mixed = Languages(None, each=True)
-    for index, (code, prob) in enumerate([("es", 0.9), ("en", 0.5), ("en", 0.7)]):
-        mixed.note(index, code, prob)
-    assert [mixed.own(index) for index in range(3)] == ["es", "en", "en"]
-    assert mixed.of_most({0: 5.0, 1: 3.0, 2: 3.0}) == ("en", pytest.approx(0.6))
-    assert mixed.of_most({0: 6.0, 1: 3.0, 2: 3.0}) == ("es", 0.9), "of equals the first"
-    assert mixed.of_most({0: 0.0, 1: 0.0, 2: 0.0}) == ("es", 0.9)
-    assert Languages(None, each=True).of_most({}) == (None, None)
-
-
-def test_without_it_all_windows_have_the_one_that_was_named_or_found():
-    one = Languages(None, each=False)
-    one.note(0, "es", 0.9)
-    assert (one.of(3), one.own(3)) == ("es", None)
-    assert one.of_most({0: 1.0}) == ("es", 0.9)
-    assert Languages("de", each=False).of_most({}) == ("de", None)
-
-
-def test_an_unsure_window_does_not_name_the_language_of_all():
-    found = Languages(None, each=False)
-    found.note(0, "zh", 0.6)
-    assert found.decided(0.85) is None and found.of(0) == "zh"
-    found.note(1, "en", 0.9)
-    assert found.decided(0.85) == "en"
-    assert (found.of(0), found.of(1), found.of(2)) == ("zh", "en", "en")
-    assert found.of_most({0: 9.0, 1: 1.0}) == ("en", 0.9)
 
 
 def test_after_some_unsure_windows_the_likeliest_is_taken():
@@ -165,13 +135,6 @@ class TestSeveralByDefault(TranscriberTests):
         assert {segment.language for segment in answer.segments} == {None}
         assert (answer.language, answer.warnings) == ("hr", ())
 
-    def test_what_is_left_of_a_window_is_in_its_language(self, start, tokenizer):
-        asked = Languages("en", each=False)
-        asked.note_own(1, "es", 0.99)
-        asked.set_rest(2, 1)
-        asked.set_rest(3, 0)
-        assert [asked.own(index) for index in range(4)] == [None, "es", "es", None]
-
     def test_the_clients_language_wins_and_it_is_told(self, start, tokenizer):
         heard = [("es", 0.99), ("en", 0.99), ("es", 0.99), ("de", 0.6)]
         answer, _, runtime = self.answer(start, tokenizer, *heard, language="en")
@@ -256,21 +219,3 @@ class TestMultilingual(TranscriberTests):
         timed = request("so", audio=noise(70.0), word_timestamps=True, **MIXED)
         answer = transcriber.transcribe(timed)
         assert sorted(asked) == sorted(segment.language for segment in answer.segments)
-
-    @pytest.mark.parametrize(
-        ("able", "options", "message"),
-        [
-            ({}, {"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
-            ({}, {"language": "en"}, "multilingual = true with language = 'en'; expected one"),
-            ({"detect_language": False}, {}, "multilingual = true, but the runtime fake cannot"),
-        ],
-    )
-    def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
-        transcriber, _ = start(echo, dataclasses.replace(CAPABILITIES, **able))
-        with pytest.raises(OptionError, match=message):
-            transcriber.transcribe(request(**{**MIXED, **options}))
-
-    def test_an_english_only_engine_refuses_it(self, start, echo, tmp_path):
-        transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
-        with pytest.raises(OptionError, match="multilingual = true, but this engine is English"):
-            transcriber.transcribe(request(**MIXED))

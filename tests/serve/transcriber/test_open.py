@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.contract.config import Config, RuntimeConfig, TranscriberConfig
+from serve.contract.config import Config, RuntimeConfig
 from serve.contract.errors import ConfigError, EarshotError, EngineError
 from serve.contract.server_config import LiveConfig
 from serve.speech.features import SAMPLE_RATE
@@ -116,32 +116,8 @@ class TestOpening(TranscriberTests):
             opened()
         assert runtime.closed
 
-    @pytest.mark.parametrize("error", [ConfigError("no"), KeyboardInterrupt()])
-    def test_a_transcriber_that_cannot_be_made_closes_the_runtime(
-        self, product, echo, monkeypatch, error
-    ):
-        def fail(*_):
-            raise error
-
-        runtime, opened = product(echo)
-        monkeypatch.setattr(serve.transcriber.open, "Transcriber", fail)
-        with pytest.raises(type(error)):
-            opened()
-        assert runtime.closed
-
     def test_a_wrong_configuration_closes_the_runtime(self, product, echo):
         runtime, opened = product(echo, sampling=False)
         with pytest.raises(ConfigError, match=r"temperatures.*cannot sample; expected \[0.0\]"):
             opened()
         assert runtime.closed
-
-    def test_a_search_that_the_runtime_cannot_do_is_no_default(self, product, echo):
-        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=4)
-        with pytest.raises(
-            ConfigError, match=r"^transcriber\.beam_size = 5 needs runtime\.rows of at least 5 "
-        ):
-            opened()
-        assert runtime.closed
-        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=5)
-        opened().close()
-        assert [job.options.beam_size for job in runtime.jobs] == [5]

@@ -7,7 +7,7 @@ import pytest
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ConfigError, OptionError
 from serve.transcriber.plan import check_config
-from serve.transcriber.prompts import Prompts, Texts
+from serve.transcriber.prompts import Texts
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
     FOREVER,
@@ -39,24 +39,6 @@ class TestPrompts:
         prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))
         assert prompt.ids == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
         assert (prompt.prefix, TEXTS.prompt(START, TEXTS.before).prefix) == (3, 0)
-
-    def test_only_the_first_window_has_the_prefix(self):
-        prompts = Prompts(START, dataclasses.replace(TEXTS, prefix=(50,)))
-        assert [prompts.of(index).prefix for index in (0, 1, 2)] == [1, 0, 0]
-
-    def test_in_sequence_the_clients_text_scrolls_away(self):
-        prompts = Prompts(START, TEXTS)
-        assert prompts.of(0) == TEXTS.prompt(START, TEXTS.before)
-        prompts.add((50, 51), 0.5, failed=False)
-        assert prompts.of(1).ids == (99, 1, 2, 6, 7, 50, 51, *START)
-
-    @pytest.mark.parametrize(("temperature", "failed"), [(0.6, False), (0.0, True)])
-    def test_after_a_window_that_failed_it_begins_anew(self, temperature, failed):
-        prompts = Prompts(START, TEXTS)
-        prompts.add((50, 51), temperature, failed)
-        assert prompts.of(1).ids == (99, 1, 2, *START)
-        prompts.add((52,), 0.0, failed=False)
-        assert prompts.of(1).ids == (99, 1, 2, 52, *START)
 
 
 class Counting:

@@ -2,15 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.speech import activity
-from serve.speech.activity import FRAME
 from tests.fakes import CAPABILITIES, Play
 from tests.harness import UNSURE, TranscriberTests, noise, request
+from tests.serve.speech.sounds import Ear
 
 
 def seen(runtime):
@@ -87,10 +86,6 @@ class TestShort(TranscriberTests):
     def test_text_that_ends_before_the_voice_is_doubted_and_its_rest_is_heard_whole(
         self, start, tokenizer, monkeypatch
     ):
-        class Ear:
-            def probabilities(self, samples):
-                return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
-
         monkeypatch.setattr(activity, "Detector", Ear)
         facts = tokenizer.facts
         text = tokenizer.text_ids("prefix", " one two three four five", 99)

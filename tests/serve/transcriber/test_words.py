@@ -10,7 +10,7 @@ from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, EarshotError, OptionError
 from serve.contract.messages import SegmentReady
 from serve.speech import words
-from tests.fakes import CAPABILITIES, CONFIDENCE, Echo, even_alignment
+from tests.fakes import CAPABILITIES, CONFIDENCE, Echo
 from tests.harness import UNSURE, WAIT_S, Client, TranscriberTests, noise, quiescent, request
 
 ABLE = dataclasses.replace(CAPABILITIES, words=True)
@@ -146,25 +146,6 @@ class TestWords(TranscriberTests):
         assert spoken(transcriber.transcribe(request("over", **TIMED)))
         quiescent(transcriber, runtime)
 
-    def test_cancelled_while_words_are_timed(self, start, echo, monkeypatch):
-        began, go_on = threading.Event(), threading.Event()
-        whole = words.handovers
-
-        def slow(matrix):
-            began.set()
-            assert go_on.wait(WAIT_S)
-            return whole(matrix)
-
-        monkeypatch.setattr(words, "handovers", slow)
-        transcriber, runtime = start(echo, ABLE)
-        client = Client().send(transcriber, request("over", **TIMED))
-        assert began.wait(WAIT_S)
-        client.handle.cancel()
-        assert client.error
-        go_on.set()
-        quiescent(transcriber, runtime)
-        assert len(client.events) == 1
-
     def test_refused_by_name_where_it_cannot_be_had(self, start, echo, engine):
         facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))
         named = Engine(engine.path, dataclasses.replace(engine.manifest, tokenizer=facts))
@@ -224,9 +205,3 @@ class TestHallucinations(TranscriberTests):
             OptionError, match=r"^hallucination_silence_threshold = 1\.5 needs words"
         ):
             transcriber.transcribe(request(hallucination_silence_threshold=1.5))
-
-
-def test_the_fakes_alignment_is_even():
-    found = even_alignment(3, 100)
-    assert words.handovers(found.matrix).tolist() == [0, 25, 50, 75]
-    assert even_alignment(3, 0) is None
