@@ -1,7 +1,6 @@
 """The engine folder: its manifest, the list of its tensors, and what is refused on opening."""
 
 import dataclasses
-import hashlib
 import json
 import sys
 import threading
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperFeatureExtractor
 
 import serve.contract.engine
 from serve.contract.engine import (
@@ -32,7 +30,6 @@ from serve.contract.engine import (
     mel_filters,
     open_engine,
     scale_name,
-    sha256_of,
     tensor_specs,
     write_mel_filters,
 )
@@ -104,50 +101,14 @@ def test_a_manifest_comes_back_whole():
     assert not dataclasses.replace(found.tokenizer, languages={}).multilingual
 
 
-def test_the_json_holds_exactly_the_fields_and_is_for_reading():
-    text = manifest_to_json(MANIFEST)
-    assert list(json.loads(text)) == [field.name for field in dataclasses.fields(Manifest)]
-    assert text.startswith('{\n  "format_version": 2,\n') and text.endswith("\n}\n")
-    assert "a/möhre" in text
-
-
-def test_a_manifest_from_before_there_were_drafts_still_opens():
-    assert manifest_from_json(changed("draft", drop=True), "engine.json").draft is None
-
-
-NEEDED = [f.name for f in dataclasses.fields(Manifest) if f.default is dataclasses.MISSING]
-
-
-@pytest.mark.parametrize("field", NEEDED[1:])
-def test_every_field_must_be_there(field):
-    with pytest.raises(
-        EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again with"
-    ):
-        manifest_from_json(changed(field, drop=True), "engine.json")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", r"engine\.json is not JSON: .*; build the engine again"),
-        (b'{"format_version": "\xff"}', r"engine\.json is not JSON"),
-        ("[]", r"engine\.json holds \[\]; expected a table"),
         ("{}", "has format version None, this Earshot reads 2; build the engine again with `make"),
         (changed("format_version", value=1), "has format version 1, this Earshot reads 2"),
-        (changed("format_version", value="1"), "format_version = '1'; expected an integer"),
         (changed("beams", value=3), "unknown key 'beams'; known: format_version, runtime, "),
-        (changed("runtime", value="onnx"), r"runtime = 'onnx'; expected 'native', 'tensorrt_llm' "),
         (changed("dims", "n_mels", drop=True), r"dims\.n_mels is missing"),
-        (changed("dims", "n_mel", value=80), "dims: unknown key 'n_mel'; did you mean 'n_mels'"),
-        (changed("dims", "n_mels", value=80.5), r"dims\.n_mels = 80\.5; expected an integer"),
-        (changed("tokenizer", "eot", value=None), r"tokenizer\.eot = None; expected an integer"),
-        (
-            changed("tokenizer", "alignment_heads", value=[[0, 1, 2]]),
-            r"tokenizer\.alignment_heads\[0\] = \[0, 1, 2\]",
-        ),
-        (changed("quantization", "x", value={}), r"quantization\.x\.relative is missing"),
-        (changed("files", "x", value={"sha256": 1}), r"files\.x\.sha256 = 1; expected text"),
-        (changed("verification", value=[]), r"verification = \[\]; expected a table"),
     ],
 )
 def test_a_malformed_manifest_is_named_by_field(text, message):
@@ -207,12 +168,6 @@ def test_a_drafts_tensors_are_those_of_a_decoder_of_its_sizes(precision):
     }
 
 
-def test_the_sha_is_of_the_whole_file(tmp_path):
-    content = bytes(range(256)) * 5000
-    (tmp_path / "x").write_bytes(content)
-    assert sha256_of(tmp_path / "x") == hashlib.sha256(content).hexdigest()
-
-
 @pytest.fixture
 def folder(nano_engine, tmp_path):
     """A copy of an engine that a test may damage."""
@@ -259,11 +214,6 @@ def damage(folder):
     return rf"{WEIGHTS_FILE} fails its SHA-256"
 
 
-def test_a_damaged_file_is_named(folder):
-    with pytest.raises(EngineError, match=damage(folder)):
-        open_engine(folder)
-
-
 def test_a_file_is_checked_while_it_is_read(folder):
     with checked_meanwhile(folder) as engine:
         weights = engine.load_weights()
@@ -305,12 +255,6 @@ def test_a_compiled_engine_is_checked_before_anything_reads_it(folder):
     message = damage(folder)
     with pytest.raises(EngineError, match=message), checked_meanwhile(folder):
         pytest.fail("it was handed out")
-
-
-def test_a_manifest_of_damaged_bytes_is_no_stack_trace(folder):
-    (folder / MANIFEST_FILE).write_bytes(b"\xff\xfe")
-    with pytest.raises(EngineError, match="is not JSON"):
-        open_engine(folder)
 
 
 @pytest.mark.parametrize(
@@ -373,6 +317,8 @@ def without_mel_filters(engine):
 
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_mel_filters_equal_those_of_transformers_to_the_bit(n_mels):
+    from transformers import WhisperFeatureExtractor  # noqa: PLC0415 - heavy
+
     expected = WhisperFeatureExtractor(feature_size=n_mels).mel_filters.T.astype(np.float32)
     filters = mel_filters(n_mels)
     assert (filters.dtype, filters.is_contiguous()) == (torch.float32, True)

@@ -8,7 +8,17 @@ import pytest
 from serve.contract.errors import AudioError, AudioLimitError, CancelledError
 from serve.speech import audio, joined, sources
 from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, SECONDS, amr, encode, encode_ffmpeg, tone, tones_of
+from tests.serve.speech.sounds import (
+    FFMPEG,
+    RATE,
+    SECONDS,
+    SNDFILE,
+    encode,
+    encode_ffmpeg,
+    recording,
+    tone,
+    tones_of,
+)
 
 LIMITS = Limits(60.0)
 PARTIAL = Limits(60.0, partial=True)
@@ -29,54 +39,29 @@ def encode_part(fmt: str, subtype: str | None, hertz: int, rate: int, channels: 
 
 
 @pytest.mark.parametrize(
-    ("fmt", "subtype"),
+    "name",
     [
-        ("WAV", "PCM_16"),
-        ("WAV", "FLOAT"),
-        ("WAVEX", "PCM_24"),
-        ("RF64", "PCM_16"),
-        ("W64", "PCM_16"),
-        ("AIFF", "PCM_16"),
-        ("AIFF", "ULAW"),
-        ("AU", "PCM_16"),
-        ("CAF", "PCM_24"),
-        ("CAF", "ALAC_16"),
-        ("FLAC", None),
-        ("OGG", "VORBIS"),
-        ("OGG", "OPUS"),
-        ("MP3", None),
-        ("NIST", "PCM_16"),
-        ("VOC", "PCM_16"),
+        *("wav", "wav-float", "wavex", "rf64", "w64", "aiff", "au", "caf", "caf-alac", "flac"),
+        *("ogg-vorbis", "ogg-opus", "mp3", "sphere", "voc"),
     ],
 )
-def test_parts_of_other_rates_and_channels_are_heard_in_order(fmt: str, subtype: str | None):
+def test_parts_of_other_rates_and_channels_are_heard_in_order(name: str):
     rates = [(300, 8_000, 1), (500, 48_000, 2), (700, 16_000, 1)]
-    samples, warnings = decode(b"".join(encode_part(fmt, subtype, *part) for part in rates))
+    samples, warnings = decode(b"".join(encode_part(*SNDFILE[name], *part) for part in rates))
     assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.5)
     assert tones_of(samples) == [300, 500, 700]
     assert not warnings
 
 
 @pytest.mark.parametrize(
-    ("fmt", "codec", "options"),
+    "name",
     [
-        ("mp4", "aac", {}),
-        ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov"}),
-        ("mov", "pcm_s16le", {}),
-        ("webm", "libopus", {}),
-        ("webm", "libopus", {"live": "1"}),
-        ("adts", "aac", {}),
-        ("ac3", "ac3", {}),
-        ("mpegts", "aac", {}),
-        ("mp3", "libmp3lame", {}),
-        ("mp3", "libmp3lame", {"write_xing": "0"}),
-        ("avi", "libmp3lame", {}),
-        ("flv", "aac", {}),
-        ("asf", "wmav2", {}),
-        ("tta", "tta", {}),
+        *("mp4", "mp4-fragments", "mov", "webm", "webm-live", "adts", "ac3", "mpegts"),
+        *("mp3-lame", "mp3-no-length", "avi", "flv", "wma", "tta"),
     ],
 )
-def test_parts_of_ffmpegs_formats_are_heard_in_order(fmt: str, codec: str, options: dict[str, str]):
+def test_parts_of_ffmpegs_formats_are_heard_in_order(name: str):
+    fmt, codec, _, options = FFMPEG[name]
     rates = [(48_000, "mono"), (48_000, "stereo")]
     if codec != "libopus":
         rates = [(44_100, "mono"), (22_050 if fmt == "flv" else 48_000, "stereo")]
@@ -91,7 +76,7 @@ def test_parts_of_ffmpegs_formats_are_heard_in_order(fmt: str, codec: str, optio
 
 
 def test_phones_recordings_joined():
-    samples, _ = decode(amr() + amr())
+    samples, _ = decode(recording("amr") * 2)
     assert len(samples) / RATE == pytest.approx(2 * SECONDS, abs=0.1)
 
 

@@ -182,7 +182,7 @@ def test_whoever_leaves_takes_the_process_along(busy):
     if busy:
         its.suspend()
     blocks.close()
-    wait_until(lambda: not its.is_running(), "it goes on for nobody", 10.0)
+    wait_until(lambda: not its.is_running(), "it goes on for nobody")
 
 
 def test_it_is_copied_while_it_has_one_thread():
@@ -193,7 +193,7 @@ def test_it_is_copied_while_it_has_one_thread():
 def test_a_process_that_ended_before_its_file_came_is_replaced():
     before = spare()
     before.kill()
-    wait_until(lambda: not before.is_running(), "it was not reaped", 10.0)
+    wait_until(lambda: not before.is_running(), "it was not reaped")
     assert len(decode(LONG)) == 50 * RATE
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_left_of_files():
             with contextlib.suppress(AudioError):
                 next(blocks)
             blocks.close()
-        wait_until(lambda: not with_files(), "a process is left", 10.0)
+        wait_until(lambda: not with_files(), "a process is left")
         waiting = spare()
         assert server().children() == [waiting]
         return psutil.Process().num_fds(), server().num_fds(), waiting.num_fds()
@@ -253,7 +253,7 @@ def test_a_request_that_ends_does_not_wait_for_its_process():
     threading.Timer(0.3, stopped.set).start()
     with pytest.raises(CancelledError):
         list(blocks)
-    its.wait(10)  # nobody reads what it would send: it is ended
+    its.wait(60)  # nobody reads what it would send: it is ended
 
 
 def test_a_server_that_was_killed_is_started_anew_and_what_it_began_goes_on():
@@ -310,18 +310,11 @@ def test_it_ends_with_the_process_that_started_it():
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.is_running()
         parent.kill()
-    wait_until(lambda: not child.is_running(), "it outlives who started it", 10.0)
+    wait_until(lambda: not child.is_running(), "it outlives who started it")
 
 
 def test_many_at_once_each_get_their_own():
     files = [encode(tone(seconds=2 + i), "FLAC") for i in range(6)] * 4
     with ThreadPoolExecutor(8) as pool:
         assert list(map(len, pool.map(decode, files))) == [(2 + i) * RATE for i in range(6)] * 4
-    wait_until(lambda: not with_files(), "a process is left", 10.0)
-
-
-def test_what_a_library_raises_as_it_opens_a_file_is_the_files_fault(monkeypatch):
-    data = encode_ffmpeg("mpegts", "aac")
-    monkeypatch.setattr("av.open", lambda *_, **__: [][0])
-    with pytest.raises(AudioError, match="of no kind known here"):
-        list(sources.decode(data, LIMITS))
+    wait_until(lambda: not with_files(), "a process is left")

@@ -122,11 +122,6 @@ def test_of_a_long_text_only_what_can_count_is_tokenized(tokenizer: Tokenizer, m
     assert counting.characters < 10_000
 
 
-@pytest.mark.parametrize("prompt", ["", "   ", "\n"])
-def test_blank_previous_text_is_none(tokenizer: Tokenizer, prompt: str):
-    assert tokenizer.facts.sot_prev not in tokenizer.prompt_ids("en", "transcribe", True, prompt)
-
-
 @pytest.mark.parametrize("token", ["<|endoftext|>", "<|startoftranscript|>", "<|0.00|>", "<|en|>"])
 def test_previous_text_cannot_smuggle_special_tokens(tokenizer: Tokenizer, token: str):
     with pytest.raises(OptionError, match="prompt holds the special token"):
@@ -189,18 +184,6 @@ def test_a_language_that_this_engine_lacks(tmp_path: Path):
         tokenizer.prompt_ids("cantonese", "transcribe", True, "")
 
 
-def test_unknown_task(tokenizer: Tokenizer):
-    with pytest.raises(OptionError, match="task 'sing' is unknown; expected one of transcribe"):
-        tokenizer.prompt_ids("en", "sing", True, "")
-
-
-@pytest.mark.parametrize("text", ["lazy dog", "mañana será otro día", "你好，世界", "né 🎧 ok"])
-def test_text_survives(tokenizer: Tokenizer, text: str):
-    assert tokenizer.decode(ids_of(tokenizer, text)[-15:]).endswith(text[-3:])
-    if len(ids_of(tokenizer, text)) < N_TEXT_CTX // 2 - 1:
-        assert tokenizer.decode(ids_of(tokenizer, text)) == " " + text
-
-
 def test_partial_characters_do_not_break(tokenizer: Tokenizer):
     """🎧 is four bytes that the pieces do not join, so any slice cuts it."""
     ids = ids_of(tokenizer, "🎧")
@@ -219,17 +202,6 @@ def test_special_and_timestamp_ids_are_dropped(tokenizer: Tokenizer):
     ids = [facts.sot, facts.timestamp_begin, *text, facts.timestamp_begin + 50, facts.eot]
     assert tokenizer.decode([*ids, DETECT_LANGUAGE, 10**6]) == " fox"
     assert tokenizer.decode([]) == ""
-
-
-def test_every_id_decodes(tokenizer: Tokenizer):
-    for token in range(tokenizer.facts.timestamp_begin + 1501):
-        text = tokenizer.decode([token])
-        assert bool(text) == (token < tokenizer.facts.eot)
-
-
-def test_language_code_of_something_else(tokenizer: Tokenizer):
-    with pytest.raises(KeyError):
-        tokenizer.language_code(tokenizer.facts.sot)
 
 
 def test_missing_file(tmp_path: Path):
