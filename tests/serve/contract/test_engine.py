@@ -117,26 +117,6 @@ def test_a_malformed_manifest_is_named_by_field(text, message):
     assert "build the engine again" in str(caught.value)
 
 
-def test_tensors_of_an_fp16_engine():
-    specs = tensor_specs(DIMS, "fp16")
-    assert {spec.dtype for spec in specs.values()} == {torch.float16}
-    shapes = {name: spec.shape for name, spec in specs.items()}
-    assert shapes["encoder.conv1.weight"] == (128, 80, 3)
-    assert shapes["encoder.conv2.weight"] == (128, 128, 3)
-    assert shapes["encoder.positions"] == (1500, 128)
-    assert shapes["encoder.layers.0.mlp.fc1.weight"] == (256, 128)
-    assert shapes["decoder.tokens"] == (51865, 64)
-    assert shapes["decoder.positions"] == (448, 64)
-    assert shapes["decoder.layers.1.cross.k.weight"] == (64, 64)
-    assert shapes["decoder.layers.1.mlp.fc2.weight"] == (64, 512)
-    assert shapes["decoder.layers.1.mlp.fc2.bias"] == (64,)
-    assert not any(name.endswith(".k.bias") for name in shapes)  # Whisper has none
-    # Convolutions, positions and last norm; attention with its norm, and the feed-forward.
-    attention, mlp = 2 + 4 + 3, 2 + 4
-    encoder, decoder = 4 + 1 + 2, 2 + 2
-    assert len(specs) == encoder + (attention + mlp) + decoder + 2 * (2 * attention + mlp)
-
-
 def test_tensors_of_an_int8_engine_have_a_scale_for_each_row():
     plain, specs = tensor_specs(DIMS, "fp16"), tensor_specs(DIMS, "int8")
     quantised = {name for name, spec in specs.items() if spec.dtype == torch.int8}
@@ -174,16 +154,6 @@ def folder(nano_engine, tmp_path):
     for path in nano_engine.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
-
-
-def test_a_sound_engine_opens(folder):
-    engine = open_engine(str(folder))
-    assert engine.path == folder
-    weights = engine.load_weights()
-    specs = tensor_specs(engine.manifest.dims, "int8")
-    assert {name: (tuple(t.shape), t.dtype) for name, t in weights.items()} == {
-        name: (spec.shape, spec.dtype) for name, spec in specs.items()
-    }
 
 
 def test_a_missing_engine_is_named_with_what_to_do(tmp_path):
@@ -257,25 +227,12 @@ def test_a_compiled_engine_is_checked_before_anything_reads_it(folder):
         pytest.fail("it was handed out")
 
 
-@pytest.mark.parametrize(
-    ("dropped", "added", "message"),
-    [
-        (["encoder.norm.bias"], [], "missing tensors: encoder.norm.bias; surplus tensors: none"),
-        ([], ["b", "a"], "missing tensors: none; surplus tensors: a, b"),
-        (
-            ["encoder.norm.weight", "encoder.norm.bias"],
-            ["x"],
-            "missing tensors: encoder.norm.bias, encoder.norm.weight; surplus tensors: x",
-        ),
-    ],
-)
-def test_missing_and_surplus_tensors_are_named(folder, dropped, added, message):
+def test_missing_and_surplus_tensors_are_named(folder):
     engine = open_engine(folder)
     tensors = load_file(folder / WEIGHTS_FILE)
-    for name in dropped:
-        del tensors[name]
-    tensors |= {name: torch.zeros(1) for name in added}
-    save_file(tensors, folder / WEIGHTS_FILE)
+    del tensors["encoder.norm.bias"]
+    save_file(tensors | {"b": torch.zeros(1), "a": torch.zeros(1)}, folder / WEIGHTS_FILE)
+    message = "missing tensors: encoder.norm.bias; surplus tensors: a, b"
     with pytest.raises(EngineError, match=rf"{WEIGHTS_FILE}: {message}$"):
         engine.load_weights()
 

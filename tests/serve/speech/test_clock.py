@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from serve.contract.errors import AudioError, AudioLimitError
+from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.clock import FileClock
 from serve.speech.meter import Limits
@@ -96,13 +96,6 @@ def test_gaps_that_are_too_long_are_told_and_not_filled(fmt, codec, gap_s, max_s
     assert "jumps ahead" in told[0]
 
 
-def test_two_recordings_one_behind_the_other():
-    part = tracks("mpegts", Sound(TONE))
-    samples, told = decode(part + part)
-    assert len(samples) / RATE == pytest.approx(2 * S, abs=0.2)
-    assert told == []
-
-
 def test_small_errors_of_packets_times_insert_nothing():
     clock, random = FileClock(5.0, 1e6), np.random.default_rng(0)
     for number in range(1_000):
@@ -130,20 +123,6 @@ def test_a_cut_file_whose_clock_begins_late_is_still_cut():
     samples, told = decode(data[: len(data) // 2], partial=True)
     assert 5.0 < len(samples) / RATE < 15.0
     assert any("cut short" in text for text in told)
-
-
-def test_a_film_that_is_too_long_is_refused_by_its_header():
-    data = tracks("matroska", Sound(tone(24_000, 20.0)))
-    with pytest.raises(AudioLimitError, match=r"lasts 20\.0 s"):
-        next(audio.decode(data, Limits(10.0)))
-
-
-def test_edit_lists_and_priming_change_nothing():
-    """AAC begins with samples that an edit list takes out again."""
-    for picture_s in (0.0, S):
-        samples, told = decode(tracks("mp4", Sound(TONE), picture_s=picture_s))
-        assert told == []
-        assert len(samples) / RATE == pytest.approx(S, abs=0.05)
 
 
 def test_samples_are_those_that_ffmpeg_decodes():

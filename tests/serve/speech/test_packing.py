@@ -131,13 +131,3 @@ def test_of_a_short_audio_in_which_nobody_speaks_nothing_is_left(seconds):
     (window,) = cut_long(blocks(np.zeros(round(seconds * SAMPLE_RATE), np.float32)), listener)
     assert (len(window.samples), window.last, window.voice) == (0, True, ())
     assert window.left_out_s == seconds
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_only_audio_of_more_than_a_window_is_packed(more):
-    samples = np.zeros(WINDOW_SAMPLES + more, np.float32)
-    samples[SECOND : 2 * SECOND] = 1.0
-    (window,) = cut_long(blocks(samples), listener)
-    packed_s = 1 + 2 * Options().pad / SAMPLE_RATE
-    assert window.duration_s == pytest.approx(packed_s if more else 30.0, abs=0.2)
-    assert window.duration_s + window.left_out_s == pytest.approx(len(samples) / SAMPLE_RATE)

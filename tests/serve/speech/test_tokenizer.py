@@ -101,27 +101,6 @@ def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
     assert tokenizer.decode(ids).endswith(" dog fox")
 
 
-class Counting:
-    """A tokenizer that counts the characters which it is given."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-        self.characters = 0
-
-    def encode(self, text, **options):
-        self.characters += len(text)
-        return self.pieces.encode(text, **options)
-
-
-def test_of_a_long_text_only_what_can_count_is_tokenized(tokenizer: Tokenizer, monkeypatch):
-    end = "dog " * 400
-    expected = tokenizer.previous_text(end)
-    counting = Counting(tokenizer._pieces)
-    monkeypatch.setattr(tokenizer, "_pieces", counting)
-    assert tokenizer.previous_text("fox " * 1_000_000 + end) == expected
-    assert counting.characters < 10_000
-
-
 @pytest.mark.parametrize("token", ["<|endoftext|>", "<|startoftranscript|>", "<|0.00|>", "<|en|>"])
 def test_previous_text_cannot_smuggle_special_tokens(tokenizer: Tokenizer, token: str):
     with pytest.raises(OptionError, match="prompt holds the special token"):

@@ -57,10 +57,8 @@ def test_without_a_default_it_is_the_first():
         ("1", 0),
         ("3", 2),
         ("spa", 1),
-        ("es", 1),
         ("ES-mx", 1),
         ("Spanish", 1),
-        ("fr", 2),
         ("fre", 2),
     ],
 )
@@ -86,9 +84,3 @@ def test_files_of_one_track_have_a_first(fmt: str):
     for track in ("2", "es"):
         with pytest.raises(OptionError, match=r"expected one of 1 \(no language"):
             decode(data, track)
-
-
-def test_the_only_track_of_a_film_is_taken_without_a_word():
-    data = tracks("mp4", Sound(tone(24_000, 2.0), language="spa"), picture_s=2.0)
-    assert decode(data)[1] == []
-    assert decode(data, "es") == decode(data)

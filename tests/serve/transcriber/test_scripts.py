@@ -34,9 +34,7 @@ class TestScripts(TranscriberTests):
     @pytest.mark.parametrize(
         ("language", "written"),
         [
-            *((tag, TAIWAN) for tag in ("zh-TW", "zh-Hant")),
-            ("zh-HK", HONG_KONG),
-            *((tag, SIMPLE) for tag in ("zh-CN", "zh-Hans", "zh", "Chinese")),
+            *(("zh-TW", TAIWAN), ("zh-HK", HONG_KONG), ("zh-CN", SIMPLE), ("zh", SIMPLE)),
         ],
     )
     def test_text_words_tokens_and_segments_have_the_script_that_is_asked_for(

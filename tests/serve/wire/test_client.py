@@ -233,11 +233,11 @@ class Impatient:
     """Stands for a future whose wait ends with an error; keeps how long it was to be."""
 
     def __init__(self, error):
-        self._error = error
+        self.error = error
 
     def result(self, timeout_s):
         self.timeout_s = timeout_s
-        raise self._error
+        raise self.error
 
 
 @pytest.mark.parametrize(
