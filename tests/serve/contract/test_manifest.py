@@ -46,7 +46,10 @@ def change(folder, value, *path):
 REFUSED = [
     ({}, ("files",), f"files does not hold {TOKENIZER_FILE}, which every native engine has"),
     (DROP, ("files", WEIGHTS_FILE), f"files does not hold {WEIGHTS_FILE}"),
-    ("cpu", ("runtime",), "runtime = 'cpu'"),
+    ("cpu", ("runtime",), "runtime = 'cpu'; expected 'native', 'tensorrt_llm' "),
+    (1, ("format_version",), "has format version 1, this Earshot reads 2"),
+    (3, ("beams",), "unknown key 'beams'; known: format_version, runtime, "),
+    (DROP, ("dims", "n_mels"), "dims.n_mels is missing"),
     (-1, ("files", WEIGHTS_FILE, "bytes"), f"files.{WEIGHTS_FILE}.bytes = -1; expected at least 0"),
     ("x", ("files", WEIGHTS_FILE, "sha256"), "sha256 = 'x'; expected 64 hexadecimal digits"),
     (-80, ("dims", "n_mels"), "dims.n_mels = -80; expected more than 0"),
@@ -77,6 +80,15 @@ def test_nonsense_is_refused_by_its_name(folder, value, path, message):
     with pytest.raises(EngineError, match=r"engine\.json: .*; build the engine again") as refused:
         open_engine(folder)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("{}", "has format version None"), ("[]", r"\[\]")]
+)
+def test_what_is_no_manifest_is_refused(folder, text, message):
+    (folder / MANIFEST_FILE).write_text(text)
+    with pytest.raises(EngineError, match=f"{message}.*; build the engine again"):
+        open_engine(folder)
 
 
 def test_encoder_and_decoder_must_have_one_width(folder):

@@ -42,35 +42,13 @@ def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int 
     return file.getvalue()
 
 
-SNDFILE = {
-    "wav": ("WAV", "PCM_16"),
-    "wav-float": ("WAV", "FLOAT"),
-    "wav-ulaw": ("WAV", "ULAW"),
-    "wav-adpcm": ("WAV", "IMA_ADPCM"),
-    "wavex": ("WAVEX", "PCM_24"),
-    "aiff": ("AIFF", "PCM_16"),
-    "flac": ("FLAC", "PCM_16"),
-    "ogg-vorbis": ("OGG", "VORBIS"),
-    "ogg-opus": ("OGG", "OPUS"),
-    "mp3": ("MP3", None),
-    "rf64": ("RF64", "PCM_16"),
-    "au": ("AU", "PCM_16"),
-    "au-ulaw": ("AU", "ULAW"),
-    "caf": ("CAF", "PCM_16"),
-    "caf-alac": ("CAF", "ALAC_16"),
-    "w64": ("W64", "PCM_16"),
-    "voc": ("VOC", "PCM_16"),
-    "sphere": ("NIST", "PCM_16"),
-    "sphere-ulaw": ("NIST", "ULAW"),
-    "ircam": ("IRCAM", "PCM_16"),
-    "pvf": ("PVF", "PCM_16"),
-    "avr": ("AVR", "PCM_16"),
-    "svx": ("SVX", "PCM_16"),
-    "paf": ("PAF", "PCM_16"),
-    "htk": ("HTK", "PCM_16"),
-    "wve": ("WVE", "ALAW"),
-}
-"""Formats that libsndfile writes, and their subtypes."""
+SNDFILE = """
+WAV-PCM_16 WAV-FLOAT WAV-ULAW WAV-IMA_ADPCM WAVEX-PCM_24 AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS
+OGG-OPUS MP3-MPEG_LAYER_III RF64-PCM_16 AU-PCM_16 AU-ULAW CAF-PCM_16 CAF-ALAC_16 W64-PCM_16
+VOC-PCM_16 NIST-PCM_16 NIST-ULAW IRCAM-PCM_16 PVF-PCM_16 AVR-PCM_16 SVX-PCM_16 PAF-PCM_16
+HTK-PCM_16 WVE-ALAW
+""".split()
+"""What libsndfile writes: formats, and their subtypes."""
 
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"}
 FFMPEG: dict[str, tuple[str, str, int, dict[str, str]]] = {
@@ -105,8 +83,8 @@ PHONES = ("amr", "3gp")
 def recording(name: str, seconds: float = SECONDS) -> bytes:
     """Encode the tone in a format of `SNDFILE`, `FFMPEG` or `PHONES`; those of FFmpeg are 3 s."""
     if name in SNDFILE:
-        rate = 8_000 if name == "wve" else RATE
-        return encode(tone(rate, seconds), *SNDFILE[name], rate)
+        rate = 8_000 if name == "WVE-ALAW" else RATE
+        return encode(tone(rate, seconds), *name.split("-"), rate)
     if name in PHONES:
         return encode_ffmpeg(name, "libopencore_amrnb", 8_000, "mono", 12_200)
     fmt, codec, rate, options = FFMPEG[name]

@@ -50,15 +50,20 @@ def assert_is_tone(samples: np.ndarray, level: float = 0.5, slack_s: float = 0.0
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(level / np.sqrt(2), rel=0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in SNDFILE if name not in ("htk", "wve")])
+@pytest.mark.parametrize(
+    "name", [name for name in SNDFILE if name not in ("HTK-PCM_16", "WVE-ALAW")]
+)
 def test_formats_of_libsndfile(name: str):
-    assert_is_tone(decode(recording(name), LIMIT_S), slack_s=0.05)
+    padded = name.endswith(("ADPCM", "OPUS"))
+    assert_is_tone(decode(recording(name), LIMIT_S), slack_s=0.06 if padded else 0.0)
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
-@pytest.mark.parametrize("name", ["wav", "wavex", "flac", "mp3"])
+@pytest.mark.parametrize(
+    "name", ["WAV-PCM_16", "WAVEX-PCM_24", "FLAC-PCM_16", "MP3-MPEG_LAYER_III"]
+)
 def test_rates(name: str, rate: int):
-    assert_is_tone(decode(encode(tone(rate), *SNDFILE[name], rate), LIMIT_S))
+    assert_is_tone(decode(encode(tone(rate), *name.split("-"), rate), LIMIT_S))
 
 
 @pytest.mark.parametrize("name", FFMPEG)
@@ -193,17 +198,17 @@ def noisy_tone() -> np.ndarray:
     return (tone() + noise).astype(np.float32)
 
 
-PARTIAL = (
-    *("wav", "wav-float", "wav-adpcm", "aiff", "flac", "ogg-vorbis", "ogg-opus", "mp3", "sphere"),
-    *("caf", "w64", "rf64", "au", "mp4-fragments", "webm", "webm-live", "adts", "avi", "wma"),
-    *("flv", "amr"),
-)
+PARTIAL = """
+WAV-PCM_16 WAV-FLOAT WAV-IMA_ADPCM AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS
+MP3-MPEG_LAYER_III NIST-PCM_16 CAF-PCM_16 W64-PCM_16 RF64-PCM_16 AU-PCM_16 mp4-fragments
+webm webm-live adts avi wma flv amr
+""".split()
 
 
 @pytest.mark.parametrize("name", PARTIAL)
 def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name: str):
     whole, warnings = recording(name), []
-    if name == "ogg-vorbis":
+    if name == "OGG-VORBIS":
         whole = encode(noisy_tone(), "OGG")  # of several pages
     cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
     with pytest.raises(
@@ -322,7 +327,7 @@ def first_block(data: bytes) -> np.ndarray:
     return next(audio.decode(data, Limits(LIMIT_S)))
 
 
-@pytest.mark.parametrize("name", ["wav", "flac", "mp4"])
+@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "mp4"])
 def test_closing_the_blocks_frees_the_decoder(monkeypatch: pytest.MonkeyPatch, name: str):
     data, closed = recording(name), []
     kind = type(sources.open_source(data, Meter(Limits(LIMIT_S))))
@@ -398,7 +403,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.mark.parametrize("name", ["wav", "flac", "mp3", "mp4"])
+@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4"])
 def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
     data = recording(name, 50.0)
     assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,7 +17,6 @@ from eval.soak.harm import greedy_mp4
 from serve.contract.errors import (
     AudioError,
     AudioLimitError,
-    CancelledError,
     DeadlineError,
     OverloadedError,
     UnavailableError,
@@ -96,15 +94,6 @@ def test_too_little_memory_has_a_name(monkeypatch):
     monkeypatch.setattr(sources, "decode", greedy)
     with pytest.raises(AudioError, match="500 bytes needs more memory than such a file should"):
         decode(bytes(500))
-
-
-def test_what_is_open_beside_it_goes_on():
-    blocks = audio.decode(LONG, LIMITS)
-    first = next(blocks)
-    for _ in range(3):
-        with pytest.raises(AudioError):
-            decode(greedy_mp4(100_000_000))
-    np.testing.assert_allclose(np.concatenate([first, *blocks]), tone(seconds=50), atol=1e-4)
 
 
 @pytest.mark.parametrize("data", [LONG, encode_ffmpeg("mp4", "aac"), encode(tone(), "MP3")])
@@ -224,18 +213,6 @@ def test_a_server_that_cannot_be_started_has_a_name(monkeypatch):
     with pytest.raises(UnavailableError, match="send 16-bit WAV, which needs none"):
         decode(LONG)
     client._server.stop()
-
-
-def test_a_request_that_ends_does_not_wait_for_its_process():
-    stopped = threading.Event()
-    blocks = audio.decode(LONG, LIMITS, stopped.is_set)
-    next(blocks)
-    its = one_of_its_processes()
-    its.suspend()
-    threading.Timer(0.3, stopped.set).start()
-    with pytest.raises(CancelledError):
-        list(blocks)
-    its.wait(60)  # nobody reads what it would send: it is ended
 
 
 def test_a_server_that_was_killed_is_started_anew_and_what_it_began_goes_on():

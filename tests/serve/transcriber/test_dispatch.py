@@ -151,28 +151,6 @@ def test_a_refused_window_is_told_and_does_not_stay():
     assert dispatcher.windows == 1
 
 
-def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
-    batches = []
-
-    def log_mel(samples, filters):
-        batches.append([int(row[0]) for row in samples])
-        if 2 in batches[-1]:
-            raise ZeroDivisionError("a bug")
-        return samples
-
-    monkeypatch.setattr("serve.speech.features.log_mel", log_mel)
-    dispatcher, runtime = make()
-    requests = [make_active(id, windows=1) for id in (1, 2, 3)]
-    for each in requests:
-        dispatcher.enqueue(each)
-    ((failed, error),) = dispatcher.submit_windows()
-    assert failed is requests[1]
-    assert "ZeroDivisionError('a bug')" in str(error)
-    assert owners(runtime) == [(1, 0), (3, 0)]
-    assert batches == [[1, 2, 3], [1], [2], [3]], "a good batch is one computation"
-    assert dispatcher.windows == 2
-
-
 @pytest.mark.parametrize(
     ("told", "waiting"), [({}, 2), ({"streaming": False}, 0)], ids=["tells", "tells not"]
 )

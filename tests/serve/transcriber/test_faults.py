@@ -1,15 +1,18 @@
 """Bugs while one request is worked on: it ends with an error, its neighbours do not notice."""
 
 import threading
+import time
 
 import pytest
 import torch
 
+from serve.contract.config import TranscriberConfig
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.contract.messages import Finished
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import active
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.loop import Transcriber
 from tests.fakes import Echo, FakeRuntime
 from tests.harness import (
     FOREVER,
@@ -211,13 +214,12 @@ class TestAHangingRuntime(TranscriberTests):
     """A poll that does not return harms no caller for ever, and is reported."""
 
     @pytest.fixture
-    def hang(self, start, echo, monkeypatch):
+    def hang(self, engine, echo, monkeypatch):
         """Start a transcriber whose polls hang until the test ends, with one request pending."""
         go_on = threading.Event()
 
-        def hang(**config):
-            transcriber, runtime = start(echo, **config)
-            polls = threading.Event()
+        def hang(timeout_s=WAIT_S, **waits):
+            runtime, polls = FakeRuntime(echo), threading.Event()
 
             def poll(timeout_s):
                 polls.set()
@@ -225,6 +227,8 @@ class TestAHangingRuntime(TranscriberTests):
                 return []
 
             monkeypatch.setattr(runtime, "poll", poll)
+            config = TranscriberConfig(request_timeout_s=timeout_s, vad="off")
+            transcriber = Transcriber(engine, runtime, config, **waits)
             transcriber.submit(request(), Client())
             assert polls.wait(WAIT_S)
             return transcriber
@@ -232,31 +236,30 @@ class TestAHangingRuntime(TranscriberTests):
         yield hang
         go_on.set()
 
-    @pytest.mark.parametrize(("timeout_s", "limit_s"), [(30.0, 60.0), (100.0, 100.0)])
+    @pytest.mark.parametrize(("timeout_s", "limit_s"), [(30.0, 60.0), (1000.0, 1000.0)])
     def test_it_is_unhealthy_after_a_minute_or_the_longest_request(
         self, hang, monkeypatch, timeout_s, limit_s
     ):
-        transcriber = hang(request_timeout_s=timeout_s)
-        last = transcriber._last_turn_s
-        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s - 1))
+        begun_s = time.monotonic()
+        transcriber = hang(timeout_s)
+        hangs_s = time.monotonic()
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: begun_s + limit_s - 1))
         assert transcriber.healthy
-        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s + 1))
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: hangs_s + limit_s + 1))
         assert not transcriber.healthy
 
     def test_being_idle_for_long_is_healthy(self, start, echo, monkeypatch):
         transcriber, _ = start(echo)
         transcriber.transcribe(request())
         until(lambda: transcriber.stats().pending == 0)
-        monkeypatch.setattr(transcriber, "_last_turn_s", -1e9)
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: 1e12))
         assert transcriber.healthy
 
-    def test_a_caller_gives_up_a_little_after_the_deadline(self, hang, monkeypatch):
-        monkeypatch.setattr("serve.transcriber.loop._GRACE_S", 0.01)
-        transcriber = hang(request_timeout_s=0.02)
+    def test_a_caller_gives_up_a_little_after_the_deadline(self, hang):
+        transcriber = hang(timeout_s=0.02, grace_s=0.01)
         with pytest.raises(DeadlineError, match=r"no answer after 0.03 s: the device hangs"):
             transcriber.transcribe(request())
 
-    def test_closing_gives_up_and_says_so(self, hang, monkeypatch, caplog):
-        monkeypatch.setattr("serve.transcriber.loop._JOIN_S", 0.01)
-        hang().close()
+    def test_closing_gives_up_and_says_so(self, hang, caplog):
+        hang(join_s=0.01).close()
         assert "the device thread did not stop within 0.01 s" in caplog.text

@@ -1,7 +1,6 @@
 """The transcriber over a fake runtime, when all goes well: answers and windows."""
 
 import dataclasses
-import threading
 import time
 
 import numpy as np
@@ -16,7 +15,6 @@ from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,
     UNSURE,
-    WAIT_S,
     Client,
     TranscriberTests,
     noise,
@@ -71,26 +69,6 @@ class TestAnswers(TranscriberTests):
         transcriber, runtime = start(echo)
         transcriber.reject()
         assert transcriber.stats().rejected == 1
-        quiescent(transcriber, runtime)
-
-    def test_a_prompt_is_tokenized_by_a_worker_while_others_go_on(self, start, echo, monkeypatch):
-        going_on, threads = threading.Event(), []
-        whole = Tokenizer.previous_text
-
-        def slow(self, text):
-            if text == "slow":
-                threads.append(threading.current_thread().name)
-                assert going_on.wait(WAIT_S)
-            return whole(self, text)
-
-        monkeypatch.setattr(Tokenizer, "previous_text", slow)
-        transcriber, runtime = start(echo)
-        client = Client().send(transcriber, request("slow"))
-        assert transcriber.transcribe(request("fast")).text == "fast"
-        assert not client.ended.is_set()
-        going_on.set()
-        assert client.transcript.text == "slow"
-        assert [name.startswith("earshot-decode") for name in threads] == [True]
         quiescent(transcriber, runtime)
 
     def test_without_timestamps_a_window_is_one_segment(self, start, echo):
