@@ -63,17 +63,6 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
     assert message in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
-        load_config(tmp_path / "absent.toml")
-
-
-def test_a_file_that_is_not_utf8_is_named(tmp_path):
-    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: byte 11 is not UTF-8"):
-        load_config(tmp_path / "latin.toml")
-
-
 def test_sections_of_build_and_eval_are_passed_over_unread(tmp_path):
     others = "[build]\nprecision = 'int4'\n[eval]\nanything = 1\n"
     config = load(tmp_path, f"{others}[runtime]\nslots = 3")

@@ -249,11 +249,9 @@ def test_without_transformers_an_engine_from_before_has_to_be_built_again(engine
     ("tensors", "message"),
     [
         ({"mel_filters": torch.zeros(128, 201)}, r"shape=\(128, 201\).* expected .*\(80, 201\)"),
-        ({"mel_filters": torch.zeros(80, 201).half()}, r"float16\), expected .*float32"),
-        ({"other": torch.zeros(80, 201)}, "cannot read .*mel_filters"),
         (None, "cannot read .*safetensors"),
     ],
-    ids=["another shape", "another dtype", "another name", "no safetensors"],
+    ids=["another shape", "no safetensors"],
 )
 def test_a_file_that_holds_something_else(engine, tensors, message):
     path = engine.path / MEL_FILTERS_FILE

@@ -120,7 +120,7 @@ def test_weights_of_a_downmix(place: int, weight: float):
     assert told == []
 
 
-@pytest.mark.parametrize("channels", [3, 4, 6, 8, 12])
+@pytest.mark.parametrize("channels", [3, 12])
 def test_many_microphones_are_averaged(voice, channels: int):
     rng = np.random.default_rng(0)
     heard = voice[:, None] * rng.uniform(0.5, 1, channels).astype(np.float32)
@@ -141,8 +141,7 @@ def test_ordinary_stereo_is_the_mean_bit_by_bit(voice):
         assert told == []
 
 
-@pytest.mark.parametrize("fmt", ["WAV", "FLAC"])
-@pytest.mark.parametrize("gain", [-1.0, -0.8, -1.3])
+@pytest.mark.parametrize(("fmt", "gain"), [("WAV", -1.0), ("FLAC", -0.8), ("WAV", -1.3)])
 def test_opposite_phase_takes_the_louder_channel(voice, fmt: str, gain: float):
     stereo = 0.7 * np.stack([voice, gain * voice], axis=1)
     samples, told = decode(encode(stereo, fmt, "PCM_16"))

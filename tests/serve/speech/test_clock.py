@@ -41,8 +41,10 @@ def silence(samples: np.ndarray) -> tuple[float, float]:
     return edges[longest] / RATE, np.diff(edges)[longest] / RATE
 
 
-@pytest.mark.parametrize("fmt", ["matroska", "mp4", "mov", "mpegts", "flv"])
-@pytest.mark.parametrize("late_s", [0.5, 4.9, 12.0])
+@pytest.mark.parametrize(
+    ("fmt", "late_s"),
+    [("matroska", 0.5), ("mp4", 4.9), ("mov", 12.0), ("mpegts", 4.9), ("flv", 0.5)],
+)
 def test_sound_after_the_picture(fmt: str, late_s: float):
     data = tracks(fmt, Sound(TONE, begins_s=late_s), picture_s=late_s + S)
     samples, told = decode(data)
@@ -53,10 +55,9 @@ def test_sound_after_the_picture(fmt: str, late_s: float):
 
 
 @pytest.mark.parametrize(("fmt", "codec", "options"), CLOCKED)
-@pytest.mark.parametrize("start_s", [1.0, 10_800.0])
-def test_a_clock_that_begins_anywhere(fmt: str, codec: str, options: dict[str, str], start_s):
+def test_a_clock_that_begins_anywhere(fmt: str, codec: str, options: dict[str, str]):
     rate = 48_000 if codec == "libopus" else 24_000
-    sound = Sound(tone(rate, S), rate, codec=codec, begins_s=start_s)
+    sound = Sound(tone(rate, S), rate, codec=codec, begins_s=10_800.0)
     samples, told = decode(tracks(fmt, sound, options=options))
     assert told == []
     assert begin_s(samples) < 0.1
@@ -64,9 +65,12 @@ def test_a_clock_that_begins_anywhere(fmt: str, codec: str, options: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("fmt", "codec", "options"), [kind for kind in CLOCKED if kind[0] != "mov"]
+    ("fmt", "codec", "options", "gap_s"),
+    [
+        *((*kind, 2.0) for kind in CLOCKED if kind[0] != "mov"),
+        *((*CLOCKED[0], 0.4), (*CLOCKED[0], 60.0)),
+    ],
 )
-@pytest.mark.parametrize("gap_s", [0.4, 2.0, 60.0])
 def test_gaps_are_filled(fmt: str, codec: str, options: dict[str, str], gap_s: float):
     rate = 48_000 if codec == "libopus" else 24_000
     sound = Sound(tone(rate, S), rate, codec=codec, gap=(1.5, gap_s))

@@ -46,17 +46,6 @@ def test_words_keep_their_order_and_never_last_longer(timeline, times):
         assert end - start <= b - a + 1e-6
 
 
-@FIXED
-@given(st.floats(0.0, 3600.0), TIMES)
-def test_without_pauses_nothing_changes(start_s, times):
-    timeline = Timeline(start_s)
-    segment = dataclasses.replace(SEGMENT, start=1.23456, words=(Word(1.0, 2.0, " a", 0.5),))
-    assert timeline.restore([segment]) == [segment]
-    for time_s in times:
-        assert timeline.start(time_s) == timeline.end(time_s) == start_s + time_s
-    assert timeline.word(times[0], times[1]) == (start_s + times[0], start_s + times[1])
-
-
 TALK = Timeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
 
 

@@ -117,6 +117,7 @@ def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
         assert tokenizer.language_code(by_code[1]) == code
 
 
+@pytest.mark.nightly
 def test_names_equal_those_of_transformers():
     from transformers.models.whisper.tokenization_whisper import (  # noqa: PLC0415 - heavy
         LANGUAGES,
@@ -145,8 +146,6 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
     [
         ("englsh", "'englsh' is unknown; did you mean 'english'"),
         ("xqzw", "'xqzw' is unknown; expected a code"),
-        ("xx-US", "'xx-US' is unknown; expected a code"),
-        ("en-US and more", "'en-US and more' is unknown; expected a code"),
         ("auto", "'auto' is unknown; expected a code"),  # what is close to it, pushto, is not meant
         ("", "'' is unknown; expected a code"),
     ],
@@ -183,18 +182,12 @@ def test_special_and_timestamp_ids_are_dropped(tokenizer: Tokenizer):
     assert tokenizer.decode([]) == ""
 
 
-def test_missing_file(tmp_path: Path):
-    engine = make_engine(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
-        Tokenizer.open(engine)
-
-
-def test_damaged_file(tmp_path: Path):
-    engine = make_engine(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
-        Tokenizer.open(engine)
+def test_a_damaged_or_missing_file(tmp_path: Path):
+    engine, path = make_engine(tmp_path), tmp_path / "tokenizer.json"
+    for spoil in (lambda: path.write_text("{}", encoding="utf-8"), path.unlink):
+        spoil()
+        with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
+            Tokenizer.open(engine)
 
 
 def test_tokenizer_of_another_engine(tmp_path: Path):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.engine import TokenizerFacts
 from serve.speech import audio
 from serve.speech.cutting import cut as cut_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
@@ -33,21 +33,7 @@ from serve.speech.windows import (
 )
 
 EOT, SOT, TIMES = 100, 101, 110
-FACTS = TokenizerFacts(
-    eot=EOT,
-    sot=SOT,
-    sot_prev=102,
-    no_speech=103,
-    no_timestamps=104,
-    timestamp_begin=TIMES,
-    transcribe=105,
-    translate=106,
-    languages={"en": 107},
-    suppress_tokens=(),
-    begin_suppress_tokens=(),
-    max_initial_timestamp_index=50,
-    alignment_heads=(),
-)
+FACTS = SimpleNamespace(eot=EOT, timestamp_begin=TIMES)
 CONFIG = TranscriberConfig()
 DATA = Path(__file__).parents[2] / "data"
 FIXED = settings(derandomize=True, deadline=None, database=None)
@@ -356,10 +342,8 @@ def test_a_fixed_temperature_is_the_only_one():
     [
         ([(-2.0, 1.5), (-1.5, 1.5), (-3.0, 1.5)], 1),
         ([(-2.0, 1.5), (-0.1, 2.5), (-3.0, 2.4)], 0),  # the likeliest repeats itself
-        ([(-2.0, 9.0), (-1.5, 2.5), (-3.0, 9.0)], 1),  # all do
         ([(-2.0, 1.5), (-2.0, 1.5)], 0),
         ([(None, 9.0), (None, 8.0)], 0),  # not told
-        ([(-2.0, 1.5)], 0),
     ],
 )
 def test_best_attempt(attempts: list[tuple[float | None, float]], best: int):

@@ -9,8 +9,6 @@ import serve.transcriber.open
 from serve.contract.config import Config, RuntimeConfig
 from serve.contract.errors import ConfigError, EarshotError, EngineError
 from serve.contract.server_config import LiveConfig
-from serve.speech.features import SAMPLE_RATE
-from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime
 from tests.harness import TranscriberTests
@@ -88,21 +86,6 @@ class TestOpening(TranscriberTests):
             assert transcriber.stats().audio_s == 1.0
         assert job.options.timestamps == (not lacks)
         assert runtime.closed
-
-    def test_the_warm_up_is_quiet_noise_of_a_second(self, product, echo, monkeypatch):
-        requests = []
-        honest = Transcriber.transcribe
-
-        def transcribe(self, request):
-            requests.append(request)
-            return honest(self, request)
-
-        monkeypatch.setattr(Transcriber, "transcribe", transcribe)
-        product(echo)[1]().close()
-        (request,) = requests
-        assert (len(request.audio), request.sample_rate) == (SAMPLE_RATE, SAMPLE_RATE)
-        assert 0 < abs(request.audio).max() < 0.01
-        assert request.language is None, "detection is warmed up too"
 
     def test_a_runtime_that_cannot_work_yet_is_not_warmed_up(self, product, echo):
         runtime, opened = product(echo)

@@ -56,12 +56,6 @@ class TestChannels(TranscriberTests):
         assert [set(speakers[i : i + 2]) for i in (0, 2, 4)] == [{"A", "B"}] * 3
         assert answer.duration == pytest.approx(65.0)
 
-    def test_channels_in_which_nobody_speaks_have_no_text(self, start, echo):
-        transcriber, runtime = start(echo, vad="on")
-        audio = np.zeros((SAMPLE_RATE, 2), np.float32)
-        answer = transcriber.transcribe(split(encode(audio, "WAV", "PCM_16")))
-        assert answer.segments == () and runtime.jobs == []
-
     def test_text_of_one_channel_is_no_context_of_the_next(self, start, echo):
         transcriber, runtime = start(echo)
         transcriber.transcribe(split(recording(2, seconds=40.0), mode="sequential"))
@@ -202,8 +196,3 @@ class TestVoices(TranscriberTests):
         transcriber, _ = start(echo, ABLE)
         with pytest.raises(OptionError, match=message):
             transcriber.transcribe(apart(**options))
-
-    def test_a_runtime_that_cannot_time_words_refuses(self, start, echo):
-        transcriber, _ = start(echo)
-        with pytest.raises(OptionError, match=r"^diarize = true needs words' times, but "):
-            transcriber.transcribe(apart())

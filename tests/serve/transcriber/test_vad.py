@@ -1,7 +1,6 @@
 """Voice activity through the transcriber: what is decoded, what is answered, where words were."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -89,29 +88,6 @@ class TestVoiceActivity(TranscriberTests):
         transcriber, _ = start(echo, vad="auto")
         asked = request("so", audio=talk((0.2, 0), (0.8, 1)), voice=(0.2, 1.0))
         assert transcriber.transcribe(asked).text == "so"
-
-    def test_a_long_silence_lets_a_short_request_pass(self, start, echo, monkeypatch):
-        """One worker, which else would hear an hour of nothing first."""
-        heard, answered_after, short = [], [], Client()
-
-        class Slow(Ear):
-            def probabilities(self, samples):
-                if not heard:
-                    short.send(transcriber, request("short"))
-                if short.ended.is_set():
-                    answered_after.append(sum(heard))
-                else:
-                    time.sleep(0.001)
-                heard.append(len(samples))
-                return super().probabilities(samples)
-
-        monkeypatch.setattr(activity, "Detector", Slow)
-        transcriber, runtime = start(echo, vad="auto", decode_workers=1)
-        hour = request(audio=np.zeros(3600 * 1000, np.float32), sample_rate=1000)
-        assert Client().send(transcriber, hour).transcript.text == ""
-        assert short.transcript.text == "short"
-        assert answered_after, "the short request came after the hour"
-        quiescent(transcriber, runtime)
 
     def test_what_is_neither_true_nor_false_is_refused(self, start, echo):
         transcriber, _ = start(echo)

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -22,7 +21,6 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Finished, Request, SegmentReady
-from serve.supervisor.run import free_ports
 from serve.wire import tensors
 from serve.wire.client import Client, PendingTranscript
 from tests.serving import SEGMENT, TRANSCRIPT
@@ -112,17 +110,6 @@ def test_an_answer_arrives_whole_and_the_request_said_everything(client, script)
         ("MAX_TOKENS", "INT32", [1]),
     ]
     assert asked.raw_input_contents == [b"\5\0\0\0audio", b"\2\0\0\0es", b"\x09\0\0\0"]
-
-
-def test_samples_are_sent_as_samples(client, script):
-    samples = np.linspace(-1, 1, 5, dtype=np.float32)
-    client.transcribe(samples, sample_rate=8_000)
-    (asked,) = script.asked
-    assert [(i.name, list(i.shape)) for i in asked.inputs] == [
-        ("SAMPLES", [5]),
-        ("SAMPLE_RATE", [1]),
-    ]
-    assert asked.raw_input_contents[0] == samples.tobytes()
 
 
 def test_a_stream_gives_segments_before_the_answer_exists(client, script):
@@ -271,13 +258,7 @@ def test_a_server_that_says_nothing_is_told_from_none():
         with Client(address) as client:
             assert client.state(0.2) == "silent"
     with Client(address) as client:
-        assert client.state(WAIT_S) == "absent"
-
-
-def test_no_server_is_said_with_its_address():
-    (port,) = free_ports("127.0.0.1", 1)
-    with contextlib.closing(Client(f"127.0.0.1:{port}")) as client:
-        assert client.ready() is False
+        assert client.state(WAIT_S) == "absent" and client.ready() is False
         for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):
-            with pytest.raises(UnavailableError, match=f"server at 127.0.0.1:{port}"):
+            with pytest.raises(UnavailableError, match=f"server at {address}"):
                 ask(b"audio")

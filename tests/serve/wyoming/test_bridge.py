@@ -105,7 +105,7 @@ def form_of(body):
     return found
 
 
-@in_house()
+@in_house(key="earshot_x")
 async def test_home_assistant_describes_and_transcribes(house):
     async with house.client() as client:
         await say(client, Describe())
@@ -120,6 +120,7 @@ async def test_home_assistant_describes_and_transcribes(house):
     assert (transcript.text, transcript.language) == ("Turn on the light.", "en")
     head, body = house.stub.asked[-1]
     assert head.startswith("POST /v1/audio/transcriptions HTTP/1.1")
+    assert "\r\nAuthorization: Bearer earshot_x\r\n" in head
     form = form_of(body)
     (file,) = form.pop("file")
     assert form == {"response_format": [b"verbose_json"], "language": [b"en"]}
@@ -128,8 +129,9 @@ async def test_home_assistant_describes_and_transcribes(house):
         assert audio.readframes(16_000) == SOUND
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize("channels, rate", [(1, 8_000), (2, 48_000)])
+@pytest.mark.parametrize(
+    "width, channels, rate", [(1, 1, 8_000), (2, 2, 48_000), (3, 1, 48_000), (4, 2, 8_000)]
+)
 @in_house()
 async def test_samples_of_any_kind(house, width, channels, rate):
     format = {"rate": rate, "width": width, "channels": channels}
@@ -170,14 +172,6 @@ async def test_who_says_nothing_is_told_so(house):
     assert house.stub.asked == []
 
 
-@in_house(key="earshot_x")
-async def test_the_key_is_shown(house):
-    async with house.client() as client:
-        await say(client, Describe())
-        await hear(client, Info)
-    assert "\r\nAuthorization: Bearer earshot_x\r\n" in house.stub.asked[0][0]
-
-
 @in_house()
 async def test_an_unknown_language_of_a_transcript_is_left_out(house):
     house.stub.answer = (200, {"text": "", "language": "unknown", "duration": 1})
@@ -195,13 +189,10 @@ async def test_an_unknown_language_of_a_transcript_is_left_out(house):
         ((401, {"error": {"message": "no API key"}}), "no API key", "UNAUTHENTICATED"),
         ((400, {"error": {"message": "language = 'x'"}}), "language = 'x'", "INVALID_ARGUMENT"),
         ((503, {"error": {"message": "it drains"}}), "it drains", "UNAVAILABLE"),
-        ((404, {"detail": "Not Found"}), "answered with status 404", "INVALID_ARGUMENT"),
         ((500, "oops"), "answered with status 500", "INTERNAL"),
         ((200, {"transcription": "x"}), "text is missing", "UNAVAILABLE"),
-        ((200, [1]), "the server's answer holds [1]; expected", "UNAVAILABLE"),
         (b"", "hung up without an answer", "UNAVAILABLE"),
         (b"220 mail.example.org ESMTP\r\n", "did not answer as HTTP", "UNAVAILABLE"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "did not answer", "UNAVAILABLE"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 2**23, "did not answer", "UNAVAILABLE"),
     ],
 )
@@ -243,21 +234,13 @@ async def test_who_goes_is_not_transcribed_any_more(house):
 FAULTS = {
     "no JSON": (b"GET / HTTP/1.1\r\n\r\n", "an event is not JSON"),
     "no object": (b"7\n", "an event holds 7; expected a table"),
-    "no type": (b"{}\n", "an event: type is missing"),
     "long line": (b"x" * 2**17, "line is longer than 65536 bytes"),
     "much data": (b'{"type":"ping","data_length":65537}\n', "data_length = 65537; expected at"),
-    "no data": (b'{"type":"ping","data_length":2}\n[]', "data of ping holds []; expected a table"),
     "payload": (b'{"type":"x","payload_length":1048577}\n', "expected at most 1048576"),
-    "negative": (b'{"type":"x","payload_length":-1}\n', "payload_length = -1; expected at least 0"),
-    "ping": (b'{"type":"ping","data":{"text":1}}\n', "ping: text = 1; expected text"),
     "no rate": (b'{"type":"audio-start","data":{"width":2,"channels":1}}\n', "rate is missing"),
     "width": (
         b'{"type":"audio-start","data":{"rate":16000,"width":5,"channels":1}}\n',
         "audio-start: width = 5; expected 1, 2, 3 or 4",
-    ),
-    "rate": (
-        b'{"type":"audio-start","data":{"rate":0,"width":2,"channels":1}}\n',
-        "audio-start: rate = 0; expected at least 1000",
     ),
     "stop": (b'{"type":"audio-stop"}\n', "audio-stop came without audio"),
 }
@@ -281,19 +264,18 @@ async def test_who_still_speaks_can_read_why_nobody_listens(house):
         await refused(client, "audio-stop came without audio")
 
 
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "expected the same"),
+        (AudioChunk(**FORMAT, audio=b"abc"), "the audio has 3 bytes; expected a multiple of 2"),
+    ],
+)
 @in_house()
-async def test_audio_of_two_formats(house):
+async def test_audio_of_two_formats_or_of_half_a_sample(house, chunk, words):
     async with house.client() as client:
-        other = AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND)
-        await say(client, AudioStart(**FORMAT), other)
-        await refused(client, "expected the same")
-
-
-@in_house()
-async def test_audio_that_ends_within_a_sample(house):
-    async with house.client() as client:
-        await say(client, AudioStart(**FORMAT), AudioChunk(**FORMAT, audio=b"abc"), AudioStop())
-        await refused(client, "the audio has 3 bytes; expected a multiple of 2")
+        await say(client, AudioStart(**FORMAT), chunk, AudioStop())
+        await refused(client, words)
 
 
 @pytest.mark.parametrize("limit, value", [("MAX_S", 0.5), ("MAX_BYTES", 10_000)])

@@ -1,4 +1,4 @@
-"""One request's state: what is kept of its windows, and the times that its answer tells."""
+"""Times: those that a request's answer tells, and the time in which requests were pending."""
 
 import weakref
 
@@ -10,6 +10,7 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan
 from tests.fakes import fake_engine
 from tests.harness import clock_of
@@ -46,3 +47,24 @@ def test_samples_go_with_their_job_and_times_add_up(tmp_path, monkeypatch):
     assert (answer.text, answer.duration) == ("one two", 20.0)
     assert (answer.timings.queue_s, answer.timings.total_s) == (2.0, 4.0)
     assert (answer.timings.encode_s, answer.timings.decode_s) == (0.5, 1.0)
+
+
+def test_busy_time_is_that_with_something_pending(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("serve.transcriber.ledger.time", clock_of(lambda: now[0]))
+    ledger, plan = Ledger(TranscriberConfig()), Plan((1,), "en", DecodingOptions(), False)
+
+    def end(active):
+        ledger.remove(active, "ok")
+        ledger.mark_answered()
+
+    first = ledger.accept(plan, print, 0)
+    now[0] = 101.0
+    second = ledger.accept(plan, print, 0)
+    now[0] = 103.0
+    assert ledger.counters()[0].busy_s == 3.0, "also while it lasts"
+    end(first)
+    now[0] = 104.0
+    end(second)
+    now[0] = 150.0
+    assert ledger.counters()[0].busy_s == 4.0
