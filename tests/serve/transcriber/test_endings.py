@@ -169,22 +169,23 @@ class TestEndings(TranscriberTests):
             quiescent(transcriber, runtime)
 
     def test_hundreds_of_mixed_requests_end_exactly_once_each(self, start, tokenizer):
-        transcriber, runtime = start(moody(tokenizer), step_s=0, max_pending=1000)
+        waits = {"max_pending": 1000, "request_timeout_s": 10 * WAIT_S}
+        transcriber, runtime = start(moody(tokenizer), step_s=0, **waits)
         sent = []
         users = [
-            threading.Thread(target=send_many, args=(transcriber, user, sent)) for user in range(8)
+            threading.Thread(target=send_many, args=(transcriber, user, sent)) for user in range(4)
         ]
         for thread in users:
             thread.start()
         for thread in users:
             thread.join(WAIT_S)
         endings = collections.Counter(ending(*each) for each in sent)
-        assert len(sent) == 240
-        assert min(endings[how] for how in ("ok", "cancelled", "failed")) > 10, endings
+        assert len(sent) == 120
+        assert endings.keys() == {"ok", "cancelled", "failed"}
         until(lambda: transcriber.stats().pending == 0)
         stats = transcriber.stats()
         assert {"ok": stats.ok, "cancelled": stats.cancelled, "failed": stats.failed} == endings
-        assert (stats.accepted, stats.timed_out, stats.rejected) == (240, 0, 0)
+        assert (stats.accepted, stats.timed_out, stats.rejected) == (120, 0, 0)
         quiescent(transcriber, runtime)
         assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
 
@@ -232,15 +233,12 @@ class TestEndings(TranscriberTests):
         quiescent(transcriber, runtime)
 
     def test_a_request_that_takes_too_long_ends_with_an_error(self, start, tokenizer):
-        def script(job):
-            stuck = "stuck" in tokenizer.decode(job.prompt)
-            return Echo(tokenizer, delay=FOREVER if stuck else 0)(job)
-
-        transcriber, runtime = start(script, request_timeout_s=0.5)
+        transcriber, runtime = start(Echo(tokenizer, delay=FOREVER), request_timeout_s=0.5)
         client = Client().send(transcriber, request("stuck"))
         assert isinstance(client.error, DeadlineError)
-        assert transcriber.stats().timed_out == 1
-        quiescent(transcriber, runtime)
+        until(lambda: runtime.gauges().queued + runtime.gauges().busy_slots == 0)
+        assert (transcriber.stats().timed_out, transcriber.stats().pending) == (1, 0)
+        assert transcriber.healthy
 
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()

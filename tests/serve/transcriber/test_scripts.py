@@ -24,7 +24,8 @@ class Pages:
             self.seen.append(key)
         text = self.texts[min(self.seen.index(key), len(self.texts) - 1)]
         begin = self.tokenizer.facts.timestamp_begin
-        tokens = (begin, *self.tokenizer._pieces.encode(text).ids, begin + 50)
+        ((_, ids),) = self.tokenizer.phrases_ids("phrases", [text])
+        tokens = (begin, *ids, begin + 50)
         return Echo(self.tokenizer, tokens=tokens)(job)
 
 

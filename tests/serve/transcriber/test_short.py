@@ -20,12 +20,12 @@ class Doubted:
     """A script that says other things of windows of which the encoder saw less."""
 
     def __init__(self, echo, **play):
-        self._echo, self._play = echo, play
+        self.echo, self.play = echo, play
 
     def __call__(self, job):
-        play = self._echo(job)
+        play = self.echo(job)
         whole = job.features.shape[-1] == 3000
-        return play if whole else dataclasses.replace(play, **self._play)
+        return play if whole else dataclasses.replace(play, **self.play)
 
 
 class TestShort(TranscriberTests):

@@ -18,13 +18,13 @@ class Reader:
     """A script that says five words in five seconds, and then a timestamp, whatever comes."""
 
     def __init__(self, tokenizer, seconds=5):
-        self._tokenizer = tokenizer
-        self._seconds = seconds
+        self.tokenizer = tokenizer
+        self.seconds = seconds
 
     def __call__(self, job):
-        facts = self._tokenizer.facts
-        text = self._tokenizer.text_ids("prefix", " one two three four five", 99)
-        end = facts.timestamp_begin + 50 * self._seconds
+        facts = self.tokenizer.facts
+        text = self.tokenizer.text_ids("prefix", " one two three four five", 99)
+        end = facts.timestamp_begin + 50 * self.seconds
         tokens = (facts.timestamp_begin, *text, end, end)
         return Play(tokens=tokens, text_below=facts.eot)
 

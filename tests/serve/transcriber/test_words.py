@@ -116,9 +116,9 @@ class TestWords(TranscriberTests):
 
         def script(job):
             text = said[job.options.temperature]
-            ids = tokenizer._pieces.encode(text).ids
+            ids = tokenizer.text_ids("prefix", text, 99)
             sure = {0.0: -2.0, 0.5: -1.5, 1.0: -3.0}[job.options.temperature]
-            play = Echo(tokenizer, tokens=tuple(ids), avg_logprob=sure)(job)
+            play = Echo(tokenizer, tokens=ids, avg_logprob=sure)(job)
             return play
 
         transcriber, runtime = start(script, ABLE, temperatures=(0.0, 0.5, 1.0))

@@ -23,9 +23,7 @@ from serve.contract.errors import (
 from serve.contract.messages import Finished, Request, SegmentReady
 from serve.wire import tensors
 from serve.wire.client import Client, PendingTranscript
-from tests.serving import SEGMENT, TRANSCRIPT
-
-WAIT_S = 10
+from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S
 
 
 def reply(outputs):
@@ -256,7 +254,7 @@ def test_a_server_that_says_nothing_is_told_from_none():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Client(address) as client:
-            assert client.state(0.2) == "silent"
+            assert client.state(1.0) == "silent"
     with Client(address) as client:
         assert client.state(WAIT_S) == "absent" and client.ready() is False
         for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):

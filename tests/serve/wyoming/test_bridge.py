@@ -6,13 +6,14 @@ import functools
 import inspect
 import io
 import wave
+from types import SimpleNamespace
 
 import pytest
 from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
-from wyoming.event import Event
+from wyoming.event import Event, async_read_event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 
@@ -22,8 +23,8 @@ from serve.wyoming.bridge import Bridge
 from serve.wyoming.session import Settings
 from serve.wyoming.upstream import Upstream
 from tests.serve.wyoming.stub import Stub
+from tests.serving import WAIT_S
 
-WAIT_S = 20.0
 FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 SOUND = bytes(range(256)) * 125  # a second
 
@@ -36,6 +37,14 @@ class House:
 
     def client(self):
         return AsyncTcpClient("127.0.0.1", self.port, read_timeout=WAIT_S)
+
+    @contextlib.asynccontextmanager
+    async def raw(self, sent):
+        """A client that sends these bytes and then reads events."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        yield SimpleNamespace(read_event=lambda: async_read_event(reader))
+        writer.close()
 
 
 def in_house(**settings):
@@ -250,8 +259,7 @@ FAULTS = {
 @in_house()
 async def test_what_is_no_event_is_told_and_ends_the_connection(house, fault):
     sent, words = FAULTS[fault]
-    async with house.client() as client:
-        client._writer.write(sent)
+    async with house.raw(sent) as client:
         assert (await refused(client, words)).code == "INVALID_ARGUMENT"
 
 
@@ -289,8 +297,7 @@ async def test_an_utterance_without_an_end(house, monkeypatch, limit, value):
 
 @in_house(idle_s=0.2)
 async def test_who_is_silent_makes_room(house):
-    async with house.client() as client:
-        client._writer.write(b'{"type": "pi')
+    async with house.raw(b'{"type": "pi') as client:
         await refused(client, "no whole event in 0.2 s")
 
 
