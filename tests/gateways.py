@@ -93,7 +93,7 @@ class Running:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.gateway = self.run(self._start())
-        self.door = self.gateway._door
+        self.door = self.gateway.door
         self._exits = contextlib.ExitStack()
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 

@@ -25,8 +25,8 @@ from serve.gateway.refusals import Refusal
 
 _TICK_S = 0.05
 _TICKS_TO_TIDY = 5
-_PATIENCE_S = 5.0  # an upload may take so long before another may have its place
-_LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
+PATIENCE_S = 5.0  # an upload may take so long before another may have its place
+LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
 _COUNTER = struct.Struct("@Q")
 
@@ -189,7 +189,7 @@ class Uploads(Background):
         if oldest is None:
             return False
         waited_s = asyncio.get_running_loop().time() - oldest.since_s
-        if waited_s < _PATIENCE_S:
+        if waited_s < PATIENCE_S:
             return False
         oldest.give_up(
             refusals.overloaded(
@@ -235,7 +235,7 @@ class Uploads(Background):
             connection = self._connections.get(upload.peer)
             if surplus <= 0:
                 return
-            if connection is None or connection.bytes < _LARGE_BYTES:
+            if connection is None or connection.bytes < LARGE_BYTES:
                 continue
             # gRPC does not say which message of a connection has how much: each has its share.
             sharing = sum(other.peer == upload.peer for other in uploads if other.refusal is None)

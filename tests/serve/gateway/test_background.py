@@ -11,7 +11,7 @@ from tests.gateways import until
 
 
 def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.background._TICKS", 1)
+    monkeypatch.setattr("serve.gateway.background.TICKS", 1)
     watch = LoopWatch(tmp_path / "alive")
 
     async def at_one_thing(seconds):

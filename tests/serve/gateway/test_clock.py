@@ -40,8 +40,8 @@ def set_clock(monkeypatch):
 def test_jobs_and_webhooks_do_not_wait_for_a_clock_that_was_set(
     start, config, hearer, monkeypatch, set_clock, more_s
 ):
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
-    monkeypatch.setattr("serve.gateway.jobs.runner._SWEEP_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
     running = start(jobs=dataclasses.replace(config, workers=1))
     ended(running, accepted(running)["id"])
     running.triton.stop()
@@ -59,11 +59,11 @@ def test_a_webhook_that_waits_is_sent_when_the_clock_is_set_back(
     start, config, hearer, monkeypatch, set_clock
 ):
     """Jobs that ended before the change have webhooks that are due an hour later."""
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
-    monkeypatch.setattr("serve.gateway.jobs.runner._SWEEP_S", 0.05)
-    monkeypatch.setattr("serve.gateway.jobs.webhooks._AT_A_TIME", 0)
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.webhooks.AT_A_TIME", 0)
     running = start(jobs=config)
     job = ended(running, accepted(running, webhook_url=f"{hearer.place}/hook")["id"])
     set_clock(-HOUR_S)
-    monkeypatch.setattr("serve.gateway.jobs.webhooks._AT_A_TIME", 8)
+    monkeypatch.setattr("serve.gateway.jobs.webhooks.AT_A_TIME", 8)
     until(lambda: show(running, job["id"])["webhook"]["status"] == "delivered")

@@ -113,7 +113,7 @@ def test_what_has_come_as_the_server_closes_is_answered(running, connect, used):
         """In the loop, which has not seen these yet."""
         asks = before if used else connect(running.http)
         asks.sendall(head(FILE + END) + FILE + END)
-        await running.gateway._http[0].close(WAIT_S)
+        await running.gateway.http[0].close(WAIT_S)
         return asks
 
     assert refused(running.run(close()))
@@ -123,7 +123,7 @@ def test_who_is_idle_is_not_waited_for(running, connect):
     idle = connect(running.http)
     idle.sendall(ASK)
     assert answer(idle)[0] == 200
-    running.run(running.gateway._http[0].close(100 * WAIT_S))
+    running.run(running.gateway.http[0].close(100 * WAIT_S))
     assert idle.recv(1) == b""
 
 

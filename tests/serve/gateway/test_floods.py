@@ -39,7 +39,7 @@ def all_from(connection):
 
 
 def connections(running):
-    return [one for server in running.gateway._http for one in server.server_state.connections]
+    return [one for server in running.gateway.http for one in server.server_state.connections]
 
 
 def test_answers_do_not_wait_for_the_head_to_be_acknowledged(running):
@@ -139,7 +139,7 @@ def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkey
 
 def test_who_says_nothing_makes_room_for_who_does(start):
     running = start(max_inflight=1)
-    most = running.gateway._http[0].max_connections
+    most = running.gateway.http[0].max_connections
     with contextlib.ExitStack() as others:
         for _ in range(most + 20):
             others.enter_context(connected(running))

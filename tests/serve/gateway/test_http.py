@@ -231,7 +231,7 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
 
 
 def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.run._SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr("serve.gateway.run.SPARE_CONNECTIONS", 0)
     running = start(max_inflight=2)
     host, _, port = running.http.rpartition(":")
     address = (host.strip("[]"), int(port))

@@ -51,7 +51,7 @@ from tests.jobs import (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Who waits for work looks for it more often."""
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_job_outlives_its_gateway(start, config):
     first = start(jobs=dataclasses.replace(config, workers=1))
     ids = [accepted(first, prompt="wait")["id"], accepted(first, prompt="two")["id"]]
     until(lambda: first.triton.waiting)
-    first.run(first.gateway._jobs.close())
+    first.run(first.gateway.jobs.close())
     second = start(jobs=config)
     until(lambda: second.triton.waiting)
     second.triton.release()
@@ -286,7 +286,7 @@ def test_a_job_outlives_its_gateway(start, config):
 def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
     start, config, monkeypatch
 ):
-    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.05)
     running = start(jobs=dataclasses.replace(config, workers=1))
     ended(running, accepted(running)["id"])
     running.triton.stop()
@@ -331,7 +331,7 @@ def stored(config):
 
 
 def test_another_server_takes_audio_from_the_store(start, stored, monkeypatch, caplog):
-    monkeypatch.setattr("serve.gateway.jobs.runner._NOT_NOW_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.NOT_NOW_S", 0.05)
     restored, got, given = AudioFolder.restore, AudioStore.get, threading.Event()
 
     def restore(folder, id, token):
@@ -382,7 +382,7 @@ def test_what_is_left_of_no_job_goes_from_the_store(tmp_path, stored, monkeypatc
 
     there.remove_orphans({first})
     assert in_store() == [first, second, "letter"], "younger than an hour"
-    monkeypatch.setattr("serve.gateway.jobs.audio._ORPHAN_S", -1.0)
+    monkeypatch.setattr("serve.gateway.jobs.audio.ORPHAN_S", -1.0)
     there.remove_orphans({first})
     assert in_store() == [first, "letter"]
 
@@ -393,7 +393,7 @@ def test_a_store_that_cannot_be_had(tmp_path):
 
 
 def test_a_full_server_is_waited_for(start, config, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner._NOT_NOW_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.NOT_NOW_S", 0.05)
     running = start(jobs=config)
     job = accepted(running, prompt="error:OverloadedError: full")
     until(lambda: len(running.triton.requests) > 2)
@@ -402,7 +402,7 @@ def test_a_full_server_is_waited_for(start, config, monkeypatch):
 
 
 def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
     running = start(jobs=dataclasses.replace(config, tries=2))
     job = ended(running, accepted(running, prompt="error:UNAVAILABLE gone")["id"])
     assert (job["status"], job["tries"]) == ("failed", 3)
@@ -475,7 +475,7 @@ def test_jobs_are_kept_in_postgresql_from_end_to_end(start, config, postgresql):
 
 
 def test_what_ended_long_ago_is_forgotten(start, config, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner._SWEEP_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
     running = start(jobs=dataclasses.replace(config, keep_s=0.2))
     job = accepted(running)
     until(lambda: running.ask("GET", f"{JOBS}/{job['id']}")[0] == 404)
@@ -485,7 +485,7 @@ def test_what_ended_long_ago_is_forgotten(start, config, monkeypatch):
 
 
 def test_a_webhook_is_signed_and_tried_again_under_one_id(start, config, hearer, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.webhooks._FIRST_S", 0.02)
+    monkeypatch.setattr("serve.gateway.jobs.webhooks.FIRST_S", 0.02)
     hearer.statuses = [500, 302, 204]
     running = start(jobs=config)
     job = accepted(running, webhook_url=f"{hearer.place}/hook?token=1")
@@ -516,7 +516,7 @@ def test_a_webhook_that_nobody_wants_is_given_up(start, config, hearer, status, 
 
 
 def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
     hearer.statuses = [503, "/a.wav"]
     running = start(jobs=config)
     options = {"languages": ["en", "es"], "beam_size": 2, "prompt": "one"}

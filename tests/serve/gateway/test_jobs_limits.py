@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Who waits for work looks for it more often."""
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, slow):
 
 
 def test_a_url_that_drips_is_given_up(start, config, slow, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner._MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
     running = start(jobs=dataclasses.replace(config, tries=1, fetch_mb_timeout_s=0.2))
     job = ended(running, accepted(running, None, url=f"{slow.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)
@@ -321,7 +321,7 @@ def test_a_table_of_before_is_taken_over(start, config):
     running = start(jobs=config)
     job = accepted(running)
     ended(running, job["id"])
-    running.run(running.gateway._jobs.close())
+    running.run(running.gateway.jobs.close())
     path = Path(config.folder) / "jobs.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP INDEX earshot_jobs_load")
@@ -383,7 +383,7 @@ def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monk
 def test_a_postgresql_that_stands_still_is_not_waited_for(
     start, config, postgresql, monkeypatch, caplog
 ):
-    monkeypatch.setattr("serve.gateway.jobs.keeper._TABLE_S", 0.5)
+    monkeypatch.setattr("serve.gateway.jobs.keeper.TABLE_S", 0.5)
     running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
     job = accepted(running)
     ended(running, job["id"])

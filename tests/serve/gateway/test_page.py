@@ -145,7 +145,7 @@ def test_browsers_get_the_files_and_keep_them(running):
 def test_latencies_are_those_of_requests_that_were_answered(running):
     assert running.infer(json.dumps(json_request()))[0] == 200
     assert running.infer(json.dumps(json_request("error:AudioError: no")))[0] == 400
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     status, headers, body = running.ask("GET", "/state")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     assert json.loads(body)["recent"]["requests"] == 1

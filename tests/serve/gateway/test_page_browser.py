@@ -109,7 +109,7 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(10, 1), max_request_mb=4
     )
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         yield running
         running.triton.release()
@@ -658,7 +658,7 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
     offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
     running = Running(tmp_path, 600.0, triton_metrics=offers)
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         page = visit(running)
         names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
@@ -787,12 +787,12 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
 
 @pytest.fixture
 def with_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
     jobs = JobsConfig(folder=str(tmp_path / "jobs"))
     folder = tmp_path / "run"
     folder.mkdir()
     running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=jobs)
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         yield running
 

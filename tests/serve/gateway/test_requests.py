@@ -183,7 +183,7 @@ def written():
         with open(read, encoding="utf-8") as file:
             return file.read().splitlines()
 
-    handler.setFormatter(log._Text())
+    handler.setFormatter(log.TextFormatter())
     written.handler = handler
     yield written
     logger.removeHandler(handler)
@@ -200,7 +200,7 @@ def test_text_is_one_line_of_words(written):
 
 
 def test_json_is_one_object_a_line(written):
-    written.handler.setFormatter(log._Json())
+    written.handler.setFormatter(log.JsonFormatter())
     Line(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
@@ -221,5 +221,5 @@ def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(30_000):  # of which the pipe takes a few hundred
         Line(id=f"req_{number}", route="http", outcome="ok").write()
-    monkeypatch.setattr(log, "_FLUSH_S", 0.01)
+    monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._left_out

@@ -183,7 +183,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
 
 
 def test_no_more_connections_than_requests_and_some(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.run._SPARE_CONNECTIONS", 3)
+    monkeypatch.setattr("serve.gateway.run.SPARE_CONNECTIONS", 3)
     running = start(max_inflight=4)
     host, _, port = running.grpc.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -204,7 +204,7 @@ def test_a_clients_deadline_counts_as_going(running):
 
 
 def test_a_model_that_never_answers_is_given_up(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.pool._GRACE_S", 0.1)
+    monkeypatch.setattr("serve.gateway.upstream.pool.GRACE_S", 0.1)
     running = start(request_timeout_s=0.1)
     status, text = refused(running, message("wait"))
     assert (status, text.split(":")[0]) == ("UNAVAILABLE", "DeadlineError")

@@ -56,7 +56,7 @@ def test_what_is_no_transcript_is_refused(running, fields, told):
 
 
 def test_a_transcript_that_is_too_large_is_refused(running, monkeypatch):
-    monkeypatch.setattr(subtitles, "_MOST_BYTES", 100)
+    monkeypatch.setattr(subtitles, "MOST_BYTES", 100)
     assert ask(running)[0] == 413
     assert running.ask("GET", "/subtitles")[0] == 405
-    assert not running.gateway._door.admission.requests
+    assert not running.gateway.door.admission.requests

@@ -17,7 +17,7 @@ from serve.contract.errors import ConfigError
 from serve.contract.messages import Phase
 from serve.contract.server_config import TracesConfig, UpstreamConfig
 from serve.gateway.checks import LENGTH, phases
-from serve.gateway.log import _Json
+from serve.gateway.log import JsonFormatter
 from serve.gateway.tracing import open_traces
 from tests.collector import Collector, tree
 from tests.gateways import WAIT_S, inputs, json_request, message, until
@@ -96,7 +96,7 @@ def test_a_request_is_a_tree_below_its_callers_span(traced, collector, caplog):
     assert tree(spans)[1].split()[:2] == ["POST", "/v1/audio/transcriptions"]
     (record,) = caplog.records
     assert f" trace_id={TRACE} " in record.getMessage()
-    assert f'"trace_id": "{TRACE}"' in _Json().format(record)
+    assert f'"trace_id": "{TRACE}"' in JsonFormatter().format(record)
 
 
 @pytest.mark.parametrize("way", ["http", "grpc", "grpc_stream"])
@@ -163,7 +163,7 @@ def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
 
 
 def test_another_server_goes_on_with_the_trace(start, collector, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    monkeypatch.setattr("serve.gateway.upstream.remote.INTERVAL_S", 0.02)
     traces = TracesConfig(collector.endpoint)
     behind = start(traces=traces)
     front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
@@ -221,7 +221,7 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
 
 def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr("serve.gateway.telemetry._CLOSE_S", 0.05)
+    monkeypatch.setattr("serve.gateway.telemetry.CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         post(running)
@@ -323,7 +323,7 @@ def test_headers_beyond_all_measure_are_refused(traced):
 
 
 def test_a_full_tracestate_goes_on_to_another_server(start, collector, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    monkeypatch.setattr("serve.gateway.upstream.remote.INTERVAL_S", 0.02)
     traces, behind = TracesConfig(collector.endpoint), start()
     front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
     until(lambda: front.door.upstreams.servers[0].takes("demo"))

@@ -68,7 +68,7 @@ def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
 
 
 def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
     running = start(max_inflight=2)
     slow = []
     for count in (1, 2):
@@ -91,7 +91,7 @@ def test_an_upload_has_some_time_before_it_loses_its_place(start):
 
 def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
     """Each is within bounds, all together are not, and none is ever whole."""
-    monkeypatch.setattr(uploads, "_LARGE_BYTES", 2**10)
+    monkeypatch.setattr(uploads, "LARGE_BYTES", 2**10)
     running = start()
     running.door.admission.max_bytes = 50_000
     slow = [SlowUpload(running) for _ in range(4)]

@@ -29,7 +29,7 @@ FORM = {"content-type": "multipart/form-data; boundary=x"}
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    monkeypatch.setattr("serve.gateway.upstream.remote.INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_what_has_not_begun_goes_to_another_where_one_dies(start, before, wire):
     first_label = f'upstream="{line.grpc}"'
     assert f'upstream_requests_total{{status="UNAVAILABLE",{first_label}}}' in page
     assert f'upstream_takes_requests{{model="demo",{first_label}}} 0.0' in page
-    front.run(front.gateway._state.look())
+    front.run(front.gateway.state.look())
     (one, other) = json.loads(front.ask("GET", "/state")[2])["upstreams"]
     assert (one["models"], other["models"]) == ({"demo": False}, {"demo": True})
 
@@ -318,8 +318,8 @@ def test_what_is_wrong_with_a_request_is_told_at_once(start, before):
 
 
 def test_one_that_says_nothing_loses_its_requests(start, before, wire, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.calls._SMALL_S", 0.1)
-    monkeypatch.setattr("serve.gateway.upstream.remote._SILENT_S", 0.2)
+    monkeypatch.setattr("serve.gateway.upstream.calls.SMALL_S", 0.1)
+    monkeypatch.setattr("serve.gateway.upstream.remote.SILENT_S", 0.2)
     silent, other = start(), start()
     line = wire(silent)
     front = before(line, other, stall_timeout_s=0.5)

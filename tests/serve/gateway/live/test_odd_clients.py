@@ -170,7 +170,7 @@ def test_a_refused_handshake_is_no_error_of_the_server(running, caplog, query, s
     response = refused.value.response
     assert response.status_code == status
     assert json.loads(response.body)["error"]["param"] == param
-    until(lambda: not running.gateway._http[0].server_state.tasks)
+    until(lambda: not running.gateway.http[0].server_state.tasks)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_during_the_handshake_is_no_error(
 
     monkeypatch.setattr("serve.gateway.live.route.Detector", Slow)
     host, _, port = running.http.rpartition(":")
-    server = running.gateway._http[0].server_state
+    server = running.gateway.http[0].server_state
     with socket.create_connection((host, int(port))) as client:
         key = base64.b64encode(os.urandom(16)).decode()
         client.sendall(HANDSHAKE.format(query=query, host=running.http, key=key).encode())

@@ -332,7 +332,7 @@ def grows(items):
 
 
 def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monkeypatch):
-    monkeypatch.setattr("serve.gateway.listen._PING_S", 0.2)
+    monkeypatch.setattr("serve.gateway.listen.PING_S", 0.2)
     client = talk(prompt="wait")
     pushed = []
 
@@ -379,7 +379,7 @@ def test_pings_of_a_client_that_takes_nothing_are_not_kept(start, loud_is_speech
         ping = bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + bytes(125)
         for _ in range(16):
             client.sendall(ping * 1000)
-        (connection,) = running.gateway._http[0].server_state.connections
+        (connection,) = running.gateway.http[0].server_state.connections
         assert connection.transport.get_write_buffer_size() < 2**20
 
 
@@ -489,7 +489,7 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
 
 
 def test_a_key_that_is_taken_back_ends_its_stream(start, loud_is_speech, tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.callers._LOOK_S", 0.0)
+    monkeypatch.setattr("serve.gateway.callers.LOOK_S", 0.0)
     path, key = tmp_path / "keys.toml", new_key()
     add_key(path, "alice", {"sha256": hash_of(key)})
     running = start(live=LIVE, keys_file=str(path))
