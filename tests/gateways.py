@@ -9,6 +9,7 @@ import dataclasses
 import http.client
 import json
 import resource
+import socket
 import threading
 import time
 
@@ -35,7 +36,21 @@ from serve.wire import tensors
 from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton
 
-WAIT_S = 20.0
+WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+END = b"--x--\r\n"
+
+
+class Clock:
+    """A clock that stands still until a test sets `now_s`."""
+
+    def __init__(self, now_s=1000.0):
+        self.now_s = now_s
+
+    def __call__(self):
+        return self.now_s
 
 
 class Running:
@@ -148,6 +163,19 @@ class Running:
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
 
+    @contextlib.contextmanager
+    def connected(self, said=b"", address=None):
+        """A socket to the HTTP address, or another one, over which this has been sent."""
+        host, _, port = (address or self.http).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+            connection.sendall(said)
+            yield connection
+
+    def transcribe(self, audio=b"RIFF", headers=(), **fields):
+        """Status, headers and body of a request of OpenAI's API."""
+        body = form(audio, **fields)
+        return self.ask("POST", TRANSCRIPTIONS, body, {**FORM, **dict(headers)})
+
     def infer(self, body, **headers):
         """Status and error of an HTTP request to infer."""
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -182,6 +210,38 @@ def full_disk():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def all_from(connection):
+    """What comes until the server has ended the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := connection.recv(10_000):
+            received += more
+    return received
+
+
+def post(body=b"", path="/v2/models/whisper/infer", length=None, headers=""):
+    """An HTTP request by hand; `length`: what it says of its body."""
+    length = len(body) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {length}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+def part(name, content, filename=None):
+    """A part of a form, whose name and file name are given."""
+    file = "" if filename is None else f'; filename="{filename}"'
+    head = f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+FILE = part("file", b"RIFF", "a.wav")
+
+
+def form(audio=b"RIFF", filename="a.wav", **fields):
+    """The body of a form, with the headers `FORM`."""
+    parts = [part(name, str(text).encode()) for name, text in fields.items()]
+    return b"".join(parts) + part("file", audio, filename) + END
 
 
 def message(prompt="hello", model=tensors.MODEL, samples=400, **fields):

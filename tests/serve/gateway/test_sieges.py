@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import socket
 import struct
 import threading
 from pathlib import Path
@@ -38,11 +37,6 @@ def keys_file(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- pipelines
 
 
-def connected(address):
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=WAIT_S)
-
-
 @pytest.mark.parametrize(
     "request_",
     [
@@ -53,12 +47,12 @@ def connected(address):
 )
 def test_pipelines_that_are_never_empty_take_little_memory(running, request_):
     """uvicorn would read 16 KiB of requests more after each answer."""
-    clients, sent, answers = [connected(running.http) for _ in range(4)], [0] * 4, [0] * 4
-    flood = request_ * 1000
+    sent, answers, flood = [0] * 4, [0] * 4, request_ * 1000
     before_mb = resident_mb()
     with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.connected()) for _ in range(4)]
         for client in clients:
-            stack.enter_context(client).setblocking(False)
+            client.setblocking(False)
 
         def go_on():
             for number, client in enumerate(clients):
@@ -76,7 +70,7 @@ def test_a_pipeline_is_answered_in_order(running):
     asked = b"".join(
         b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(300)
     )
-    with connected(running.http) as client:
+    with running.connected() as client:
         client.sendall(asked + b"GET / HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         answers = b"".join(iter(lambda: client.recv(2**16), b""))
     told = [int(number) for number in re.findall(rb"model[^\"]*?\b(\d+)\b", answers)]
@@ -129,7 +123,7 @@ def test_a_flood_of_calls_cancels_no_other_clients_call(running):
         running.submit(stand_still())
         assert busy.wait(WAIT_S)
         for _ in range(6):
-            client = stack.enter_context(connected(running.grpc))
+            client = stack.enter_context(running.connected(address=running.grpc))
             client.sendall(PREFACE + calls + PING)
             received = b""
             while PONG not in received:  # all before it has been read
