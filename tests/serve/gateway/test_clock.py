@@ -1,6 +1,5 @@
 """A clock that is set while the server runs: nothing waits until it is again what it was."""
 
-import contextlib
 import dataclasses
 import time
 from types import SimpleNamespace
@@ -8,20 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.gateways import until
-from tests.jobs import Hearer, accepted, ended, jobs_config, show
+from tests.jobs import accepted, ended, show
 
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-def hearer():
-    with contextlib.closing(Hearer()) as hearer:
-        yield hearer
-
-
-@pytest.fixture
-def config(tmp_path, hearer):
-    return jobs_config(tmp_path, hearer.place)
 
 
 @pytest.fixture
@@ -40,7 +28,6 @@ def set_clock(monkeypatch):
 def test_jobs_and_webhooks_do_not_wait_for_a_clock_that_was_set(
     start, config, hearer, monkeypatch, set_clock, more_s
 ):
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
     monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
     running = start(jobs=dataclasses.replace(config, workers=1))
     ended(running, accepted(running)["id"])
@@ -59,7 +46,6 @@ def test_a_webhook_that_waits_is_sent_when_the_clock_is_set_back(
     start, config, hearer, monkeypatch, set_clock
 ):
     """Jobs that ended before the change have webhooks that are due an hour later."""
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
     monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
     monkeypatch.setattr("serve.gateway.jobs.webhooks.AT_A_TIME", 0)
     running = start(jobs=config)

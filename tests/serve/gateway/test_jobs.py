@@ -16,17 +16,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import sqlalchemy as sa
 from fsspec.implementations.memory import MemoryFileSystem
 
-from serve.contract.config import Config, load_config
+from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
 from serve.gateway.jobs.audio import AudioFolder
 from serve.gateway.jobs.places import is_inside
 from serve.gateway.jobs.store import AudioStore
-from serve.gateway.jobs.table import JOBS as JOBS_TABLE
-from serve.gateway.jobs.table import Job, Table
+from serve.gateway.jobs.table import Table
 from serve.gateway.jobs.webhooks import read_secret, signed
 from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, Running, full_disk, until
@@ -35,40 +33,13 @@ from tests.jobs import (
     BOB,
     JOBS,
     SECRET,
-    Hearer,
     accepted,
     audio_of,
     ended,
-    form,
-    jobs_config,
-    keys_of,
     result,
     send,
     show,
 )
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Who waits for work looks for it more often."""
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
-
-
-@pytest.fixture
-def hearer():
-    with contextlib.closing(Hearer()) as hearer:
-        yield hearer
-
-
-@pytest.fixture
-def config(tmp_path, hearer):
-    return jobs_config(tmp_path, hearer.place, "files.example.org")
-
-
-@pytest.fixture
-def keys_file(tmp_path):
-    return keys_of(tmp_path, bob={"requests_per_minute": 1})
-
 
 # ---------------------------------------------------------------- from the door to the end
 
@@ -240,14 +211,11 @@ def test_too_many_jobs_are_refused(start, config, keys_file):
 
 def test_live_requests_come_first(start, config):
     running = start(jobs=dataclasses.replace(config, below=1))
-    body, kind = form(prompt="wait")
-    asking = threading.Thread(
-        target=running.ask, args=("POST", "/v1/audio/transcriptions", body, kind)
-    )
+    asking = threading.Thread(target=running.transcribe, kwargs={"prompt": "wait"})
     asking.start()
     until(lambda: running.triton.waiting)
     job = accepted(running)
-    time.sleep(0.1)
+    time.sleep(0.1)  # in which it would begin
     assert show(running, job["id"])["status"] == "queued"
     running.triton.release()
     asking.join()
@@ -410,70 +378,6 @@ def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatc
     assert len(running.triton.requests) == 2
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def table(request, tmp_path):
-    database = (
-        request.getfixturevalue("postgresql").get_uri() if request.param == "postgresql" else ""
-    )
-    jobs = JobsConfig(folder=str(tmp_path), database=database)
-    with contextlib.closing(Table(Config(jobs=jobs))) as table:
-        table._rows(sa.delete(JOBS_TABLE))  # of the test before, in PostgreSQL
-        yield table
-
-
-def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
-    for number, key in enumerate(("a", "a", "b")):
-        table.add(Job(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w"))
-    assert sorted(table.keys(10.0, [], [], False)) == ["a", "b"]
-    assert table.keys(10.0, ["a"], [], False) == ["b"]
-    jobs = [table.claim(10.0, 20.0, key, [], False) for key in ("a", "b", "a", "b")]
-    assert [job and job.id for job in jobs] == ["job_0", "job_2", "job_1", None]
-    stale = jobs[0]
-    fresh = table.claim(21.0, 30.0, "a", [], False)
-    assert (fresh.id, fresh.tries) == (stale.id, 2)
-    assert not table.renew(stale, 99.0)
-    assert not table.complete(stale, 22.0, "stale", 1.0)
-    assert not table.put_back(stale, 22.0, True)
-    assert table.complete(fresh, 23.0, "fresh", 1.0)
-    assert not table.complete(fresh, 24.0, "again", 1.0)
-    assert not table.cancel("a", fresh.id, 25.0)
-    assert table.result(fresh.id) == ("[]", "fresh")
-    hook = table.claim_webhook(25.0, 60.0, "a")
-    assert (hook.id, hook.webhook_tries) == (fresh.id, 1)
-    assert table.claim_webhook(26.0, 60.0, "a") is None
-    assert table.claim_webhook(61.0, 70.0, "a").webhook_tries == 2  # its sender had died
-    assert table.forget(100.0) == 0  # it owes a webhook
-    table.webhook_done(hook, "delivered")
-    assert (table.forget(100.0), table.find("a", fresh.id)) == (1, None)
-
-
-def test_workers_that_claim_at_once_never_have_the_same_job(table):
-    for number in range(60):
-        table.add(Job(f"job_{number}", "a", "demo", "transcribe", "[]", idempotency=str(number)))
-    taken, lock = [], threading.Lock()
-
-    def work():
-        while (job := table.claim(10.0, 99.0, "a", [], False)) is not None:
-            with lock:
-                taken.append(job.id)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(taken) == len(set(taken)) >= 50  # one that another has just taken counts as none
-    again = table.add(Job("other", "a", "demo", "transcribe", "[]", idempotency="7"))
-    assert again.id == "job_7"
-
-
-def test_jobs_are_kept_in_postgresql_from_end_to_end(start, config, postgresql):
-    running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
-    job = accepted(running, prompt="one")
-    assert ended(running, job["id"])["status"] == "completed"
-    assert result(running, job["id"], "?response_format=text") == (200, "one\n")
-
-
 def test_what_ended_long_ago_is_forgotten(start, config, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
     running = start(jobs=dataclasses.replace(config, keep_s=0.2))
@@ -492,9 +396,9 @@ def test_a_webhook_is_signed_and_tried_again_under_one_id(start, config, hearer,
     assert job["webhook_url"] == f"{hearer.place}/hook"
     until(lambda: show(running, job["id"])["webhook"]["status"] == "delivered")
     assert show(running, job["id"])["webhook"]["tries"] == len(hearer.hooks) == 3
-    assert {headers["webhook-id"] for headers, _ in hearer.hooks} == {f"msg_{job['id']}"}
-    assert len({body for _, body in hearer.hooks}) == 1
-    for headers, body in hearer.hooks:
+    assert {headers["webhook-id"] for _, headers, _ in hearer.hooks} == {f"msg_{job['id']}"}
+    assert len({body for _, _, body in hearer.hooks}) == 1
+    for _, headers, body in hearer.hooks:
         text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
         signature = base64.b64encode(hmac.digest(SECRET, text, hashlib.sha256)).decode()
         assert headers["webhook-signature"] == f"v1,{signature}"
@@ -509,7 +413,7 @@ def test_a_webhook_that_nobody_wants_is_given_up(start, config, hearer, status, 
     running = start(jobs=dataclasses.replace(config, webhook_give_up_s=limit_s))
     job = accepted(running, webhook_url=hearer.place, prompt="error:AudioError: no")
     until(lambda: show(running, job["id"])["webhook"]["status"] == "given_up")
-    assert json.loads(hearer.hooks[0][1])["type"] == "audio.job.failed"
+    assert json.loads(hearer.hooks[0][2])["type"] == "audio.job.failed"
 
 
 # ---------------------------------------------------------------- urls
@@ -537,12 +441,7 @@ def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
     "target",
     [
         "http://[x",
-        "http://[x]/a.wav",
-        "http://files.example.org:port/a.wav",
         "http://a..example.org/a.wav",
-        f"http://{'a' * 64}.example.org/a.wav",
-        f"http://{'a.' * 127}example.org/a.wav",
-        'http://a"b.example.org/a.wav',
         "http://xn--\xe4.example.org/a.wav",
     ],
 )
@@ -599,23 +498,14 @@ def test_a_name_that_leads_inside_is_refused(shared):
     [
         ("93.184.216.34", False),
         ("2606:2800:220:1::1", False),
-        ("::ffff:93.184.216.34", False),
         ("127.0.0.1", True),
-        ("10.1.2.3", True),
-        ("172.16.0.1", True),
-        ("192.168.1.1", True),
         ("169.254.169.254", True),
         ("100.64.0.1", True),
         ("0.0.0.0", True),
         ("224.0.0.1", True),
-        ("255.255.255.255", True),
-        ("::1", True),
         ("::", True),
-        ("fc00::1", True),
         ("fe80::1%eth0", True),
-        ("ff02::1", True),
         ("::ffff:10.0.0.1", True),
-        ("::ffff:169.254.169.254", True),
         ("64:ff9b::7f00:1", True),
         ("2002:7f00:1::", True),
     ],
@@ -662,6 +552,7 @@ def test_a_secret_that_is_none(tmp_path, text):
         read_secret(str(tmp_path / "none"))
 
 
+@pytest.mark.nightly
 def test_the_receiver_of_the_page_knows_what_is_signed(tmp_path):
     """That of docs/operating.md, as it stands there but for its port."""
     page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
