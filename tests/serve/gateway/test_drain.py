@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from tests.gateways import WAIT_S, until
-from tests.serve.gateway.openai.test_routes import END, FILE, TRANSCRIPTIONS, part
+from tests.gateways import END, FILE, TRANSCRIPTIONS, WAIT_S, part, until
 from tests.serve.gateway.test_run import Process
 
 ASK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"

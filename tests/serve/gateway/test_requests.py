@@ -14,9 +14,18 @@ from serve.gateway import log
 from serve.gateway.log import MOST_REFUSALS, Behind, FewLines, Line
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import (
+    END,
+    FILE,
+    FORM,
+    TRANSCRIPTIONS,
+    WAIT_S,
+    json_request,
+    message,
+    part,
+    until,
+)
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
-from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
 
 SECRET = "Zanzibar"  # what is said, and asked for
 

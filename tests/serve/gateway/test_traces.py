@@ -20,9 +20,19 @@ from serve.gateway.checks import LENGTH, phases
 from serve.gateway.log import JsonFormatter
 from serve.gateway.tracing import open_traces
 from tests.collector import Collector, tree
-from tests.gateways import WAIT_S, inputs, json_request, message, until
+from tests.gateways import (
+    END,
+    FILE,
+    FORM,
+    TRANSCRIPTIONS,
+    WAIT_S,
+    inputs,
+    json_request,
+    message,
+    part,
+    until,
+)
 from tests.serve.gateway.live.conftest import LIVE, Talk, loud_is_speech, sound, talk
-from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
 
 __all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text
 

@@ -89,6 +89,7 @@ def counted(server, name):
     return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)))
 
 
+@pytest.mark.nightly
 def test_many_of_whom_some_leave(server, connect):
     """Each request ends once, whoever has stopped waiting for it, and nothing is left."""
     before, accepted = settled(server), counted(server, "earshot_accepted_total")
