@@ -10,13 +10,7 @@ from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
 from serve.contract.server_config import ServerConfig
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.refusals import Refusal
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
+from tests.gateways import Clock
 
 
 @pytest.fixture
@@ -168,13 +162,6 @@ def test_audio_that_is_limited_must_be_told(clock):
             caller.require_duration(outputs)
         else:
             assert "DURATION" in str(refused(caller.require_duration, outputs))
-
-
-def test_audio_that_has_a_price_must_be_told():
-    for caller in (Caller("", None), Caller("alice", Key(""))):
-        assert "DURATION" in str(refused(caller.require_duration, ["TEXT"], True))
-        caller.require_duration(["DURATION"], True)
-        caller.require_duration([], True)
 
 
 def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):

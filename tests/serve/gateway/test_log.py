@@ -5,13 +5,7 @@ import logging
 import pytest
 
 from serve.gateway.log import MOST, FewLines
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
+from tests.gateways import Clock
 
 
 @pytest.fixture

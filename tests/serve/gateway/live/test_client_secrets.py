@@ -102,17 +102,6 @@ def test_openais_client_makes_one_and_a_browser_opens_a_session_with_it(
         assert input["transcription"]["prompt"] == "one two three four five"
 
 
-def test_openais_client_opens_a_session_with_one(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
-    made = client_of(running, named["alice"]).realtime.client_secrets.create()
-    connected = client_of(running, made.value).realtime.connect(
-        extra_query={"intent": "transcription"}
-    )
-    with connected as connection:
-        assert connection.recv().session.audio.input.turn_detection.type == "server_vad"
-
-
 def test_without_keys_anybody_may_have_one(running, loud_is_speech, client_of):
     made = client_of(running).realtime.client_secrets.create(session={"type": "transcription"})
     assert 590 < made.expires_at - time.time() <= 601
@@ -194,15 +183,9 @@ def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
     ("body", "param", "message"),
     [
         ({"expires_after": {"seconds": 9}}, "expires_after.seconds", "at least 10"),
-        ({"expires_after": {"seconds": 7201}}, "expires_after.seconds", "at most 7200"),
         ({"expires_after": {"anchor": "now"}}, "expires_after.anchor", "created_at"),
         ({"session": {"type": "realtime"}}, "session.type", "transcribes and does not speak"),
         ({"session": 3}, "session", "session = 3"),
-        (
-            {"session": {"audio": {"input": {"turn_detection": {"threshold": 2}}}}},
-            "session.audio.input.turn_detection.threshold",
-            "at most 1",
-        ),
         (
             {"session": {"audio": {"input": {"transcription": {"model": "gpt-9"}}}}},
             "session.audio.input.transcription.model",
@@ -214,12 +197,6 @@ def test_what_is_wrong_is_refused_by_its_name(running, client_of, body, param, m
     with pytest.raises(BadRequestError, match=message) as refused:
         client_of(running).realtime.client_secrets.create(**body)
     assert refused.value.param == param
-
-
-@pytest.mark.parametrize("body", [b"[]", b"{", b"\xff"])
-def test_a_body_that_is_no_object_is_refused(running, body):
-    status, _, answer = running.ask("POST", PATH, body)
-    assert status == 400 and b"the body is" in answer
 
 
 def test_a_body_may_be_empty_and_hold_what_is_unknown(running):

@@ -41,25 +41,19 @@ def test_what_a_client_commits_becomes_text(talk):
     assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_what_the_engine_does_not_take_is_told(talk):
-    talk.set(transcription={"prompt": "<|endoftext|>"}, turn_detection=None)
+@pytest.mark.parametrize(
+    ("transcription", "told"),
+    [
+        ({"prompt": "<|endoftext|>"}, "holds the special token"),
+        ({"languages": ["English"] * 1000}, "LANGUAGES has 7000 bytes"),
+        ({"phrases": ["Zoë", "oboe^9"]}, "phrases has 'oboe^9'; expected a weight"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_told(talk, transcription, told):
+    talk.set(transcription=transcription, turn_detection=None)
     talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
-    assert "holds the special token" in talk.until(".failed")["error"]["message"]
-
-
-def test_languages_reach_the_engine(talk):
-    talk.set(transcription={"languages": ["English"] * 1000}, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    assert "LANGUAGES has 7000 bytes" in talk.until(".failed")["error"]["message"]
-
-
-def test_phrases_reach_the_engine(talk):
-    talk.set(transcription={"phrases": ["Zoë", "oboe^9"]}, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    assert "phrases has 'oboe^9'; expected a weight" in talk.until(".failed")["error"]["message"]
+    assert told in talk.until(".failed")["error"]["message"]
 
 
 def test_a_client_that_goes_leaves_nothing_behind(server, talk):
