@@ -47,35 +47,26 @@ def shared(tmp_path_factory):
     running.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "open"),
-    [
-        ("GET", "/health", True),
-        ("GET", "/", True),
-        ("GET", "/state", False),
-        ("POST", "/subtitles", False),
-        ("GET", "/docs", True),
-        ("GET", "/openapi.json", True),
-        ("GET", "/v2/health/live", True),
-        ("GET", "/v2/health/ready", True),
-        ("GET", "/v2/models/whisper/ready", True),
-        ("GET", "/metrics", False),
-        ("GET", "/v2", False),
-        ("GET", "/v2/models/whisper", False),
-        ("POST", INFER, False),
-        ("GET", "/v1/models", False),
-        ("GET", "/v1/models/demo", False),
-        ("GET", "/v1/usage", False),
-        ("POST", "/v1/audio/transcriptions", False),
-        ("POST", "/v1/audio/translations", False),
-    ],
-)
-def test_what_needs_a_key_over_http(shared, method, path, open):
-    status, headers, _ = shared.ask(method, path, "{}" if method == "POST" else None)
-    assert (status, headers["www-authenticate"]) == ((200, None) if open else (401, "Bearer"))
-    wrong = {"authorization": "Bearer secret-c"}
-    assert (shared.ask(method, path, headers=wrong)[0] == 401) is not open
-    assert shared.ask(method, path, headers=KEY)[0] != 401
+OPEN = """
+    GET /health, GET /, GET /docs, GET /openapi.json, GET /v2/health/live, GET /v2/health/ready,
+    GET /v2/models/whisper/ready
+"""
+CLOSED = f"""
+    GET /state, POST /subtitles, GET /metrics, GET /v2, GET /v2/models/whisper, POST {INFER},
+    GET /v1/models, GET /v1/models/demo, GET /v1/usage, POST /v1/audio/transcriptions,
+    POST /v1/audio/translations
+"""
+
+
+@pytest.mark.parametrize(("routes", "open"), [(OPEN, True), (CLOSED, False)])
+def test_what_needs_a_key_over_http(shared, routes, open):
+    for method, path in map(str.split, routes.split(",")):
+        status, headers, _ = shared.ask(method, path, "{}" if method == "POST" else None)
+        expected = (200, None) if open else (401, "Bearer")
+        assert (status, headers["www-authenticate"]) == expected, path
+        wrong = {"authorization": "Bearer secret-c"}
+        assert (shared.ask(method, path, headers=wrong)[0] == 401) is not open
+        assert shared.ask(method, path, headers=KEY)[0] != 401
 
 
 def test_what_needs_a_key_over_grpc(shared):
@@ -169,19 +160,14 @@ FOREIGN = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "local
 NOT_HOSTS = ("", "[127.0.0.1", "::1", "localhost:80:80", "evil@localhost", "0.0.0.0", "192.168.0.1")
 
 
-@pytest.mark.parametrize("host", LOOPBACK)
-def test_loopbacks_own_names_may_be_called(host):
-    assert may_be_called(ServerConfig(), host)
-
-
-@pytest.mark.parametrize("host", FOREIGN + NOT_HOSTS)
-def test_other_names_may_not_on_loopback_or_where_names_are_listed(host):
-    assert not may_be_called(ServerConfig(), host)
-    assert not may_be_called(ServerConfig(host="0.0.0.0", allowed_hosts=("asr.example",)), host)
-    assert may_be_called(ServerConfig(host="0.0.0.0", open=True), host)
-
-
-def test_listed_names_may_be_called():
+def test_which_names_may_be_called():
+    """Loopback's own, and where the server is reached from elsewhere those that are listed."""
+    for host in LOOPBACK:
+        assert may_be_called(ServerConfig(), host), host
+    for host in FOREIGN + NOT_HOSTS:
+        assert not may_be_called(ServerConfig(), host), host
+        assert not may_be_called(ServerConfig(host="0.0.0.0", allowed_hosts=("asr.example",)), host)
+        assert may_be_called(ServerConfig(host="0.0.0.0", open=True), host)
     for host in ("127.0.0.1", "0.0.0.0"):
         server = ServerConfig(host=host, allowed_hosts=("ASR.example",))
         assert may_be_called(server, "asr.Example:443")

@@ -18,7 +18,6 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.formats import render
@@ -216,6 +215,7 @@ def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(pag
     expect(found.get_by_role("slider")).to_have_attribute("aria-valuetext", re.compile("0:0[12]"))
 
 
+@pytest.mark.nightly
 def test_without_a_mouse(page):
     page.on("filechooser", lambda chooser: None)  # from here on there is none on a screen
     say(page, "one two three")
@@ -242,6 +242,7 @@ def test_without_a_mouse(page):
     assert page.evaluate("document.activeElement.textContent") == "Copy"
 
 
+@pytest.mark.nightly
 def test_downloads_are_what_the_server_itself_would_write(page):
     say(page, "one <two --> three")
     drop(page, CLIP)
@@ -265,15 +266,7 @@ def test_downloads_are_what_the_server_itself_would_write(page):
             assert text == render(expected, CLIP.name, format)
 
 
-def test_subtitles_that_the_server_cannot_write_are_told(page):
-    say(page, "one")
-    drop(page, CLIP)
-    found = done(page, "one")
-    page.route("**/subtitles", lambda route: route.abort())
-    found.get_by_role("button", name=f"Download {CLIP.name} as srt").click()
-    expect(found.locator(".actions")).to_contain_text("The server cannot be reached.")
-
-
+@pytest.mark.nightly
 def test_a_reload_loses_nothing(page, gateway):
     say(page, "one two")
     drop(page, CLIP)
@@ -306,6 +299,7 @@ def test_a_reload_loses_nothing(page, gateway):
     assert card(page, "en_two.wav").count() == 0
 
 
+@pytest.mark.nightly
 def test_it_is_not_left_unasked_before_a_correction_is_written(page):
     say(page, "one two")
     drop(page, CLIP)
@@ -368,6 +362,7 @@ def likeness(heard, said):
     return np.max(products / np.sqrt(np.maximum(powers, 1e-9) * np.sum(said**2)))
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:AudioError: audio cannot be decoded")
     drop(page, CLIP)
@@ -410,6 +405,7 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     done(page, "at last")
 
 
+@pytest.mark.nightly
 def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
     say(page, "error:CutShortError: audio is cut short; ask with partial = true")
     drop(page, CLIP)
@@ -448,6 +444,7 @@ def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
         done(page, "hello")
 
 
+@pytest.mark.nightly
 def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     say(page, "one")
     folder = tmp_path / "talks"
@@ -470,20 +467,7 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:00,833\none\n"
 
 
-def test_dropped_files_of_other_kinds_are_passed_over_and_counted(page, tmp_path):
-    others = [tmp_path / "notes.txt", tmp_path / "cover.jpg"]
-    for path in others:
-        path.write_text("no audio")
-    say(page, "one")
-    drop(page, others[0], CLIP, others[1])
-    alert = page.get_by_role("alert")
-    expect(alert).to_have_text("2 files were skipped: they do not look like audio.")
-    done(page, "one")
-    assert page.get_by_role("article").count() == 1
-    drop(page, CLIPS / "en_two.wav")
-    expect(alert).to_be_hidden()
-
-
+@pytest.mark.nightly
 def test_words_are_corrected_where_they_stand_and_stay_so(page):
     say(page, "one two three four")
     drop(page, CLIP)
@@ -538,6 +522,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     expect(found.locator(".facts")).not_to_contain_text("corrected")
 
 
+@pytest.mark.nightly
 def test_doubtful_words_are_marked_for_those_who_want_it(page):
     say(page, "one clear mumbled")
     drop(page, CLIP)
@@ -563,6 +548,7 @@ def test_doubtful_words_are_marked_for_those_who_want_it(page):
     expect(found.locator(".doubtful")).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     page.locator("#settings").evaluate("element => { element.open = true; }")
     page.uncheck("#words")
@@ -577,6 +563,7 @@ def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     assert downloaded(page, done(page, "one two and a half"), "txt") == "one\ntwo and a half\n"
 
 
+@pytest.mark.nightly
 def test_all_transcripts_are_searched(page):
     for name, text in (("a.wav", "Der Bär ist müde"), ("b.wav", "ein Barsch"), ("c.wav", "nichts")):
         say(page, text)
@@ -613,6 +600,7 @@ def test_all_transcripts_are_searched(page):
     expect(card(page, "b.wav")).to_be_visible()  # one alone is not searched
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("touch", [False, True])
 def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
     page = visit(viewport={"width": 380, "height": 700}, has_touch=touch)
@@ -655,6 +643,7 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
     expect(last).not_to_be_in_viewport()
 
 
+@pytest.mark.nightly
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
     offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
     running = Running(tmp_path, 600.0, triton_metrics=offers)
@@ -691,6 +680,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     expect(found.locator(".lit")).to_have_text("one")
 
 
+@pytest.mark.nightly
 def test_the_servers_state_is_shown_to_whoever_wants_it(page):
     expect(page.get_by_text("p99")).to_be_hidden()
     page.get_by_text("For the people who run this server").click()
@@ -702,8 +692,10 @@ def test_the_servers_state_is_shown_to_whoever_wants_it(page):
     assert set(found) == {"Queue", "Slots", "RTFx", "p50", "p99"}
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)],
+)
 def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
     accessible(page)
@@ -738,6 +730,7 @@ def accessible(page):
     assert len(borders) > 2 and borders[0][0] >= 3.0, borders[0]
 
 
+@pytest.mark.nightly
 def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gateway):
     say(page, "one two three")
     assert page.locator("#num_speakers").is_disabled()
@@ -786,12 +779,10 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
 
 
 @pytest.fixture
-def with_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
-    jobs = JobsConfig(folder=str(tmp_path / "jobs"))
+def with_jobs(tmp_path, config):
     folder = tmp_path / "run"
     folder.mkdir()
-    running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=jobs)
+    running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=config)
     running.run(running.gateway.state.look())
     with contextlib.closing(running):
         yield running

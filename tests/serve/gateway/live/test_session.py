@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 
-ROOT = Path(__file__).parents[4]
 SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
 
 
