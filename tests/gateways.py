@@ -20,13 +20,9 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.server_config import (
     GatewayConfig,
-    LiveConfig,
     ServerConfig,
-    ShadowConfig,
-    TracesConfig,
 )
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
@@ -38,6 +34,7 @@ from tests.fake_upstream import FakeTriton
 
 WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
 
+SECTIONS = ("name", "upstreams", "live", "traces", "jobs", "shadow")
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 END = b"--x--\r\n"
@@ -56,7 +53,8 @@ class Clock:
 class Running:
     """A gateway that runs, what is behind it, and clients of it.
 
-    `name` is its model's; `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
+    Options are sections of the configuration, as `SECTIONS` has them, and keys of its server.
+    `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
     has a Triton on each, `tritons`, of which `triton` is the first.
     """
 
@@ -65,33 +63,22 @@ class Running:
         folder,
         request_timeout_s,
         triton_metrics=b"",
-        live=None,
-        name="demo",
-        upstreams=(),
         alone=False,
         devices=("cpu",),
         price_per_audio_hour=0.0,
-        traces=None,
         target_p99_s=0.0,
-        jobs=None,
-        shadow=None,
-        **server,
+        **options,
     ):
+        sections = {name: options.pop(name) for name in SECTIONS if name in options}
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
         self.config = Config(
-            name=name,
-            upstreams=upstreams,
-            server=dataclasses.replace(ServerConfig(**ports), **server),
+            server=dataclasses.replace(ServerConfig(**ports), **options),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
-            live=live or LiveConfig(),
-            traces=traces or TracesConfig(),
-            jobs=jobs or JobsConfig(),
-            shadow=shadow or ShadowConfig(),
             gateway=GatewayConfig(
-                price_per_audio_hour=price_per_audio_hour,
-                target_p99_s=target_p99_s,
+                price_per_audio_hour=price_per_audio_hour, target_p99_s=target_p99_s
             ),
+            **sections,
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"

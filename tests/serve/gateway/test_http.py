@@ -46,23 +46,6 @@ def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted
     assert request.raw_input_contents[1] == bytes(1600)
 
 
-def test_json_is_answered_with_json(running):
-    outputs = [{"name": name} for name in ("TEXT", "LANGUAGE_PROB", "DURATION")]
-    asked = json.dumps(json_request(id="a", outputs=outputs))
-    status, headers, body = running.ask("POST", INFER, asked)
-    assert (status, headers["content-type"]) == (200, "application/json")
-    assert json.loads(body) == {
-        "model_name": "whisper",
-        "model_version": "1",
-        "id": "a",
-        "outputs": [
-            {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["hello"]},
-            {"name": "LANGUAGE_PROB", "datatype": "FP32", "shape": [1], "data": [0.2]},
-            {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [1.5]},
-        ],
-    }
-
-
 @pytest.mark.parametrize("opening", ["[", '{"inputs":', '{"parameters":{"a":', '{"id":['])
 def test_deeply_nested_json_is_refused(running, opening):
     inside = json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":['
@@ -181,26 +164,17 @@ def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, mon
     until(lambda: running.ask("GET", "/v2/health/live")[0] == 200)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/page/other", 404),
-        ("GET", "/v2/", 404),
-        ("GET", "/v2/models/whisper/config", 404),
-        ("GET", "/v2/models/whisper/stats", 404),
-        ("POST", "/v2/repository/index", 404),
-        ("GET", "/v2/systemsharedmemory/status", 404),
-        ("GET", INFER, 405),
-        ("GET", "/v2/models/other", 404),
-        ("POST", "/v2/models/other/infer", 404),
-        ("POST", "/v2/models/whisper/versions/2/infer", 404),
-        ("POST", "/v2/models/whisper_stream/infer", 400),
-    ],
-)
-def test_what_is_not_offered_is_refused_as_json(running, method, path, status):
-    found, _, body = running.ask(method, path, json.dumps(json_request()))
-    assert found == status
-    assert json.loads(body)["error"].startswith("RequestError: ")
+def test_what_is_not_offered_is_refused_as_json(running):
+    for method, status, paths in (
+        ("GET", 404, "/page/other /v2/ /v2/models/whisper/config /v2/models/other"),
+        ("GET", 405, INFER),
+        ("POST", 404, "/v2/repository/index /v2/models/whisper/versions/2/infer"),
+        ("POST", 404, "/v2/models/other/infer"),
+        ("POST", 400, "/v2/models/whisper_stream/infer"),
+    ):
+        for path in paths.split():
+            found, _, body = running.ask(method, path, json.dumps(json_request()))
+            assert (found, json.loads(body)["error"][:14]) == (status, "RequestError: "), path
 
 
 def test_it_is_ready_while_triton_is_there_and_its_model_beats(running):

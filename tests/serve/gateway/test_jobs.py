@@ -469,11 +469,8 @@ def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
     "url",
     [
         "http://files.example.org/a.mp3",
-        "https://files.example.org:8443/a.mp3",
         "https://me:pw@files.example.org/a.mp3",
         "https://files.example.org.evil.example/a.mp3",
-        "https://example.net/a.mp3",
-        "https://127.0.0.1/a.mp3",
         "file:///etc/passwd",
         "https://files.example.org/ä.mp3",
         "s3://other/a.mp3",

@@ -19,8 +19,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 from serve.contract.keys import add_key, hash_of
-from serve.contract.messages import Segment, Timings, Transcript, Word
-from serve.speech.formats import render
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
 from tests.programs import path_of
@@ -240,30 +238,6 @@ def test_without_a_mouse(page):
     expect(found.get_by_role("button", name=f"Play {CLIP.name}")).to_be_visible()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Copy"
-
-
-@pytest.mark.nightly
-def test_downloads_are_what_the_server_itself_would_write(page):
-    say(page, "one <two --> three")
-    drop(page, CLIP)
-    found = done(page, "one <two --> three")
-    spoken = "one <two --> three".split()
-    segments = tuple(
-        Segment(
-            *(i, i + 1.0, f" {word}", (), None, None, 0.0, 1.0),
-            words=(Word(i, i + 0.5, f" {word}", 1.0),),
-        )
-        for i, word in enumerate(spoken)
-    )
-    expected = Transcript(" ".join(spoken), "es", 1.0, 1.5, segments, Timings(0, 0, 0, 0))
-    for format, name in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")):
-        text = downloaded(page, found, name)
-        if name == "json":
-            table = json.loads(text)
-            assert (table["text"], table["language"]) == (expected.text, "spanish")
-            assert [word["word"] for one in table["segments"] for word in one["words"]] == spoken
-        else:
-            assert text == render(expected, CLIP.name, format)
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway import log
-from serve.gateway.log import MOST_REFUSALS, Behind, FewLines, Line
+from serve.gateway.log import MOST, MOST_REFUSALS, Behind, FewLines, Line
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors
 from tests.gateways import (
@@ -20,6 +20,7 @@ from tests.gateways import (
     FORM,
     TRANSCRIPTIONS,
     WAIT_S,
+    Clock,
     json_request,
     message,
     part,
@@ -232,3 +233,44 @@ def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
         Line(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._left_out
+
+
+# ----------------------------------------------------------------
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def said(clock):
+    """What comes through of one logger."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    handler.addFilter(FewLines(clock))
+    logger = logging.getLogger("tests.few_lines")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+def complain(times):
+    for number in range(times):
+        logging.getLogger("tests.few_lines").warning("no room for %d", number)
+
+
+def test_what_is_said_again_and_again_is_said_a_few_times_a_minute(said, clock):
+    complain(1000)
+    assert len(said) == MOST
+    clock.now_s += 59.0
+    complain(1)
+    assert len(said) == MOST
+    clock.now_s += 1.0
+    complain(2)
+    assert said[MOST:] == [f"no room for 0 (and {1001 - MOST} more before)", "no room for 1"]
+
+
+def test_other_things_are_said_meanwhile(said):
+    complain(1000)
+    logging.getLogger("tests.few_lines").error("something else")
+    assert said[-1] == "something else"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -110,21 +109,6 @@ class Process:
         self.process.kill()
         if not self.process.stderr.closed:
             self.process.communicate(timeout=WAIT_S)
-
-
-def test_the_process_ends_with_status_0_once_told(tmp_path):
-    process = Process(tmp_path)
-    try:
-        with grpc.insecure_channel(process.address) as channel:
-            grpc.channel_ready_future(channel).result(WAIT_S)
-            live = channel.unary_unary(f"{SERVICE}ServerLive")
-            assert live(b"", timeout=WAIT_S) == b"\x08\x01"
-            with pytest.raises(grpc.RpcError, match="UnavailableError"):
-                channel.unary_unary(f"{SERVICE}ModelInfer")(message(), timeout=WAIT_S)
-            process.process.send_signal(signal.SIGTERM)
-            assert process.process.wait(WAIT_S) == 0
-    finally:
-        process.end()
 
 
 def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):

@@ -4,12 +4,13 @@ import asyncio
 import os
 import socket
 import time
+import weakref
 
 import grpc
 import pytest
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway import refusals, uploads
+from serve.gateway import memory, refusals, uploads
 from serve.gateway.limits import Admission
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import SERVICE
@@ -156,3 +157,33 @@ def test_the_kernel_says_how_much_came_in_over_a_connection(host):
         os.fstat(here.fileno())  # still open
         here.close()
         assert sockets.received([peer]) == {}
+
+
+# ----------------------------------------------------------------
+class Held:
+    pass
+
+
+def test_what_refers_to_itself_goes():
+    held = Held()
+    held.itself = held
+    seen = weakref.ref(held)
+    del held
+    memory.give_back()
+    assert seen() is None
+
+
+def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):
+    given = []
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(running.door.admission.bytes))
+    running.call()(message(samples=2**18))
+    until(lambda: given)
+    until(lambda: not running.door.admission.untidy)
+    assert given[-1] == 0
+    given.clear()
+    assert running.infer("[" * 2**21)[0] == 400
+    until(lambda: given)
+    until(lambda: not running.door.admission.untidy)
+    given.clear()
+    running.call()(message())
+    assert not running.door.admission.untidy

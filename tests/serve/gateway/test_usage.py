@@ -153,23 +153,6 @@ def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
     assert said[1][1] == f"usage is counted in {path} again"
 
 
-@pytest.mark.parametrize("kind", ["folder", "other"])
-def test_a_file_that_cannot_be_used_stops_nothing(tmp_path, clock, caplog, kind):
-    other = tmp_path / "other"
-    other.write_text("this is no database, " * 100)
-    at = {"folder": tmp_path, "other": other}[kind]
-    usage = Usage(Config(server=ServerConfig(usage_file=str(at))), tmp_path, clock)
-
-    async def scene():
-        usage.count("alice", "demo", 1, 10.0)
-        await usage.exchange()
-        await usage.close()
-
-    asyncio.run(scene())
-    assert refused(usage, caller(10.0))
-    assert [one.levelname for one in caplog.records] == ["ERROR"]
-
-
 # ---------------------------------------------------------------- at the gateway's doors
 
 
@@ -278,15 +261,21 @@ def test_what_cannot_be_asked(running, query, param):
     assert (status, json.loads(body)["error"]["param"]) == (400, param)
 
 
-def test_requests_are_answered_where_nothing_can_be_written(start, keys_file, caplog):
-    running = start(keys_file=keys_file, usage_file=UNWRITABLE)
+@pytest.mark.parametrize("kind", ["unwritable", "folder", "other"])
+def test_requests_are_answered_where_nothing_can_be_written(
+    start, keys_file, tmp_path, caplog, kind
+):
+    other = tmp_path / "other"
+    other.write_text("this is no database, " * 100)
+    path = {"unwritable": UNWRITABLE, "folder": tmp_path, "other": other}[kind]
+    running = start(keys_file=keys_file, usage_file=str(path))
     with Client(running.grpc, key="secret-a") as client:
         for _ in range(2):
             client.transcribe(b"RIFF")
     check_refused_everywhere(running)
     status, _, body = running.ask("GET", "/v1/usage", headers=ALICE)
     assert (status, "log says why" in json.loads(body)["error"]["message"]) == (503, True)
-    assert caplog.text.count(f"{UNWRITABLE} cannot be used") == 1
+    assert caplog.text.count(f"{path} cannot be used") == 1
     assert f"earshot_gateway_unwritten_usage_seconds {2 * ANSWER_S}" in running.page()
 
 

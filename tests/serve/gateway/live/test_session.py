@@ -51,6 +51,9 @@ def test_an_utterance_becomes_text_word_by_word(talk):
     assert done["usage"]["seconds"] == pytest.approx((end_ms - begin_ms) / 1000, abs=0.04)
     assert by_type["committed"]["previous_item_id"] is None
     assert by_type["done"]["item"]["id"] == item
+    page = client.running.page()
+    assert "earshot_live_word_seconds_count 4.0" in page and "earshot_live_streams 1.0" in page
+    assert 'earshot_live_updates_total{outcome="ok"}' in page
 
 
 def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
@@ -404,16 +407,6 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     monkeypatch.undo()
     other.set(transcription={"prompt": "still here"})
     other.until("session.updated")
-
-
-def test_words_and_updates_are_counted(talk):
-    client = talk()
-    client.audio(SPEECH + QUIET)
-    client.until(".completed")
-    page = client.running.page()
-    assert "earshot_live_word_seconds_count 4.0" in page
-    assert 'earshot_live_updates_total{outcome="ok"}' in page
-    assert "earshot_live_streams 1.0" in page
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from openai.types.audio import (
 )
 from websockets.sync.client import connect as connect_websocket
 
-from serve.contract.jobs_config import JobsConfig
 from serve.gateway.openai import form
 from serve.speech import raw
 from serve.wire import uploads
@@ -269,28 +268,6 @@ def test_who_asks_for_batches_is_told_of_jobs(client, ask):
     with pytest.raises(openai.NotFoundError, match=r"no batches .* POST /v1/audio/jobs") as told:
         ask(client)
     assert told.value.code == "not_found"
-
-
-def test_a_job_by_openais_client(start, connect, tmp_path):
-    """As the page on the API has it."""
-    client = connect(start(jobs=JobsConfig(folder=str(tmp_path / "jobs"))))
-
-    def post():
-        return client.post(
-            "/audio/jobs",
-            cast_to=object,
-            body={"response_format": "srt", "prompt": "one two"},
-            files={"file": FILE},
-            options={
-                "headers": {"Content-Type": "multipart/form-data", "Idempotency-Key": "talk-1"}
-            },
-        )
-
-    job = post()
-    assert post()["id"] == job["id"]
-    place = f"/audio/jobs/{job['id']}"
-    until(lambda: client.get(place, cast_to=object)["status"] == "completed")
-    assert client.get(f"{place}/result", cast_to=str) == SRT
 
 
 def test_names_that_only_sound_like_those_of_models(client):

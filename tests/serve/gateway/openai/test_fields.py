@@ -1,12 +1,18 @@
 """What forms may say."""
 
 import dataclasses
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve.contract.messages import Request
+from serve.contract.messages import Request, Segment
+from serve.gateway.openai.answers import Deltas, body
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.gateway.refusals import Refusal
+from serve.speech.windows import join_text
+from tests.fakes import transcript
 
 VERBOSE = ("response_format", "verbose_json")
 WORD, SEGMENT = ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")
@@ -176,3 +182,22 @@ def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):
     assert found == field
     assert told in message
     assert len(message) < 100 + len(", ".join(FIELDS))
+
+
+# ----------------------------------------------------------------
+@given(st.lists(st.text(alphabet="ab \n\u3000", max_size=5), max_size=6))
+def test_deltas_join_to_the_whole_text(texts):
+    deltas = Deltas()
+    segments = [Segment(0.0, 1.0, text, (), None, None, 0.0, 1.0) for text in texts]
+    assert "".join(map(deltas.next, texts)) == join_text(segments)
+
+
+def test_json_names_every_language_that_was_heard():
+    answer = transcript(" Hallo.", " Hello.", " Tag.")
+    segments = [
+        dataclasses.replace(segment, language=code)
+        for segment, code in zip(answer.segments, ("de", "en", "de"), strict=True)
+    ]
+    answer = dataclasses.replace(answer, language="de", segments=tuple(segments))
+    text, _ = body(answer, read_fields([("model", "whisper")], "transcribe"))
+    assert json.loads(text)["languages"] == [{"code": "de"}, {"code": "en"}]
