@@ -2,8 +2,12 @@
 
 import asyncio
 import errno
+import http.client
+import io
+import json
 import threading
 
+import aiohttp
 import openai
 import pytest
 from openai.types.audio import (
@@ -418,3 +422,79 @@ def test_a_client_that_goes_frees_its_place(shared, connect):
     until(lambda: len(shared.triton.cancelled) == before + 2)
     until(lambda: shared.door.admission.requests == 0)
     assert sorted(shared.triton.ended) == sorted(shared.triton.requests)
+
+
+# ----------------------------------------------------------------
+def test_open_webui(shared):
+    """A form whose file has no type and comes in chunks; the key that nobody set is empty."""
+
+    async def pieces():
+        for begin in range(0, len(FILE[1]), 5):
+            yield FILE[1][begin : begin + 5]
+
+    async def ask(key, **fields):
+        form = aiohttp.FormData()
+        for name, value in fields.items():
+            form.add_field(name, value)
+        form.add_field("file", pieces(), filename="6f1c.webm")
+        url = f"http://{shared.http}/v1/audio/transcriptions"
+        headers = {"Authorization": f"Bearer {key}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, headers=headers, data=form) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    for key, fields in (
+        ("", {"model": "whisper-1"}),
+        ("sk-x", {"model": "", "language": "es"}),
+        ("sk-x", {"model": "gpt-4o-transcribe"}),
+    ):
+        status, answer = asyncio.run(ask(key, **fields))
+        assert (status, answer["text"]) == (http.client.OK, "hello")
+        assert sent(shared)["AUDIO"] == FILE[1]
+    status, answer = asyncio.run(ask("", model="tts-1"))
+    assert (status, answer["error"]["param"]) == (http.client.NOT_FOUND, "model")
+
+
+def test_langchain(shared, client):
+    """`OpenAIWhisperParser`: parts of 20 minutes as MP3, named after the file, with its path."""
+    for options in (
+        {},
+        {"response_format": "srt"},
+        {"language": "es", "response_format": "verbose_json", "temperature": 0.0},
+    ):
+        file = io.BytesIO(FILE[1])
+        file.name = "/recordings/talk.wav_part_0.mp3"
+        create = client.audio.transcriptions.create
+        answer = create(model="whisper-1", file=file, prompt="one two", **options)
+        text = answer if isinstance(answer, str) else answer.text
+        assert "one" in text and "two" in text
+        assert sent(shared)["AUDIO"] == FILE[1]
+
+
+def test_livekit(shared, connect):
+    """`livekit.plugins.openai.STT` of an utterance; its `detect_language` reads `languages`."""
+    file = ("file.wav", FILE[1], "audio/wav")
+
+    async def ask(**options):
+        async with connect(shared, openai.AsyncOpenAI) as client:
+            create = client.audio.transcriptions.create
+            return await create(file=file, prompt="one two", **options)
+
+    answer = asyncio.run(ask(model="whisper-1", language="es", response_format="verbose_json"))
+    assert (answer.text, answer.language) == ("one two", "spanish")
+    answer = asyncio.run(ask(model="gpt-4o-mini-transcribe", response_format="json"))
+    assert [one.code for one in answer.languages] == ["es"]
+    hints = {"languages": ["en", "es"], "keywords": ["Zoë", "thank you"]}
+    answer = asyncio.run(ask(model="gpt-transcribe", response_format="json", **hints))
+    assert answer.text == "one two"
+    assert sent(shared)["HOTWORDS"] == "Zoë, thank you"
+
+
+def test_silence_has_no_languages(shared, client):
+    answer = client.audio.transcriptions.create(
+        model="gpt-transcribe", file=("a.wav", FILE[1]), prompt="silence"
+    )
+    assert answer.languages == []
+    assert json.loads(answer.to_json())["text"] == ""
