@@ -175,7 +175,6 @@ def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     assert "no server.usage_file is named" in caplog.text
 
 
-# ----------------------------------------------------------------
 CONFIG = Config(
     server=ServerConfig(max_inflight=9, max_inflight_mb=1024), live=LiveConfig(max_streams=64)
 )

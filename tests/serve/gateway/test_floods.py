@@ -14,7 +14,6 @@ from websockets.sync.client import connect
 from serve.contract.server_config import ServerConfig
 from serve.gateway.listen import listening_socket
 from serve.gateway.protocols import MAX_CONTROLS, MAX_FRAGMENTS
-from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, all_from, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
@@ -130,13 +129,12 @@ def test_who_says_nothing_makes_room_for_who_does(start):
 
 
 def test_without_a_descriptor_left_a_connection_is_ended_and_the_next_one_taken():
-    (port,) = free_ports("127.0.0.1", 1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listening_socket(ServerConfig(http_port=port), "http_port"))
+        listener = stack.enter_context(listening_socket(ServerConfig(http_port=0), "http_port"))
         listener.setblocking(False)
         first, second = (
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+            stack.enter_context(socket.create_connection(listener.getsockname(), timeout=WAIT_S))
             for _ in range(2)
         )
         used = stack.enter_context(open(os.devnull)).fileno()

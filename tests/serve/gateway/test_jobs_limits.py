@@ -321,6 +321,7 @@ def test_a_redirect_is_checked_by_the_address_that_is_gone_to(start, evil, serve
     running = start(jobs=evil)
     job = ended(running, accepted(running, None, url=f"{evil.allowed_hosts[0]}/led")["id"])
     assert (job["status"], "inside" in job["error"]["message"]) == ("failed", True)
+    assert "127.0.0.1" not in job["error"]["message"]
     assert (names.asked, allowed.asked, inside.asked) == (2, ["/led"], [])
 
 

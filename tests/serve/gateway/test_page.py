@@ -165,7 +165,6 @@ def test_files_of_the_page_name_nothing_foreign_and_stay_readable(path):
         assert max(map(len, text.splitlines())) <= 100
 
 
-# ----------------------------------------------------------------
 SEGMENTS = [
     {
         "start": 0,

@@ -235,7 +235,6 @@ def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     assert written.handler._left_out
 
 
-# ----------------------------------------------------------------
 @pytest.fixture
 def clock():
     return Clock()

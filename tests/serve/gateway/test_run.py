@@ -148,7 +148,6 @@ def test_a_port_that_is_taken_is_said(tmp_path):
     assert "server.http_port" in said
 
 
-# ----------------------------------------------------------------
 @pytest.fixture
 def front(start):
     return start(idle_unload_s=60.0)

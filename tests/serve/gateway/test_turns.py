@@ -197,7 +197,6 @@ def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_ans
     assert wire.closed
 
 
-# ----------------------------------------------------------------
 def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
     monkeypatch.setattr("serve.gateway.background.TICKS", 1)
     watch = LoopWatch(tmp_path / "alive")

@@ -59,7 +59,7 @@ def frame(kind, flags, stream, payload):
 
 
 def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
-    running = start(upload_timeout_s=0.5)
+    running = start(upload_timeout_s=2.0)
     slow = SlowUpload(running)
     until(lambda: running.door.admission.requests == 1)
     assert running.call()(message())
@@ -159,7 +159,6 @@ def test_the_kernel_says_how_much_came_in_over_a_connection(host):
         assert sockets.received([peer]) == {}
 
 
-# ----------------------------------------------------------------
 class Held:
     pass
 

@@ -348,7 +348,6 @@ def test_configs_that_cannot_be(tmp_path, upstreams, alone, told):
         asyncio.run(door())
 
 
-# ----------------------------------------------------------------
 LARGE = bytes(2**20 + 1)
 
 

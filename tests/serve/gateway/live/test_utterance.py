@@ -122,7 +122,6 @@ def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut
     assert len(utterance.window().samples) == SAMPLE_RATE
 
 
-# ----------------------------------------------------------------
 @pytest.fixture
 def pace():
     return Pace(0.5)

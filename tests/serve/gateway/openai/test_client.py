@@ -25,7 +25,8 @@ from serve.wire import uploads
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 
-FILE = ("a.wav", b"RIFF and so on")
+SOUND = b"RIFF and so on"
+FILE = ("a.wav", SOUND)
 VOICE = "data:audio/wav;base64,UklGRg=="
 SRT = """\
 1
@@ -178,7 +179,7 @@ def test_every_option_reaches_the_model(shared, client):
     found = sent(shared)
     assert found.pop("TEMPERATURE") == pytest.approx(0.4)
     assert found == {
-        "AUDIO": FILE[1],
+        "AUDIO": SOUND,
         "PROMPT": "¿Qué?",
         "LANGUAGE": "es",
         "VAD": "on",
@@ -424,13 +425,12 @@ def test_a_client_that_goes_frees_its_place(shared, connect):
     assert sorted(shared.triton.ended) == sorted(shared.triton.requests)
 
 
-# ----------------------------------------------------------------
 def test_open_webui(shared):
     """A form whose file has no type and comes in chunks; the key that nobody set is empty."""
 
     async def pieces():
-        for begin in range(0, len(FILE[1]), 5):
-            yield FILE[1][begin : begin + 5]
+        for begin in range(0, len(SOUND), 5):
+            yield SOUND[begin : begin + 5]
 
     async def ask(key, **fields):
         form = aiohttp.FormData()
@@ -452,7 +452,7 @@ def test_open_webui(shared):
     ):
         status, answer = asyncio.run(ask(key, **fields))
         assert (status, answer["text"]) == (http.client.OK, "hello")
-        assert sent(shared)["AUDIO"] == FILE[1]
+        assert sent(shared)["AUDIO"] == SOUND
     status, answer = asyncio.run(ask("", model="tts-1"))
     assert (status, answer["error"]["param"]) == (http.client.NOT_FOUND, "model")
 
@@ -464,18 +464,18 @@ def test_langchain(shared, client):
         {"response_format": "srt"},
         {"language": "es", "response_format": "verbose_json", "temperature": 0.0},
     ):
-        file = io.BytesIO(FILE[1])
+        file = io.BytesIO(SOUND)
         file.name = "/recordings/talk.wav_part_0.mp3"
         create = client.audio.transcriptions.create
         answer = create(model="whisper-1", file=file, prompt="one two", **options)
         text = answer if isinstance(answer, str) else answer.text
         assert "one" in text and "two" in text
-        assert sent(shared)["AUDIO"] == FILE[1]
+        assert sent(shared)["AUDIO"] == SOUND
 
 
 def test_livekit(shared, connect):
     """`livekit.plugins.openai.STT` of an utterance; its `detect_language` reads `languages`."""
-    file = ("file.wav", FILE[1], "audio/wav")
+    file = ("file.wav", SOUND, "audio/wav")
 
     async def ask(**options):
         async with connect(shared, openai.AsyncOpenAI) as client:
@@ -494,7 +494,7 @@ def test_livekit(shared, connect):
 
 def test_silence_has_no_languages(shared, client):
     answer = client.audio.transcriptions.create(
-        model="gpt-transcribe", file=("a.wav", FILE[1]), prompt="silence"
+        model="gpt-transcribe", file=("a.wav", SOUND), prompt="silence"
     )
     assert answer.languages == []
     assert json.loads(answer.to_json())["text"] == ""

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Request, Segment
@@ -184,7 +184,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):
     assert len(message) < 100 + len(", ".join(FIELDS))
 
 
-# ----------------------------------------------------------------
+@settings(derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text(alphabet="ab \n\u3000", max_size=5), max_size=6))
 def test_deltas_join_to_the_whole_text(texts):
     deltas = Deltas()
