@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import struct
 import threading
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
-from serve.gateway.upstream.calls import SERVICE
 from serve.wire.client import Client
 from tests.gateways import WAIT_S, until
+from tests.serve.gateway.http2 import PREFACE, frame, head
 from tests.serve.gateway.live.conftest import Talk
 
 ALICE = {"authorization": "Bearer secret-a"}
@@ -81,34 +80,15 @@ def test_a_pipeline_is_answered_in_order(running):
 # ---------------------------------------------------------------- HTTP/2
 
 
-def frame(kind, flags, stream, data):
-    return struct.pack(">I", len(data))[1:] + struct.pack(">BBI", kind, flags, stream) + data
-
-
-def literal(name, value):
-    return bytes([0, len(name)]) + name + bytes([len(value)]) + value
-
-
-HEAD = b"".join(
-    literal(name, value)
-    for name, value in {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": f"{SERVICE}ServerReady".encode(),
-        b":authority": b"localhost",
-        b"te": b"trailers",
-        b"content-type": b"application/grpc",
-    }.items()
-)
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
 PING = frame(6, 0, 0, b"finished")
 PONG = frame(6, 1, 0, b"finished")
 
 
 def test_a_flood_of_calls_cancels_no_other_clients_call(running):
     """gRPC ends calls at random once more than 1,000 wait for the event loop."""
+    asked = head("ServerReady")
     calls = b"".join(
-        frame(1, 4, stream, HEAD) + frame(0, 1, stream, bytes(5)) for stream in range(1, 2400, 2)
+        frame(1, 4, stream, asked) + frame(0, 1, stream, bytes(5)) for stream in range(1, 2400, 2)
     )
     free, busy = threading.Event(), threading.Event()
 

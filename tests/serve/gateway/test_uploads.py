@@ -13,8 +13,8 @@ from serve.contract.server_config import ServerConfig
 from serve.gateway import memory, refusals, uploads
 from serve.gateway.limits import Admission
 from serve.gateway.refusals import Refusal
-from serve.gateway.upstream.calls import SERVICE
 from tests.gateways import WAIT_S, message, until
+from tests.serve.gateway.http2 import PREFACE, frame, head
 
 
 class SlowUpload:
@@ -23,21 +23,9 @@ class SlowUpload:
     def __init__(self, running, length=10**6):
         host, _, port = running.grpc.rpartition(":")
         self.socket = socket.create_connection((host, int(port)))
-        headers = b"".join(
-            b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-            for name, value in (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":authority", b"a"),
-                (b":path", SERVICE.encode() + b"ModelInfer"),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-            )
-        )
         self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, b"")
-            + frame(1, 4, 1, headers)
+            PREFACE
+            + frame(1, 4, 1, head("ModelInfer"))
             + frame(0, 0, 1, b"\0" + length.to_bytes(4, "big"))
         )
 
@@ -51,11 +39,6 @@ class SlowUpload:
             more = self.socket.recv(65536)
             assert more, received
             received += more
-
-
-def frame(kind, flags, stream, payload):
-    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-    return head + payload
 
 
 def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
