@@ -170,15 +170,10 @@ class Running:
         return status, json.loads(answer).get("error")
 
     def page(self):
-        _, _, page = self.raw_page()
-        return page.decode()
-
-    def raw_page(self):
         connection = http.client.HTTPConnection(self.metrics, timeout=WAIT_S)
         with contextlib.closing(connection):
             connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
+            return connection.getresponse().read().decode()
 
 
 def until(condition):

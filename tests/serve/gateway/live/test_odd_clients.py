@@ -144,9 +144,7 @@ def test_a_refused_handshake_is_no_error_of_the_server(running, caplog, query, s
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-@pytest.mark.parametrize(
-    ("query", "leave"), [("", "close"), ("", "reset"), ("?model=gpt-9", "reset")]
-)
+@pytest.mark.parametrize(("query", "leave"), [("", "close"), ("?model=gpt-9", "reset")])
 def test_a_client_that_leaves_during_the_handshake_is_no_error(
     start, loud_is_speech, monkeypatch, caplog, query, leave
 ):
