@@ -139,7 +139,7 @@ class Uploads(Background):
         self._admission = admission
         self._received = received or Sockets().received
         self._uploads: dict[_Upload, None] = {}  # oldest first
-        self._connections: dict[str, _Connection] = {}
+        self.connections: dict[str, _Connection] = {}
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
 
@@ -170,7 +170,7 @@ class Uploads(Background):
         if message is grpc.aio.EOF:
             return None
         self._admission.untidy |= len(message) >= memory.LARGE_BYTES
-        connection = self._connections.get(upload.peer)
+        connection = self.connections.get(upload.peer)
         if connection is not None:
             connection.begin += len(message)  # counted as a request from now on
             connection.bytes = max(0, connection.bytes - len(message))
@@ -200,7 +200,7 @@ class Uploads(Background):
         return True
 
     def _total(self) -> int:
-        return sum(connection.bytes for connection in self._connections.values())
+        return sum(connection.bytes for connection in self.connections.values())
 
     async def _run(self) -> None:
         while True:
@@ -220,10 +220,10 @@ class Uploads(Background):
         ]
         peers = {upload.peer for upload in old}
         received = self._received(peers) if peers else {}
-        for gone in self._connections.keys() - received.keys():
-            del self._connections[gone]
+        for gone in self.connections.keys() - received.keys():
+            del self.connections[gone]
         for peer, count in received.items():
-            connection = self._connections.setdefault(peer, _Connection(count))
+            connection = self.connections.setdefault(peer, _Connection(count))
             connection.bytes = count - connection.begin
             if connection.bytes < 0:  # headers and the like, which no message counts
                 connection.begin, connection.bytes = count, 0
@@ -232,7 +232,7 @@ class Uploads(Background):
     def _give_up_newest(self, uploads: list[_Upload]) -> None:
         for upload in reversed(uploads):
             surplus = self._admission.bytes + self._total() - self._admission.max_bytes
-            connection = self._connections.get(upload.peer)
+            connection = self.connections.get(upload.peer)
             if surplus <= 0:
                 return
             if connection is None or connection.bytes < LARGE_BYTES:

@@ -41,11 +41,21 @@ from tests.jobs import (
     show,
 )
 
+
+@pytest.fixture
+def running(start, config):
+    return start(jobs=config)
+
+
+@pytest.fixture
+def keyed(start, config, keys_file):
+    return start(jobs=config, keys_file=keys_file)
+
+
 # ---------------------------------------------------------------- from the door to the end
 
 
-def test_a_job_is_done_and_its_result_is_had_in_every_format(start, config):
-    running = start(jobs=config)
+def test_a_job_is_done_and_its_result_is_had_in_every_format(running, config):
     job = accepted(
         running,
         prompt="one two",
@@ -74,8 +84,7 @@ def test_a_job_is_done_and_its_result_is_had_in_every_format(start, config):
         assert (status, json.loads(text)["error"]["param"]) == (400, param)
 
 
-def test_words_come_only_where_the_job_asked_for_them(start, config):
-    running = start(jobs=config)
+def test_words_come_only_where_the_job_asked_for_them(running):
     job = accepted(running, prompt="one two")
     ended(running, job["id"])
     assert "WORD_TIMESTAMPS" not in str(list(running.triton.requests.values())[-1].inputs)
@@ -85,8 +94,7 @@ def test_words_come_only_where_the_job_asked_for_them(start, config):
     assert result(running, job["id"], "?response_format=srt")[0] == 200
 
 
-def test_large_audio_goes_by_the_disk(start, config):
-    running = start(jobs=config)
+def test_large_audio_goes_by_the_disk(running):
     audio = b"RIFF" + bytes(2**20 + 5)
     ended(running, accepted(running, audio)["id"])
     (file,) = running.triton.files.values()
@@ -124,14 +132,14 @@ def shared(tmp_path_factory):
     running.close()
 
 
-def test_without_a_folder_there_are_none(running):
+def test_without_a_folder_there_are_none(start):
+    running = start()
     status, error = send(running)
     assert (status, "jobs.folder" in error["message"]) == (404, True)
     assert running.ask("GET", JOBS)[0] == 404
 
 
-def test_a_failed_job_tells_the_error(start, config):
-    running = start(jobs=config)
+def test_a_failed_job_tells_the_error(running, config):
     job = ended(running, accepted(running, prompt="error:AudioError: no audio")["id"])
     assert job["status"] == "failed"
     assert job["error"]["code"] == "invalid_audio"
@@ -160,16 +168,15 @@ def test_a_job_is_cancelled_while_it_is_worked_on(start, config):
     assert len(running.triton.requests) == 2
 
 
-def test_jobs_of_other_keys_are_not_there(start, config, keys_file):
-    running = start(jobs=config, keys_file=keys_file)
-    assert send(running)[0] == 401
-    ids = [accepted(running, headers=ALICE)["id"] for _ in range(3)]
-    other = accepted(running, headers=BOB)["id"]
-    assert running.ask("GET", f"{JOBS}/{other}", headers=ALICE)[0] == 404
-    assert running.ask("POST", f"{JOBS}/{other}/cancel", b"", ALICE)[0] == 404
+def test_jobs_of_other_keys_are_not_there(keyed):
+    assert send(keyed)[0] == 401
+    ids = [accepted(keyed, headers=ALICE)["id"] for _ in range(3)]
+    other = accepted(keyed, headers=BOB)["id"]
+    assert keyed.ask("GET", f"{JOBS}/{other}", headers=ALICE)[0] == 404
+    assert keyed.ask("POST", f"{JOBS}/{other}/cancel", b"", ALICE)[0] == 404
 
     def page(query=""):
-        status, _, body = running.ask("GET", JOBS + query, headers=ALICE)
+        status, _, body = keyed.ask("GET", JOBS + query, headers=ALICE)
         assert status == 200, body
         found = json.loads(body)
         return [job["id"] for job in found["data"]], found["has_more"]
@@ -177,23 +184,22 @@ def test_jobs_of_other_keys_are_not_there(start, config, keys_file):
     assert page() == (ids[::-1], False)
     assert page("?limit=2") == ([ids[2], ids[1]], True)
     assert page(f"?limit=2&after={ids[1]}") == ([ids[0]], False)
-    assert running.ask("GET", f"{JOBS}?after={other}", headers=ALICE)[0] == 404
-    assert running.ask("GET", f"{JOBS}?limit=0", headers=ALICE)[0] == 400
+    assert keyed.ask("GET", f"{JOBS}?after={other}", headers=ALICE)[0] == 404
+    assert keyed.ask("GET", f"{JOBS}?limit=0", headers=ALICE)[0] == 400
 
 
-def test_a_jobs_request_counts_as_any_of_its_key(start, config, keys_file):
-    running = start(jobs=config, keys_file=keys_file)
-    ids = [accepted(running, headers=BOB)["id"] for _ in range(2)]
-    ended(running, ids[0], BOB)
-    until(lambda: 'refused_total{reason="key_limit"}' in running.page())  # one a minute
-    until(lambda: show(running, ids[1], BOB)["status"] == "queued")
-    ended(running, accepted(running, headers=ALICE)["id"], ALICE)  # who does not wait for bob
-    _, _, body = running.ask("GET", "/v1/usage", headers=BOB)
+def test_a_jobs_request_counts_as_any_of_its_key(keyed):
+    ids = [accepted(keyed, headers=BOB)["id"] for _ in range(2)]
+    ended(keyed, ids[0], BOB)
+    until(lambda: 'refused_total{reason="key_limit"}' in keyed.page())  # one a minute
+    until(lambda: show(keyed, ids[1], BOB)["status"] == "queued")
+    ended(keyed, accepted(keyed, headers=ALICE)["id"], ALICE)  # who does not wait for bob
+    _, _, body = keyed.ask("GET", "/v1/usage", headers=BOB)
     (row,) = json.loads(body)["data"]
     assert (row["requests"], row["audio_seconds"]) == (1, 1.5)
-    page = running.page()
+    page = keyed.page()
     assert 'earshot_gateway_audio_seconds_total{key="bob",route="jobs"} 1.5' in page
-    until(lambda: 'earshot_jobs_ended_total{status="completed"} 2.0' in running.page())
+    until(lambda: 'earshot_jobs_ended_total{status="completed"} 2.0' in keyed.page())
 
 
 def test_too_many_jobs_are_refused(start, config, keys_file):
@@ -220,17 +226,16 @@ def test_live_requests_come_first(start, config):
     assert ended(running, job["id"])["status"] == "completed"
 
 
-def test_the_same_idempotency_key_is_the_same_job(start, config, keys_file):
-    running = start(jobs=config, keys_file=keys_file)
+def test_the_same_idempotency_key_is_the_same_job(keyed):
     once = {**ALICE, "idempotency-key": "mine"}
-    first = accepted(running, headers=once, prompt="one")
-    assert accepted(running, headers=once, prompt="one")["id"] == first["id"]
-    status, error = send(running, headers=once, prompt="two")
+    first = accepted(keyed, headers=once, prompt="one")
+    assert accepted(keyed, headers=once, prompt="one")["id"] == first["id"]
+    status, error = send(keyed, headers=once, prompt="two")
     assert (status, error["code"]) == (422, "idempotency_key_reused")
-    bobs = accepted(running, headers={**BOB, "idempotency-key": "mine"}, prompt="one")
+    bobs = accepted(keyed, headers={**BOB, "idempotency-key": "mine"}, prompt="one")
     assert bobs["id"] != first["id"]
-    ended(running, first["id"], ALICE)
-    assert len(running.triton.requests) <= 2
+    ended(keyed, first["id"], ALICE)
+    assert len(keyed.triton.requests) <= 2
 
 
 # ---------------------------------------------------------------- what dies, and what is put back
@@ -279,8 +284,7 @@ def test_a_look_that_fails_is_not_the_last(start, config, monkeypatch, caplog):
     assert "the database is away; jobs wait until they can be" in caplog.text
 
 
-def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(start, config):
-    running = start(jobs=config)
+def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(running, config):
     with full_disk():
         status, error = send(running)
     assert (status, error["code"]) == (503, "server_unavailable")

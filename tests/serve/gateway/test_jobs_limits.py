@@ -36,6 +36,16 @@ def keys_file(tmp_path):
     return keys_of(tmp_path)
 
 
+@pytest.fixture
+def running(start, config):
+    return start(jobs=config)
+
+
+@pytest.fixture
+def keyed(start, config, keys_file):
+    return start(jobs=config, keys_file=keys_file)
+
+
 # ---------------------------------------------------------------- what a key's jobs take
 
 
@@ -67,8 +77,7 @@ def test_jobs_that_come_at_once_do_not_all_find_room(start, config):
     assert statuses.count(202) <= 3
 
 
-def test_the_texts_of_ignored_fields_are_not_kept(start, config):
-    running = start(jobs=config)
+def test_the_texts_of_ignored_fields_are_not_kept(running, config):
     ids = [accepted(running, zebra="z" * 2 * LONG)["id"] for _ in range(20)]
     ended(running, ids[-1])
     kept = sum(path.stat().st_size for path in Path(config.folder).glob("jobs.sqlite*"))
@@ -147,13 +156,12 @@ def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     assert (job["status"], job["tries"]) == ("failed", 2)
 
 
-def test_slow_webhooks_of_a_key_do_not_delay_anothers(start, config, keys_file, hearer):
-    running = start(jobs=config, keys_file=keys_file)
+def test_slow_webhooks_of_a_key_do_not_delay_anothers(keyed, hearer):
     for i in range(24):
-        accepted(running, headers=ALICE, webhook_url=f"{hearer.place}/slow/{i}")
+        accepted(keyed, headers=ALICE, webhook_url=f"{hearer.place}/slow/{i}")
     until(lambda: hearer.waiting >= 8)
-    job = accepted(running, headers=BOB, webhook_url=f"{hearer.place}/hook")
-    until(lambda: show(running, job["id"], BOB)["webhook"]["status"] == "delivered")
+    job = accepted(keyed, headers=BOB, webhook_url=f"{hearer.place}/hook")
+    until(lambda: show(keyed, job["id"], BOB)["webhook"]["status"] == "delivered")
     assert hearer.at_once < 24
     hearer.released.set()
     until(lambda: len(hearer.hooks) == 25)
@@ -237,9 +245,8 @@ def test_a_damaged_table_keeps_the_rest_of_the_server_going(start, config, caplo
     assert ended(running, accepted(running)["id"])["status"] == "completed"
 
 
-def test_a_table_of_before_is_taken_over(start, config):
+def test_a_table_of_before_is_taken_over(running, start, config):
     """One that does not count what is stored."""
-    running = start(jobs=config)
     job = accepted(running)
     ended(running, job["id"])
     running.run(running.gateway.jobs.close())

@@ -166,6 +166,13 @@ def done(page, text, name=CLIP.name):
     return card(page, name)
 
 
+def transcribed(page, text):
+    """The card of the clip, in which this is heard."""
+    say(page, text)
+    drop(page, CLIP)
+    return done(page, text)
+
+
 def reload(page):
     """Load the page anew, once all that it keeps is written."""
     expect(page.locator("#cards")).to_have_attribute("data-writes", "0")
@@ -198,9 +205,7 @@ def sent(gateway):
 
 
 def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(page, gateway):
-    say(page, "one two three")
-    drop(page, CLIP)
-    found = done(page, "one two three")
+    found = transcribed(page, "one two three")
     assert sent(gateway)["AUDIO"] == CLIP.read_bytes()
     expect(found.locator(".facts")).to_contain_text("Spanish")
     assert found.locator(".lit").count() == 0
@@ -242,9 +247,7 @@ def test_without_a_mouse(page):
 
 @pytest.mark.nightly
 def test_a_reload_loses_nothing(page, gateway):
-    say(page, "one two")
-    drop(page, CLIP)
-    done(page, "one two")
+    transcribed(page, "one two")
     say(page, "wait for it")
     drop(page, CLIPS / "en_two.wav")
     expect(card(page, "en_two.wav").locator(".word")).to_have_text(["wait"])
@@ -275,9 +278,7 @@ def test_a_reload_loses_nothing(page, gateway):
 
 @pytest.mark.nightly
 def test_it_is_not_left_unasked_before_a_correction_is_written(page):
-    say(page, "one two")
-    drop(page, CLIP)
-    found = done(page, "one two")
+    found = transcribed(page, "one two")
     other = page.context.new_page()  # its own use of the database has all others wait
     other.goto(page.url)
     other.evaluate(BUSY)
@@ -443,9 +444,7 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
 
 @pytest.mark.nightly
 def test_words_are_corrected_where_they_stand_and_stay_so(page):
-    say(page, "one two three four")
-    drop(page, CLIP)
-    found = done(page, "one two three four")
+    found = transcribed(page, "one two three four")
     found.get_by_role("button", name="Correct").click()
     found.get_by_text("two", exact=True).click()
     expect(found.get_by_role("textbox", name="Correct: two")).to_be_focused()
@@ -498,9 +497,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
 
 @pytest.mark.nightly
 def test_doubtful_words_are_marked_for_those_who_want_it(page):
-    say(page, "one clear mumbled")
-    drop(page, CLIP)
-    found = done(page, "one clear mumbled")
+    found = transcribed(page, "one clear mumbled")
     doubtful = found.locator(".doubtful")
     expect(doubtful).to_have_text(["mumbled"])
     expect(doubtful).to_have_attribute("title", "25 % sure")
@@ -526,9 +523,7 @@ def test_doubtful_words_are_marked_for_those_who_want_it(page):
 def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     page.locator("#settings").evaluate("element => { element.open = true; }")
     page.uncheck("#words")
-    say(page, "one two")
-    drop(page, CLIP)
-    found = done(page, "one two")
+    found = transcribed(page, "one two")
     found.get_by_text("two", exact=True).dblclick()
     page.keyboard.type("two and a half")
     page.keyboard.press("Enter")

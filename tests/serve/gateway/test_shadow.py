@@ -55,6 +55,11 @@ def compared(running, count):
     until(lambda: running.door.shadow.compared == count)
 
 
+@pytest.fixture
+def running(start):
+    return start(shadow=SHADOW)
+
+
 # ---------------------------------------------------------------- what is sampled and asked
 
 
@@ -76,8 +81,7 @@ def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, s
     assert len(running.door.shadow.pending) == expected
 
 
-def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(start):
-    running = start(shadow=SHADOW)
+def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running):
     words = {"name": "WORD_TIMESTAMPS", "datatype": "BOOL", "shape": [1], "data": [True]}
     request = json_request("hello")
     request["inputs"].append(words)
@@ -88,8 +92,7 @@ def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(start):
     assert second == {**first, "BEAM_SIZE": 8}
 
 
-def test_a_request_of_each_door_is_sampled(start):
-    running = start(shadow=SHADOW)
+def test_a_request_of_each_door_is_sampled(running):
     running.transcribe(prompt="good morning|good mourning")
     compared(running, 1)
     running.call()(message("hello"))
@@ -97,8 +100,7 @@ def test_a_request_of_each_door_is_sampled(start):
     assert [one.edits for one in running.door.shadow.window] == [1, 0]
 
 
-def test_large_audio_is_handed_on_as_its_file_and_then_gone(start):
-    running = start(shadow=SHADOW)
+def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
     running.transcribe(AUDIO)
     compared(running, 1)
     files = list(running.triton.files.values())
@@ -106,8 +108,7 @@ def test_large_audio_is_handed_on_as_its_file_and_then_gone(start):
     until(lambda: not list(running.door.upstreams.uploads.iterdir()))
 
 
-def test_streams_and_answers_in_part_are_no_samples(start):
-    running = start(shadow=SHADOW)
+def test_streams_and_answers_in_part_are_no_samples(running):
     running.transcribe(stream="true")
     infer(running, outputs=[{"name": "TEXT"}, {"name": "DURATION"}])
     infer(running)
@@ -118,8 +119,7 @@ def test_streams_and_answers_in_part_are_no_samples(start):
 # ---------------------------------------------------------------- clients go first
 
 
-def test_the_reference_waits_until_nothing_is_under_way(start):
-    running = start(shadow=SHADOW)
+def test_the_reference_waits_until_nothing_is_under_way(running):
     with ThreadPoolExecutor() as pool:
         client = pool.submit(infer, running, "wait hello|hello")
         until(lambda: running.triton.waiting)
@@ -131,8 +131,7 @@ def test_the_reference_waits_until_nothing_is_under_way(start):
     compared(running, 2)
 
 
-def test_a_client_that_comes_has_the_reference_cancelled_and_asked_again(start):
-    running = start(shadow=SHADOW)
+def test_a_client_that_comes_has_the_reference_cancelled_and_asked_again(running):
     infer(running, "hello|wait hello")
     until(lambda: running.triton.waiting)
     (reference,) = running.triton.waiting
@@ -158,16 +157,14 @@ def test_what_has_no_room_is_dropped_and_counted(start):
     assert len(running.door.shadow.pending) == 2
 
 
-def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(start):
-    running = start(shadow=SHADOW)
+def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(running):
     infer(running, "hello|error:AudioError: no such file")
     infer(running)
     compared(running, 1)
     assert metric(running, "earshot_shadow_failed_total") == 1
 
 
-def test_nothing_of_it_is_counted_as_a_clients(start):
-    running = start(shadow=SHADOW)
+def test_nothing_of_it_is_counted_as_a_clients(running):
     infer(running)
     compared(running, 1)
     page = running.page()
@@ -209,8 +206,7 @@ def test_the_rate_is_told_by_language_and_the_worst_texts_are_kept(start):
     assert shown["cer"]["value"] == pytest.approx(edits / characters, abs=1e-6)
 
 
-def test_the_command_tells_what_was_found(start, tmp_path, capsys):
-    running = start(shadow=SHADOW)
+def test_the_command_tells_what_was_found(running, tmp_path, capsys):
     toml = tmp_path / "a.toml"
     toml.write_text(config_to_toml(running.config), encoding="utf-8")
     assert main(["shadow", "--config", str(toml)]) == 0

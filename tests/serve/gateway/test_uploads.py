@@ -79,7 +79,7 @@ def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
     running = start()
     running.door.admission.max_bytes = 50_000
     slow = [SlowUpload(running) for _ in range(4)]
-    until(lambda: len(running.door.uploads._connections) == 4)
+    until(lambda: len(running.door.uploads.connections) == 4)
     for one in slow:
         one.send(15_000)
     until(lambda: running.door.admission.requests == 3)  # three fit

@@ -39,6 +39,13 @@ def keys(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def keyed(start, keys):
+    """A gateway with these, their file, and they."""
+    path, named = keys
+    return start(live=LIVE, keys_file=str(path)), path, named
+
+
+@pytest.fixture
 def client_of():
     with contextlib.ExitStack() as stack:
 
@@ -71,10 +78,9 @@ def refused_at(running, secret):
 
 
 def test_openais_client_makes_one_and_a_browser_opens_a_session_with_it(
-    start, loud_is_speech, keys, client_of, caplog
+    loud_is_speech, keyed, client_of, caplog
 ):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create(
         session=SESSION, expires_after={"anchor": "created_at", "seconds": 60}
     )
@@ -111,9 +117,8 @@ def test_without_keys_anybody_may_have_one(running, loud_is_speech, client_of):
     assert (status, "none of this server's" in message) == (401, True)
 
 
-def test_it_opens_sessions_and_nothing_else(start, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_it_opens_sessions_and_nothing_else(keyed, client_of):
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create()
     browser = client_of(running, made.value)
     for ask in (
@@ -127,9 +132,8 @@ def test_it_opens_sessions_and_nothing_else(start, keys, client_of):
         client_of(running, "no").realtime.client_secrets.create()
 
 
-def test_it_ends_with_its_key(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_it_ends_with_its_key(loud_is_speech, keyed, client_of):
+    running, path, named = keyed
     made = {
         name: client_of(running, key).realtime.client_secrets.create().value
         for name, key in named.items()
@@ -150,9 +154,8 @@ def test_it_ends_with_its_key(start, loud_is_speech, keys, client_of):
     assert refused_at(running, made["alice"])[0] == 401, "another key of the same name"
 
 
-def test_a_session_goes_on_after_it_has_expired(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_a_session_goes_on_after_it_has_expired(loud_is_speech, keyed, client_of):
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create(session=SESSION)
     with connect(url(running), **offered(made.value)) as socket:
         client = Talk(socket)
