@@ -21,7 +21,6 @@ from tests.gateways import (
     TRANSCRIPTIONS,
     WAIT_S,
     Clock,
-    json_request,
     message,
     part,
     until,
@@ -111,14 +110,6 @@ def test_what_is_no_request_for_text_has_no_line(running, caplog):
     assert running.ask("GET", "/health")[0] == running.ask("GET", "/v2/health/ready")[0] == 503
     assert not [record for record in caplog.records if record.name == "earshot.requests"]
     running.triton.ready = True
-
-
-def test_kserve_over_http(running, line):
-    body = json.dumps(json_request(SECRET))
-    status, headers, _ = running.ask("POST", "/v2/models/whisper/infer", body)
-    found = line(headers["x-request-id"])
-    assert (status, found["route"], found["model"]) == (200, "http", "demo")
-    assert (found["audio_s"], found["queue_s"], found["outcome"]) == (1.5, 0.1, "ok")
 
 
 def test_kserve_over_grpc(running, line):

@@ -168,26 +168,19 @@ def exchange(front, triton):
 
 
 def test_new_requests_go_to_the_new_one_and_the_old_one_ends_what_it_has(front, other):
-    under_way = front.call().future(message("wait"))
-    until(lambda: front.triton.requests)
+    under_way, gone = (front.call().future(message("wait")) for _ in range(2))
+    until(lambda: len(front.triton.requests) == 2)
     exchange(front, other)
     front.call()(message("hello"), timeout=WAIT_S)
-    assert (len(front.triton.requests), len(other.requests)) == (1, 1)
+    assert (len(front.triton.requests), len(other.requests)) == (2, 1)
     assert is_held(front.triton.folder), "it has something to answer"
+    gone.cancel()
+    until(lambda: front.triton.cancelled)
+    assert not other.cancelled
     front.triton.release()
     assert under_way.result(WAIT_S)
     until(lambda: not is_held(front.triton.folder))
     assert is_held(other.folder)
-
-
-def test_a_cancel_goes_to_the_one_that_has_the_request(front, other):
-    under_way = front.call().future(message("wait"))
-    until(lambda: front.triton.requests)
-    exchange(front, other)
-    under_way.cancel()
-    until(lambda: front.triton.cancelled)
-    assert not other.cancelled
-    until(lambda: not is_held(front.triton.folder))
 
 
 def test_requests_wait_where_there_is_none_and_are_answered_by_the_next(front, other):

@@ -93,28 +93,6 @@ def test_days_are_kept_apart_whenever_they_are_written(usage, clock, path):
     assert second == both[1:]
 
 
-def test_processes_share_what_they_count_and_the_next_one_finds_it(usage, clock, path):
-    async def scene():
-        other = usage_of(path, clock)
-        for one in (usage, other):
-            one.count("alice", "demo", 1, 30.0)
-            one.require(caller(50.0))
-            await one.exchange()
-        await usage.exchange()
-        for one in (usage, other):
-            assert refused(one, caller(50.0))
-            one.count("alice", "demo", 1, 1.0)
-            await one.close()  # writes what is left
-        after = usage_of(path, clock)
-        after.require(caller(50.0))
-        await after.exchange()
-        assert refused(after, caller(62.0))
-        after.require(caller(62.5))
-        return await after.rows("alice", *DAYS)
-
-    assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 4, 62.0)]
-
-
 @pytest.mark.nightly
 def test_processes_that_write_at_once_lose_nothing(path):
     code = (

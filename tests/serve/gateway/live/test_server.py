@@ -1,7 +1,5 @@
 """Live text before a real server, whose engine says nonsense at once."""
 
-import socket
-
 import numpy as np
 import pytest
 import soundfile
@@ -10,9 +8,7 @@ from websockets.sync.client import connect
 
 from serve.cli.main import main
 from serve.contract.errors import UnavailableError
-from tests.gateways import until
 from tests.serve.gateway.live.conftest import RATE, Talk
-from tests.serving import outcomes, settled
 
 pytestmark = pytest.mark.server
 CLIP = "tests/data/en_question.wav"
@@ -54,16 +50,6 @@ def test_what_the_engine_does_not_take_is_told(talk, transcription, told):
     talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
     assert told in talk.until(".failed")["error"]["message"]
-
-
-def test_a_client_that_goes_leaves_nothing_behind(server, talk):
-    before = settled(server)
-    talk.set(turn_detection=None)
-    talk.audio(spoken(9.0))
-    until(lambda: outcomes(server)["pending"] or outcomes(server)["ok"] > before["ok"])
-    talk.socket.socket.shutdown(socket.SHUT_RDWR)
-    after = settled(server)
-    assert after["failed"] == before["failed"] and not after["pending"]
 
 
 def test_the_command_streams_a_file(server, tmp_path, capsys):

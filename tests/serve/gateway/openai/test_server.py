@@ -1,16 +1,14 @@
 """OpenAI's API before a real server: by its client, by curl, and as docs/api.md says."""
 
-import asyncio
 import re
 import shlex
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.serving import CLIP, LONG, WAIT_S, settled
+from tests.serving import CLIP, LONG, WAIT_S
 
 pytestmark = pytest.mark.server
 
@@ -81,42 +79,6 @@ def test_a_cut_file_is_refused_or_taken_in_part(client):
     assert answer.warnings[0].startswith("audio is cut short")
     *_, done = transcribe(client, cut, stream=True, **ask)
     assert done.warnings == answer.warnings
-
-
-def counted(server, name):
-    """A number of the metrics page, all labels together."""
-    page = urllib.request.urlopen(f"http://{server.http}/metrics", timeout=WAIT_S).read().decode()
-    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)))
-
-
-@pytest.mark.nightly
-def test_many_of_whom_some_leave(server, connect):
-    """Each request ends once, whoever has stopped waiting for it, and nothing is left."""
-    before, accepted = settled(server), counted(server, "earshot_accepted_total")
-
-    async def one(client, i):
-        stream = i % 3 == 0
-        answer = await transcribe(client, LONG if i % 4 == 1 else CLIP, stream=stream)
-        return [event async for event in answer][-1].text if stream else answer.text
-
-    async def run():
-        async with connect(server, openai.AsyncOpenAI, timeout=WAIT_S) as client:
-            asked = [asyncio.create_task(one(client, i)) for i in range(30)]
-            await asyncio.sleep(0.3)
-            for task in asked[::5]:
-                task.cancel()
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    answers = asyncio.run(run())
-    left = [answers[i] for i in range(0, 30, 5)]
-    assert all(isinstance(answer, str | asyncio.CancelledError) for answer in left)
-    assert all(isinstance(answers[i], str) for i in range(30) if i % 5)
-    after = settled(server)
-    ended = sum(after[name] - before[name] for name in ("ok", "cancelled", "failed", "timed_out"))
-    assert ended == counted(server, "earshot_accepted_total") - accepted
-    assert after["ok"] - before["ok"] >= 24
-    assert after["failed"] == before["failed"]
-    assert counted(server, "earshot_gateway_inflight_requests") == 0
 
 
 @pytest.mark.needs_program("curl")
