@@ -168,7 +168,7 @@ def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
     write_engine(checkpoint, target, "fp16")
     assert len(list(target.parent.glob(".nano.building-*"))) == 2  # folder and lock, still held
     half_build.send_signal(signal.SIGKILL)
-    half_build.wait(timeout=30)
+    half_build.wait(timeout=60)
     assert open_engine(target).manifest.precision == "fp16"
     assert len(list(target.parent.glob(".nano.building-*"))) == 2
     write_engine(checkpoint, target)

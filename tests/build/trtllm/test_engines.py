@@ -72,11 +72,6 @@ def test_every_flag_is_one_of_the_real_builders():
             assert value.isdigit() if kind == "int" else value in facts.VALUES.get(kind, {value})
 
 
-def test_the_stand_in_refuses_flags_that_release_1_2_dropped(monkeypatch):
-    with pytest.raises(SystemExit):
-        parse(monkeypatch, ["--enable_xqa", "enable"])
-
-
 def test_the_shipped_config_plans_an_engine():
     config = load_config("configs/large-v3-turbo-trtllm.toml")
     assert config.build.runtime == "tensorrt_llm"

@@ -108,26 +108,6 @@ def test_a_bias_is_of_a_type_that_the_logits_take(fake_executor, small_engine):
     runtime.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "options"),
-    [
-        ("Request", ([1], 5.0), {}),
-        ("Request", ([1], 5, True), {}),
-        ("Request", ([1, True], 5), {}),
-        ("Request", ((1, 2), 5), {}),
-        ("Request", ([1], 5), {"end_token": 3}),
-        ("Request", ([1], 5), {"sampling_config": None}),
-        ("SamplingConfig", (1, 5), {}),
-        ("SamplingConfig", (1,), {"temperature": 1}),
-        ("KvCacheConfig", (), {"free_gpu_memory_fraction": "0.9"}),
-        ("Executor.await_responses", (0.5,), {}),
-    ],
-)
-def test_what_the_bindings_would_refuse_is_refused(name, arguments, options):
-    with pytest.raises(TypeError):
-        facts.bind(name, arguments, options)
-
-
 def test_the_callback_takes_its_arguments_in_the_real_order():
     parameters = list(inspect.signature(executor.RulesCallback.__call__).parameters)
     assert parameters[1:] == facts.POST_PROCESSOR
