@@ -44,7 +44,7 @@ def write_manifest(folder, clips):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    monkeypatch.setattr(calibrate, "_MOST_TOKENS", 12)
+    monkeypatch.setattr(calibrate, "MAX_TOKENS", 12)
 
 
 @pytest.fixture

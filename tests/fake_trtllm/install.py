@@ -81,21 +81,25 @@ class OnThread:
 
     def __init__(self, config, connection):
         mine = Connection(os.dup(connection.fileno()))
-        self._end = socket.socket(fileno=os.dup(connection.fileno()))
-        self._thread = threading.Thread(target=worker.serve, args=(mine, lambda: None), daemon=True)
-        self._thread.start()
+        self.end = socket.socket(fileno=os.dup(connection.fileno()))
+        self.killed = False
+        self.thread = threading.Thread(target=worker.serve, args=(mine, lambda: None), daemon=True)
+        self.thread.start()
 
     def wait(self, timeout):
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if self.killed:
+            return -9
+        self.thread.join(timeout)
+        if self.thread.is_alive():
             raise subprocess.TimeoutExpired("a thread", timeout)
-        self._end.close()
+        self.end.close()
         return 0
 
     def kill(self):
-        """All of it that the other side can see."""
+        """End all of it that the other side can see."""
+        self.killed = True
         with contextlib.suppress(OSError):  # it has ended already
-            self._end.shutdown(socket.SHUT_RDWR)
+            self.end.shutdown(socket.SHUT_RDWR)
 
 
 def imported(name):

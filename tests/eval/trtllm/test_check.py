@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import WhisperForConditionalGeneration
 
 from build.__main__ import main as build_main
 from eval.trtllm import check as trtllm_check
@@ -109,7 +110,7 @@ def test_the_random_network_is_not_trivial(built):
 
 def test_other_weights_are_noticed_in_the_logits(built):
     engine, config, network = built
-    other = trtllm_check._hf.WhisperForConditionalGeneration(network.config).eval()
+    other = WhisperForConditionalGeneration(network.config).eval()
     other.load_state_dict(network.state_dict())
     layer = other.model.decoder.layers[1].encoder_attn.k_proj
     layer.weight.data = layer.weight.data.flip(0)
@@ -135,21 +136,21 @@ def test_wrong_tokens_are_shown_at_the_first_difference(built):
 def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
     """As a packed encoder would, whose windows see each other."""
     engine, config, network = built
-    honest = fake.Executor._logits
+    honest = fake.Executor.logits_of
 
     def leaky(self, active):
         logits = honest(self, active)
         return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
 
-    monkeypatch.setattr(fake.Executor, "_logits", leaky)
+    monkeypatch.setattr(fake.Executor, "logits_of", leaky)
     with pytest.raises(DifferenceError, match="window 0: token 0 is"):
         check_engine(engine, config, network, silent())
 
 
 def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
     engine, config, network = built
-    monkeypatch.setattr(trtllm_check, "_WAIT_S", 0.05)
-    monkeypatch.setattr(fake.Executor, "_step", lambda self: None)
+    monkeypatch.setattr(trtllm_check, "WAIT_S", 0.05)
+    monkeypatch.setattr(fake.Executor, "step", lambda self: None)
     with pytest.raises(DifferenceError, match="answered with nothing"):
         check_engine(engine, config, network, silent())
 

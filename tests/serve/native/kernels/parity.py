@@ -8,6 +8,9 @@ from serve.native.kernels.feed import Feed, Groups
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16] if ON_GPU else [torch.float32]
+CPU_DTYPES = [torch.float32]  # oneDNN lays bfloat16 out on processors with AVX-512 alone
+if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    CPU_DTYPES.append(torch.bfloat16)
 HEADS, CTX = 3, 448  # of attention
 KEYS = 1500 if ON_GPU else 300
 TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
