@@ -6,18 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
 from build.recordings import Recording, read_recordings, recordings_of
-from serve.contract.config import RuntimeConfig
 from serve.contract.engine import WEIGHTS_FILE
-from serve.contract.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
+from serve.contract.errors import AudioError, ConfigError, EngineError, FileError
 from serve.native import parts
-from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.features import SAMPLE_RATE
 from tests.checkpoints import (
     NANO,
     random_weights,
@@ -90,15 +88,6 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
         verify.verify(engine, checkpoint, recordings)
 
 
-def test_the_precisions_that_serve_are_the_ones_that_are_scored(checkpoint, tmp_path, recordings):
-    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
-    full, int8 = (
-        verify.verify(engine, checkpoint, recordings, RuntimeConfig(cross_kv=cross_kv))
-        for cross_kv in ("full", "int8")
-    )
-    assert 10 * full.logits_relative < int8.logits_relative < 0.01
-
-
 @pytest.mark.parametrize(("precision", "steps"), [("int8", 4), ("fp16", 3)])
 def test_each_step_is_told(checkpoint, tmp_path, recordings, capsys, precision, steps):
     """The checkpoint's window, the engine's, its scores, and the window in FP16."""
@@ -149,22 +138,6 @@ def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, recordings)
     folder = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=1))
     with pytest.raises(EngineError, match=r"was built from .* not from .*other"):
         verify.verify(engine, open_checkpoint(str(folder)), recordings)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there(checkpoint, tmp_path, recordings):
-    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
-    with pytest.raises(UnavailableError, match="cuda"):
-        verify.verify(engine, checkpoint, recordings, RuntimeConfig(device="cuda"))
-
-
-def test_recordings_of_the_bundled_manifest(checkpoint):
-    facts = checkpoint.facts
-    recordings = recordings_of(Path("tests/data/manifest.jsonl"), facts)
-    assert [recording.language for recording in recordings] == ["en", "es", "en", "es"]
-    assert all(0 < recording.samples.size <= WINDOW_SAMPLES for recording in recordings)
-    people = recordings_of(Path("tests/data/demo.jsonl"), facts)
-    assert [recording.language for recording in people] == ["de", "en", "es", "fr"]
 
 
 def test_a_checkpoint_is_verified_on_languages_that_it_knows(checkpoint):

@@ -16,7 +16,7 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, Config, load_config
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
-from serve.contract.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
+from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
 from serve.runtime.open import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config
@@ -149,20 +149,6 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     weights["model.decoder.layer_norm.bias"][3] = 1e6
     save_file(weights, source / "model.safetensors")
     refused(source, r"decoder\.norm\.bias holds NaN, infinity or values beyond float16")
-
-
-def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypatch):
-    target = tmp_path / "engine"
-    shutil.copytree(engine.path, target)
-
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(EarshotError, match="No space left on device"):
-        copy_engine(checkpoint, target)
-    assert open_engine(target).manifest == engine.manifest
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
 
 def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """`python -m eval trtllm-check` on the stand-in: it passes, and it notices what is wrong."""
 
 import dataclasses
-import importlib.metadata
 import re
 from pathlib import Path
 
@@ -25,8 +24,7 @@ from eval.trtllm.check import (
 from eval.trtllm.report import DifferenceError, Report
 from serve.contract.config import load_config
 from serve.contract.engine import open_engine
-from serve.contract.errors import CheckpointError, EngineError, UnavailableError
-from serve.trtllm import limits
+from serve.contract.errors import CheckpointError
 from tests.fake_trtllm.install import HERE, install, install_api
 
 
@@ -209,22 +207,6 @@ def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_
         run_contract_tests(as_here, tmp_path / "tests.xml")
 
 
-def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(UnavailableError, match="not installed"):
-        trtllm_check.run(tmp_path, silent(), in_process)
-
-
 def test_without_the_demo_it_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match="cannot take the tokenizer from"):
         make_checkpoint(tmp_path / "checkpoint", donor=tmp_path / "nowhere")
-
-
-def test_an_engine_from_another_gpu_is_refused(built):
-    engine, _, _ = built
-    other = dataclasses.replace(limits.limits_of(engine), compute_capability="8.0")
-    with pytest.raises(EngineError, match=r"compiled for compute capability 8\.0"):
-        limits.check_build(engine, other, "1.2.1", limits.find_gpu("cuda"))
