@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from transformers import WhisperFeatureExtractor
+import transformers
 
 from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
@@ -195,5 +195,5 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
 def write_checkpoint_with_processor(folder):
     """A Hugging Face folder as the LLM API reads one, with random weights; returns it opened."""
     write_hf(folder, NANO, random_weights(NANO))
-    WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
     return open_checkpoint(str(folder))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from build.names import foreign_name
 from build.trtllm.weights import (
@@ -108,7 +108,7 @@ def test_a_tensor_beyond_float16_is_refused_by_name(tmp_path):
 
 def hugging_face_network(dims):
     torch.manual_seed(0)
-    config = WhisperConfig(
+    config = transformers.WhisperConfig(
         vocab_size=dims.n_vocab,
         num_mel_bins=dims.n_mels,
         d_model=dims.n_text_state,
@@ -124,7 +124,7 @@ def hugging_face_network(dims):
         decoder_start_token_id=0,
         init_std=0.1,
     )
-    network = WhisperForConditionalGeneration(config).eval()
+    network = transformers.WhisperForConditionalGeneration(config).eval()
     for parameter in network.parameters():  # what float16 can hold, so that rounding is no issue
         parameter.data = (parameter.data + 0.05 * torch.randn_like(parameter)).half().float()
     return network

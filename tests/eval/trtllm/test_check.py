@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import WhisperForConditionalGeneration
+import transformers
 
 from build.__main__ import main as build_main
 from eval.trtllm import check as trtllm_check
@@ -108,7 +108,7 @@ def test_the_random_network_is_not_trivial(built):
 
 def test_other_weights_are_noticed_in_the_logits(built):
     engine, config, network = built
-    other = WhisperForConditionalGeneration(network.config).eval()
+    other = transformers.WhisperForConditionalGeneration(network.config).eval()
     other.load_state_dict(network.state_dict())
     layer = other.model.decoder.layers[1].encoder_attn.k_proj
     layer.weight.data = layer.weight.data.flip(0)

@@ -108,29 +108,15 @@ def test_the_best_sample_is_kept(engine, runtime, some):
     assert again.tokens == several.tokens
 
 
-@pytest.mark.parametrize("options", [PLAIN, dataclasses.replace(SAMPLES, best_of=1), BEAM])
-def test_a_draft_changes_no_answer(engine, runtime, some, options):
+@pytest.mark.parametrize("options", [PLAIN, dataclasses.replace(SAMPLES, best_of=1)])
+def test_a_right_draft_saves_steps(engine, runtime, some, options):
     facts = engine.manifest.tokenizer
     jobs = jobs_of(facts, some[1:3], dataclasses.replace(options, timestamps=True))
     begun = runtime.gauges().steps
     plain = run(runtime, jobs)
     steps = runtime.gauges().steps - begun
-    for change in (
-        lambda tokens: tokens,
-        lambda tokens: tokens[: len(tokens) // 2],
-        lambda tokens: (*tokens[:3], 17, *tokens[4:]),
-        lambda tokens: (*tokens, *range(300)),
-        lambda tokens: tuple(reversed(tokens)),
-    ):
-        drafted = [dataclasses.replace(job, draft=change(plain[job.id].tokens)) for job in jobs]
-        for id, event in run(runtime, drafted).items():
-            assert (event.tokens, event.finished) == (plain[id].tokens, plain[id].finished)
-            scores = plain[id].scores
-            assert event.scores.avg_logprob == pytest.approx(scores.avg_logprob, abs=1e-4)
-    if options.beam_size == 1:
-        before = runtime.gauges().steps
-        run(runtime, [dataclasses.replace(job, draft=plain[job.id].tokens) for job in jobs])
-        assert runtime.gauges().steps - before < steps / 3
+    run(runtime, [dataclasses.replace(job, draft=plain[job.id].tokens) for job in jobs])
+    assert runtime.gauges().steps - begun - steps < steps / 3
 
 
 def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
@@ -170,10 +156,7 @@ def test_windows_that_need_more_rows_than_are_free_wait_for_them(engine, runtime
     assert max(busy) == 2
 
 
-def test_more_rows_than_there_are_is_an_error_that_names_the_option(engine, runtime, some):
-    job = jobs_of(engine.manifest.tokenizer, some, dataclasses.replace(BEAM, beam_size=9))[0]
-    with pytest.raises(OptionError, match=r"beam_size = 9 .* room for 8 in a window"):
-        runtime.submit(job)
+def test_fewer_rows_than_slots_are_refused(engine):
     with pytest.raises(UnavailableError, match=r"runtime\.rows = 2 is less than runtime\.slots"):
         NativeRuntime(engine, RuntimeConfig(slots=4, rows=2))
 

@@ -4,12 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import GenerationConfig
-from transformers.generation import (
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    WhisperTimeStampLogitsProcessor,
-)
+import transformers
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.rules.definition import Rules
@@ -19,18 +14,18 @@ from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, adm
 
 def reference_scores(logits, sampled, timestamps):
     """What transformers leaves of the logits."""
-    config = GenerationConfig(
+    config = transformers.GenerationConfig(
         no_timestamps_token_id=FACTS.no_timestamps, eos_token_id=FACTS.eot, bos_token_id=FACTS.eot
     )
     config.max_initial_timestamp_index = FACTS.max_initial_timestamp_index
     begin = len(PROMPT)
     ids = torch.tensor([[*PROMPT, *sampled]])
     processors = [
-        SuppressTokensLogitsProcessor(list(FACTS.suppress_tokens)),
-        SuppressTokensAtBeginLogitsProcessor(list(FACTS.begin_suppress_tokens), begin),
+        transformers.SuppressTokensLogitsProcessor(list(FACTS.suppress_tokens)),
+        transformers.SuppressTokensAtBeginLogitsProcessor(list(FACTS.begin_suppress_tokens), begin),
     ]
     if timestamps:
-        processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=begin))
+        processors.append(transformers.WhisperTimeStampLogitsProcessor(config, begin_index=begin))
     scores = logits[None].clone()
     for processor in processors:
         scores = processor(ids, scores)
