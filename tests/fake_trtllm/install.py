@@ -87,13 +87,12 @@ class OnThread:
         self.thread.start()
 
     def wait(self, timeout):
-        if self.killed:
-            return -9
-        self.thread.join(timeout)
-        if self.thread.is_alive():
-            raise subprocess.TimeoutExpired("a thread", timeout)
+        if not self.killed:
+            self.thread.join(timeout)
+            if self.thread.is_alive():
+                raise subprocess.TimeoutExpired("a thread", timeout)
         self.end.close()
-        return 0
+        return -9 if self.killed else 0
 
     def kill(self):
         """End all of it that the other side can see."""
