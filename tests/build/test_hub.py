@@ -192,7 +192,7 @@ def test_without_a_network_and_no_stand_in(tmp_path):
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # lest it hang
     )
     assert done.returncode == 3
     assert done.stderr.startswith("error: openai/whisper-large-v3-turbo is no folder here, and ")

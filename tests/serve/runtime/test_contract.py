@@ -312,7 +312,7 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
     for event in runtime.poll(0.0):  # now others hold slots
         ended[event.job_id].tokens += event.tokens
         ended[event.job_id].last = event if event.finished else None
-    running = [id for id in range(SLOTS) if ended[id].last is None]
+    running = [id for id in range(2 * SLOTS - 1) if ended[id].last is None]
     runtime.cancel(running[0])
     runtime.cancel(running[0])
     runtime.cancel(12345)

@@ -100,6 +100,7 @@ def process(opened, packages):
     return found
 
 
+@pytest.mark.nightly
 def test_it_says_what_the_library_would_say_here(opened, process, engine, monkeypatch, caplog):
     made = samples_job(engine)
     jobs = [made(id, language=("en", "es")[id % 2]) for id in range(5)]
@@ -114,6 +115,7 @@ def test_it_says_what_the_library_would_say_here(opened, process, engine, monkey
     assert "is killed" not in caplog.text, "told to end, it did by itself"
 
 
+@pytest.mark.nightly
 def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, process, engine):
     opened.submit(samples_job(engine)(1, max_tokens=400))
     process.kill()
