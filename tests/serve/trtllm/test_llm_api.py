@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve.contract.config import TranscriberConfig, load_config
-from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.config import TranscriberConfig
 from serve.contract.errors import (
     ConfigError,
     DeviceError,
@@ -18,12 +17,10 @@ from serve.contract.errors import (
     OptionError,
     UnavailableError,
 )
-from serve.contract.messages import Request
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
-from serve.transcriber.plan import plan_request
 from serve.trtllm import worker
 from serve.trtllm.llm_api import LlmApiExecutor, start_settings
 from tests.fake_trtllm.install import OnThread, copy_engine, install_api
@@ -176,31 +173,6 @@ class TestRefusals:
                 runtime.submit(refused)
         assert runtime.poll(0.0) == []
         assert llm.requests == []
-
-    def test_the_transcriber_refuses_by_name_at_once(self, opened, engine):
-        runtime = opened()[0]
-        able = runtime.capabilities
-        with pytest.raises(ConfigError, match=r"tensorrt_llm_api cannot sample; expected \[0\.0\]"):
-            Transcriber(engine, runtime, TranscriberConfig())
-        tokenizer, config = Tokenizer.open(engine), TranscriberConfig()
-        good = {"language": "en", "timestamps": False}
-        refusals = {
-            "timestamps = true": {"timestamps": True},
-            "language is not given": {"language": None},
-            "prompt is given": {"prompt": "names"},
-            "temperature = 0.4": {"temperature": 0.4},
-        }
-        for words, change in refusals.items():
-            request = Request(b"", **{**good, **change})
-            with pytest.raises(
-                OptionError, match=rf"{words}.*the runtime tensorrt_llm_api (cannot|dec)"
-            ):
-                plan_request(request, tokenizer, able, config, engine.manifest)
-        shipped = load_config("configs/large-v3-turbo-trtllm-api.toml")
-        assert shipped.transcriber.temperatures == (0.0,)
-        assert not shipped.runtime.cuda_graph  # NVIDIA tests none in FP16
-        plan = plan_request(Request(b"", **good), tokenizer, able, config, engine.manifest)
-        assert DETECT_LANGUAGE not in plan.start
 
     def test_settings_of_engines_are_refused(self, engine, fake):
         refusals = {
