@@ -12,7 +12,8 @@ from build.reference import load_reference
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
 from serve.contract.errors import OptionError, UnavailableError
-from serve.native.encoders import SILENCE
+from serve.native.encoders import SILENCE, EagerEncoder
+from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import attend_audio
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -116,14 +117,20 @@ def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, window
     )
 
 
-def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
+@torch.inference_mode()
+def test_what_an_encoder_does_not_see_is_silence(engine, windows):
     """Of 4 s, which is kept where short windows are, and of 16 s, which is among whole ones."""
-    features, prompt = windows[0][2], prompt_of(checkpoint.facts, "en")
+    features = windows[0][2]
+    dims, cpu = engine.manifest.dims, torch.device("cpu")
+    network = Whisper(
+        dims, engine.load_weights(), cpu, choose("auto", cpu, dims, 4, compute_type="float32")
+    )
+    cache = network.new_cache(4, 4)
+    encoder = EagerEncoder(network, [(network, cache)], 1)
     silent = torch.full((len(features), 3000), SILENCE)
-    cache = runtime._intake._encoder._slots._decoders[0][1]
     kept = []
     for seen in (silent, features, features[:, :1600], features[:, :400]):
-        run(runtime, [Job(0, seen, prompt)])
+        encoder.encode([seen], [0])
         kept.append(cache.cross[:, :, 0].clone())
     assert torch.equal(kept[2][..., 800:, :], kept[0][..., 800:, :])
     assert not torch.equal(kept[1][..., 800:, :], kept[0][..., 800:, :])
@@ -135,7 +142,7 @@ def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
         expected = attend_audio(query, *whole[:, None, :, 200:], None)
         error = attend_audio(query, *behind).sub(expected).norm() / expected.norm()
         assert error < 0.1
-    run(runtime, [Job(0, silent, prompt)])
+    encoder.encode([silent], [0])
     assert torch.equal(cache.cross[:, :, 0], kept[0]) and cache.cross_kv(0).short == [None] * 4
 
 
