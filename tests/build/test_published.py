@@ -216,7 +216,7 @@ def test_a_hub_that_never_answers_costs_seconds(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,  # of a client that waits for an answer
+            timeout=300,  # of a client that waits for an answer
         )
     assert done.returncode == 3
     assert done.stderr.startswith("error: tiny.en cannot be had: no folder of that name is here;")
