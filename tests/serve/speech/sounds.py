@@ -1,6 +1,7 @@
 """A tone in every format, for tests of decoders."""
 
 import dataclasses
+import functools
 import io
 from fractions import Fraction
 
@@ -9,8 +10,17 @@ import numpy as np
 import soundfile
 from av.stream import Disposition
 
+from serve.speech.activity import FRAME
+
 RATE = 16_000
 SECONDS = 3.0
+
+
+class Ear:
+    """Hear speech wherever samples are not 0; stands for the model of `serve.speech.activity`."""
+
+    def probabilities(self, samples: np.ndarray) -> np.ndarray:
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
 
 
 def tone(rate: int = RATE, seconds: float = SECONDS, hertz: int = 300) -> np.ndarray:
@@ -32,9 +42,53 @@ def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int 
     return file.getvalue()
 
 
-def amr(fmt: str = "amr") -> bytes:
-    """The tone as phones record speech: 8 kHz, 12.2 kbit/s."""
-    return encode_ffmpeg(fmt, "libopencore_amrnb", 8_000, "mono", 12_200)
+SNDFILE = """
+WAV-PCM_16 WAV-FLOAT WAV-ULAW WAV-IMA_ADPCM WAVEX-PCM_24 AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS
+OGG-OPUS MP3-MPEG_LAYER_III RF64-PCM_16 AU-PCM_16 AU-ULAW CAF-PCM_16 CAF-ALAC_16 W64-PCM_16
+VOC-PCM_16 NIST-PCM_16 NIST-ULAW IRCAM-PCM_16 PVF-PCM_16 AVR-PCM_16 SVX-PCM_16 PAF-PCM_16
+HTK-PCM_16 WVE-ALAW
+""".split()
+"""What libsndfile writes: formats, and their subtypes."""
+
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"}
+FFMPEG: dict[str, tuple[str, str, int, dict[str, str]]] = {
+    "mp4": ("mp4", "aac", 48_000, {}),
+    "mp4-fragments": ("mp4", "aac", 48_000, FRAGMENTS),
+    "adts": ("adts", "aac", 48_000, {}),
+    "webm": ("webm", "libopus", 48_000, {}),
+    "webm-live": ("webm", "libopus", 48_000, {"live": "1"}),
+    "ogg": ("ogg", "libopus", 48_000, {}),
+    "mp3-lame": ("mp3", "libmp3lame", 48_000, {}),
+    "mp3-no-length": ("mp3", "libmp3lame", 48_000, {"write_xing": "0"}),
+    "mpegts": ("mpegts", "aac", 48_000, {}),
+    "mov": ("mov", "pcm_s16le", 48_000, {}),
+    "caf-ima4": ("caf", "adpcm_ima_qt", 48_000, {}),
+    "ac3": ("ac3", "ac3", 48_000, {}),
+    "eac3": ("eac3", "eac3", 48_000, {}),
+    "matroska": ("matroska", "ac3", 48_000, {}),
+    "wma": ("asf", "wmav2", 44_100, {}),
+    "avi": ("avi", "libmp3lame", 48_000, {}),
+    "mpeg": ("mpeg", "mp2", 48_000, {}),
+    "flv": ("flv", "aac", 44_100, {}),
+    "wv": ("wv", "wavpack", 48_000, {}),
+    "tta": ("tta", "tta", 48_000, {}),
+}
+"""Formats that FFmpeg writes: muxer, codec, rate and the muxer's options."""
+
+PHONES = ("amr", "3gp")
+"""What phones record: speech of 8 kHz at 12.2 kbit/s."""
+
+
+@functools.cache
+def recording(name: str, seconds: float = SECONDS) -> bytes:
+    """Encode the tone in a format of `SNDFILE`, `FFMPEG` or `PHONES`; those of FFmpeg are 3 s."""
+    if name in SNDFILE:
+        rate = 8_000 if name == "WVE-ALAW" else RATE
+        return encode(tone(rate, seconds), *name.split("-"), rate)
+    if name in PHONES:
+        return encode_ffmpeg(name, "libopencore_amrnb", 8_000, "mono", 12_200)
+    fmt, codec, rate, options = FFMPEG[name]
+    return encode_ffmpeg(fmt, codec, rate, **options)
 
 
 def wide_amr(frames: int = 150) -> bytes:
