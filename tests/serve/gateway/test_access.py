@@ -123,17 +123,6 @@ def test_a_keys_share_is_one_at_all_addresses(shared):
     assert 'key="bob",route="grpc",status="UNAVAILABLE"} 1.0' in shared.page()
 
 
-def test_the_log_holds_no_keys_and_no_texts(shared, caplog):
-    caplog.set_level("DEBUG")
-    for prompt in ("very-private", "error:INTERNAL none", "error:OptionError: no"):
-        body = json.dumps(json_request(prompt))
-        shared.ask("POST", INFER, body, KEY)
-        shared.ask("POST", INFER, body, {"authorization": "Bearer secret-c"})
-    assert "none" in caplog.text
-    assert "secret" not in caplog.text
-    assert "private" not in caplog.text
-
-
 # ---------------------------------------------------------------- browsers
 
 

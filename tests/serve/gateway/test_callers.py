@@ -130,15 +130,6 @@ def test_what_is_left_is_told_as_openai_tells_it(clock):
     assert Caller("bob", Key(""), clock).left() == {}
 
 
-def test_audio_of_a_minute_is_counted_once_it_is_known(clock):
-    caller = Caller("alice", Key("", audio_s_per_minute=60), clock)
-    caller.begin()
-    caller.count_audio(90.0)
-    assert refused(caller.begin).retry_after_s == 30
-    clock.now_s += 30
-    caller.begin()
-
-
 def test_audio_that_is_limited_must_be_told(clock):
     for key, outputs, may in (
         (Key("", audio_s_per_minute=60), ["TEXT"], False),

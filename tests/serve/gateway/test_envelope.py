@@ -14,15 +14,6 @@ from tests.gateways import message
 Request = service_pb2.ModelInferRequest
 
 
-def test_the_last_key_counts():
-    request = Request()
-    request.parameters["earshot_key"].string_param = "mine"
-    made = Request.FromString(
-        envelope.for_triton([request.SerializeToString()], "a-1", segments=True)
-    )
-    assert made.parameters["earshot_key"].string_param == "a-1"
-
-
 @pytest.mark.parametrize(
     ("sent", "told"),
     [

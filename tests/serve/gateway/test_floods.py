@@ -198,22 +198,6 @@ def test_a_flood_of_pings_ends_its_session(live):
     assert ended_with(client) == 1008
 
 
-@pytest.mark.parametrize("frames", [1, 10])
-def test_a_message_counts_before_it_is_whole(live, frames):
-    running, client = live(max_request_mb=8, max_inflight_mb=8)
-    size, sent = 4 * 2**20, 3 * 2**20
-    if frames == 1:
-        client.socket.sendall(frame(1, bytes(sent), length=size))
-    else:
-        part = sent // frames
-        client.socket.sendall(frame(1, bytes(part), fin=False))
-        for _ in range(frames - 1):
-            client.socket.sendall(frame(0, bytes(part), fin=False))
-    until(lambda: running.door.admission.bytes >= sent // frames * frames)
-    client.socket.shutdown(socket.SHUT_RDWR)
-    until(lambda: running.door.admission.bytes == 0)
-
-
 def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
     running, client = live(max_request_mb=2, max_inflight_mb=2)
     with contextlib.suppress(ConnectionError):

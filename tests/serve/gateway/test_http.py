@@ -46,7 +46,7 @@ def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted
     assert request.raw_input_contents[1] == bytes(1600)
 
 
-@pytest.mark.parametrize("opening", ["[", '{"inputs":', '{"parameters":{"a":', '{"id":['])
+@pytest.mark.parametrize("opening", ["[", '{"parameters":{"a":'])
 def test_deeply_nested_json_is_refused(running, opening):
     inside = json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":['
     for times, why in ((10_000, "recursion limit"), (200_000, "quotation marks and brackets")):
@@ -132,13 +132,6 @@ def test_a_connection_that_says_no_more_is_closed(start, said):
     running = start(upload_timeout_s=0.3)
     with running.connected(said) as connection:
         all_from(connection)
-
-
-def test_a_client_that_goes_while_it_sends_leaves_nothing(running):
-    with running.connected(post(b"{", length=1000)):
-        until(lambda: running.door.admission.requests == 1)
-    until(lambda: running.door.admission.requests == 0)
-    assert running.triton.requests == {}
 
 
 def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):

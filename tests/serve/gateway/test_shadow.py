@@ -63,13 +63,6 @@ def running(start):
 # ---------------------------------------------------------------- what is sampled and asked
 
 
-def test_without_a_share_nothing_is_kept(start):
-    running = start()
-    infer(running)
-    assert metric(running, "earshot_shadow_sampled_total") == 0
-    assert len(running.door.shadow.pending) == 0
-
-
 @pytest.mark.parametrize("share", [0.25, 0.75])
 def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, share):
     running = start(shadow=dataclasses.replace(SHADOW, share=share, idle_s=600.0))
@@ -273,6 +266,7 @@ def test_gaps_are_of_what_both_answers_tell():
     assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == Gaps()
 
 
+@pytest.mark.nightly
 def test_the_interval_holds_the_rate_as_often_as_it_says():
     chance = np.random.default_rng(0)
     true, held = 0.05, 0

@@ -226,7 +226,7 @@ def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch, plac
     assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["gpt-4o-transcribe-diarize", "openai/whisper-base"])
+@pytest.mark.parametrize("name", ["gpt-4o-transcribe-diarize", "Systran/faster-whisper-base"])
 def test_names_that_known_clients_send(client, name):
     stream = client.audio.transcriptions.with_raw_response.create(
         model=name, file=FILE, prompt="one two", stream=True
