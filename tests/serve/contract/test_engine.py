@@ -131,6 +131,8 @@ def test_a_file_is_checked_while_it_is_read(folder):
         weights = engine.load_weights()
     assert set(weights) == set(tensor_specs(engine.manifest.dims, "int8"))
     message = damage(folder)
+    with pytest.raises(EngineError, match=message):
+        open_engine(folder)
     with pytest.raises(EngineError, match=message), checked_meanwhile(folder) as engine:
         assert engine.load_weights()
 

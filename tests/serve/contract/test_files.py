@@ -14,13 +14,6 @@ from serve.contract.errors import FileError
 from serve.contract.files import read_bytes, read_text, write_text
 
 
-def test_what_is_there_is_read(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("mañana\n".encode())
-    assert read_bytes(str(path)) == path.read_bytes()
-    assert read_text(path) == "mañana\n"
-
-
 @pytest.mark.parametrize("read", [read_bytes, read_text])
 @pytest.mark.parametrize("name, reason", [("none", "No such file"), ("", "Is a directory")])
 def test_what_cannot_be_read_is_one_sentence(tmp_path, read, name, reason):

@@ -50,30 +50,18 @@ HTK-PCM_16 WVE-ALAW
 """.split()
 """What libsndfile writes: formats, and their subtypes."""
 
-FRAGMENTS = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"}
-FFMPEG: dict[str, tuple[str, str, int, dict[str, str]]] = {
-    "mp4": ("mp4", "aac", 48_000, {}),
-    "mp4-fragments": ("mp4", "aac", 48_000, FRAGMENTS),
-    "adts": ("adts", "aac", 48_000, {}),
-    "webm": ("webm", "libopus", 48_000, {}),
-    "webm-live": ("webm", "libopus", 48_000, {"live": "1"}),
-    "ogg": ("ogg", "libopus", 48_000, {}),
-    "mp3-lame": ("mp3", "libmp3lame", 48_000, {}),
-    "mp3-no-length": ("mp3", "libmp3lame", 48_000, {"write_xing": "0"}),
-    "mpegts": ("mpegts", "aac", 48_000, {}),
-    "mov": ("mov", "pcm_s16le", 48_000, {}),
-    "caf-ima4": ("caf", "adpcm_ima_qt", 48_000, {}),
-    "ac3": ("ac3", "ac3", 48_000, {}),
-    "eac3": ("eac3", "eac3", 48_000, {}),
-    "matroska": ("matroska", "ac3", 48_000, {}),
-    "wma": ("asf", "wmav2", 44_100, {}),
-    "avi": ("avi", "libmp3lame", 48_000, {}),
-    "mpeg": ("mpeg", "mp2", 48_000, {}),
-    "flv": ("flv", "aac", 44_100, {}),
-    "wv": ("wv", "wavpack", 48_000, {}),
-    "tta": ("tta", "tta", 48_000, {}),
+FFMPEG = """
+mp4-aac mp4-aac-fragments adts-aac webm-libopus webm-libopus-live ogg-libopus mp3-libmp3lame
+mp3-libmp3lame-endless mpegts-aac mov-pcm_s16le caf-adpcm_ima_qt ac3-ac3 eac3-eac3 matroska-ac3
+asf-wmav2 avi-libmp3lame mpeg-mp2 flv-aac wv-wavpack tta-tta
+""".split()
+"""What FFmpeg writes: formats, their codecs, and the variant of some."""
+
+VARIANTS = {
+    "fragments": {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"},
+    "live": {"live": "1"},
+    "endless": {"write_xing": "0"},
 }
-"""Formats that FFmpeg writes: muxer, codec, rate and the muxer's options."""
 
 PHONES = ("amr", "3gp")
 """What phones record: speech of 8 kHz at 12.2 kbit/s."""
@@ -87,8 +75,14 @@ def recording(name: str, seconds: float = SECONDS) -> bytes:
         return encode(tone(rate, seconds), *name.split("-"), rate)
     if name in PHONES:
         return encode_ffmpeg(name, "libopencore_amrnb", 8_000, "mono", 12_200)
-    fmt, codec, rate, options = FFMPEG[name]
-    return encode_ffmpeg(fmt, codec, rate, **options)
+    return encode_variant(name, 44_100 if name in ("asf-wmav2", "flv-aac") else 48_000)
+
+
+def encode_variant(name: str, rate: int, layout: str = "stereo", hertz: int = 300) -> bytes:
+    """Encode the tone in a format of `FFMPEG`."""
+    fmt, codec, *variant = name.split("-")
+    options = VARIANTS[variant[0]] if variant else {}
+    return encode_ffmpeg(fmt, codec, rate, layout, hertz=hertz, **options)
 
 
 def wide_amr(frames: int = 150) -> bytes:

@@ -46,7 +46,9 @@ def test_a_stream_from_inside_a_frame_on(name: str, head: bytes):
             assert "are no whole frame of" in text
 
 
-@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "OGG-VORBIS", "mp3-lame", "adts"])
+@pytest.mark.parametrize(
+    "name", ["WAV-PCM_16", "FLAC-PCM_16", "OGG-VORBIS", "mp3-libmp3lame", "adts-aac"]
+)
 def test_a_header_of_http_before_a_file(name: str):
     data = recording(name)
     for head in (HTTP, ICY, REDIRECTED):

@@ -330,6 +330,11 @@ def test_the_more_repetition_passes_the_longer_a_loop_has_to_be():
     assert [loop_tokens(224, s, 2.4) for s in (25.0, 10.0, 2.0)] == [92, 50, 27]
 
 
+def test_temperatures_that_are_repeated_come_to_an_end():
+    config = TranscriberConfig(temperatures=(0.5, 0.0, 0.5))
+    assert judge(attempt(ratio=9.0, temperature=0.5), config, False).outcome == "give up"
+
+
 def test_a_fixed_temperature_is_the_only_one():
     for scores in ({"logprob": -5.0}, {"ratio": 9.0}, {"temperature": 0.3, "logprob": -5.0}):
         assert judge(attempt(**scores), CONFIG, fixed_temperature=True).outcome == "accept"

@@ -17,6 +17,13 @@ def test_least_had_goes_first_and_ties_by_arrival():
     assert [queue.pop() for _ in range(3)] == [2, 1, 3]
 
 
+def test_of_those_that_had_the_same_the_shortest_goes_first():
+    queue = FairQueue()
+    for id, size in enumerate((30, 2, 30, 10)):
+        queue.add(id, (0, size), id)
+    assert [queue.pop() for _ in range(3)] == [1, 3, 0]
+
+
 def test_every_fourth_turn_is_that_of_the_longest_wait():
     queue = waiting(9, 1, 2, 3, 4, 8, 5, 6, 7)
     assert [queue.pop() for _ in range(9)] == [1, 2, 3, 0, 4, 6, 7, 5, 8]

@@ -10,8 +10,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import CancelledError
 from serve.contract.messages import SegmentReady
 from serve.speech.judging import LOOP_START
-from serve.speech.tokenizer import Tokenizer
-from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
+from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
     FOREVER,
     UNSURE,
@@ -76,14 +75,6 @@ class TestAnswers(TranscriberTests):
         answer = transcriber.transcribe(request("one two", audio=noise(3.0), timestamps=False))
         assert [(s.start, s.end, s.text) for s in answer.segments] == [(0.0, 3.0, " one two")]
         assert runtime.jobs[0].options.timestamps is False
-
-    def test_an_english_only_engine_answers_in_english(self, start, tmp_path):
-        engine = fake_engine(tmp_path, multilingual=False)
-        script = Echo(Tokenizer.open(engine))
-        capabilities = dataclasses.replace(CAPABILITIES, detect_language=False)
-        transcriber, _ = start(script, capabilities, on=engine)
-        answer = transcriber.transcribe(request("hello", language=None))
-        assert (answer.text, answer.language, answer.language_prob) == ("hello", "en", None)
 
     def test_silence_gives_no_text(self, start, tokenizer):
         transcriber, _ = start(Echo(tokenizer, no_speech_prob=0.9, **UNSURE))

@@ -100,6 +100,11 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"draft": (1, -1)}, r"draft = \(1, -1\); expected at most 448 token ids below"),
         ({"draft": (1,) * 449}, "draft = "),
         ({"draft": [1]}, "draft = "),
+        ({"vad": "maybe"}, "vad = 'maybe'; expected auto, on, off"),
+        (
+            {"hallucination_silence_threshold": float("nan")},
+            "hallucination_silence_threshold = nan; expected seconds",
+        ),
         ({"vad_threshold": 1.0}, "vad_threshold = 1.0; expected less than 1"),
         ({"vad_min_silence_s": "a"}, "vad_min_silence_s = 'a'; expected a number"),
         ({"clip_timestamps": "0,10"}, "clip_timestamps = '0,10'; expected a list of seconds"),

@@ -89,11 +89,6 @@ class TestVoiceActivity(TranscriberTests):
         asked = request("so", audio=talk((0.2, 0), (0.8, 1)), voice=(0.2, 1.0))
         assert transcriber.transcribe(asked).text == "so"
 
-    def test_what_is_neither_true_nor_false_is_refused(self, start, echo):
-        transcriber, _ = start(echo)
-        with pytest.raises(OptionError, match="vad = 'maybe'; expected auto, on, off"):
-            transcriber.transcribe(request(vad="maybe"))
-
 
 class TestStretches(TranscriberTests):
     """What `clip_timestamps` asks for, and nothing else."""
