@@ -26,24 +26,11 @@ BENCH = (
     ),
     Flag(
         "--slots N,M",
-        "throughput and steps with each, latency and open-loop with the first, mlperf and live "
-        "with the last",
+        "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
         Plan.slots,
     ),
     Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
-    Flag(
-        "--streams N",
-        "of the live workload, which finds how many are held: where it begins",
-        positive,
-        Plan.streams,
-    ),
-    Flag(
-        "--update-s S",
-        "of the live workload: between two decodings of a stream",
-        seconds,
-        Plan.update_s,
-    ),
     beam_size(GREEDY, Plan.beam_size),
     Flag(
         "--draft-acceptance P",
@@ -60,7 +47,7 @@ BENCH = (
     ),
     Flag(
         "--short-encoder HOW",
-        "how much of these and of live utterances is encoded, as transcriber.short_encoder says",
+        "how much of these is encoded, as transcriber.short_encoder says",
         default=Plan.short_encoder,
         options={"choices": get_args(ShortEncoder)},
     ),
@@ -70,7 +57,7 @@ BENCH = (
     ),
     Flag(
         "--peers A,B",
-        "of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
+        "of faster-whisper and vllm; '' for none; default: what is installed",
         names,
     ),
     JSON,

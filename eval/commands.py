@@ -125,28 +125,10 @@ COMMANDS = (
         flags.JOBS,
     ),
     Command(
-        "same-tokens",
-        "compare our tokens with CTranslate2's, beam by beam",
-        "accuracy.same_tokens.compare_tokens",
-        flags.SAME_TOKENS,
-    ),
-    Command(
-        "words",
-        "compare times of words with faster-whisper's and the truth; their cost",
-        "accuracy.words.measure_words",
-        flags.WORDS,
-    ),
-    Command(
         "variants",
         "one checkpoint in several precisions and searches, side by side",
         "accuracy.variants.measure_variants",
         flags.VARIANTS,
-    ),
-    Command(
-        "phrases",
-        "listed names: how many come out right, how many are made up",
-        "accuracy.phrases.measure_phrases",
-        flags.PHRASES,
     ),
     Command(
         "confidence",
@@ -161,30 +143,11 @@ COMMANDS = (
         flags.AGREE,
     ),
     Command(
-        "shadow",
-        "how soon the shadow monitor finds a broken engine",
-        "shadow.run.measure_shadow",
-        flags.SHADOW,
-    ),
-    Command(
-        "shadow-cost",
-        "whether clients wait longer where the shadow monitor works beside them",
-        "shadow.cost.measure_cost",
-        flags.SHADOW_COST,
-    ),
-    Command(
-        "gateway",
-        "what the gateway costs, beside Triton alone",
-        "gateway.run.gateway",
-        flags.GATEWAY,
-    ),
-    Command(
         "overload",
         "more than a server can do, with a latency target",
         "gateway.overload.overload",
         flags.OVERLOAD,
     ),
-    Command("bulk", "many files by Ray, beside a plain loop", "bulk.bulk", flags.BULK),
     Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
     Command("plan", "how many GPUs a load needs, and what that costs", "plan.run.plan", flags.PLAN),
     Command(

@@ -110,11 +110,6 @@ RULES = {
         *("build.clips", "eval.files", "eval.machine", "serve.speech.kinds"),
     ),
     "eval.accuracy": (*HARNESS, "eval.corpora"),
-    # A tool in a process of its own: it writes a checkpoint as another program reads it.
-    "eval.accuracy.ggml": (
-        *CONTRACT,
-        *("build.checkpoint", "build.names", "eval.accuracy.prepare"),
-    ),
     "eval.bench": (*HARNESS, "eval.random_whisper"),
     "eval.gateway": (*HARNESS, "eval.corpora"),
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
@@ -124,8 +119,7 @@ RULES = {
         *HARNESS,
         *("eval.accuracy.page.page", "eval.bench.floor", "eval.corpora", "eval.random_whisper"),
     ),
-    "eval.shadow": (*HARNESS, "eval.corpora"),
-    "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
+    "eval.soak": (*HARNESS, "eval.gateway.ways"),
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),

@@ -11,8 +11,6 @@ RULES = (
     "says so, but for the list of suppressed tokens, which is the checkpoint's, and, with "
     "checkpoints that are not published ones, no text of earlier windows in the prompt. "
     "`faster-whisper-library-defaults` is told nothing at all.",
-    "whisper.cpp decodes as its command line does (a beam of 5), in as many threads; it "
-    "computes one call at a time, and the package's build for pip is what is measured.",
     "CER and WER: jiwer; all edits of all clips / length of all references, spaces count as "
     'characters. Scored is a pass over all clips before any that is timed; "unstable" counts '
     "the clips whose text was not the same in every call. Text on a clip with an empty "

@@ -12,7 +12,6 @@ from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
 from eval.bench.plan import DRAFT_LAYERS, Plan, check_workloads, configured
-from eval.bench.steps import run_steps
 from eval.bench.table import (
     OURS,
     Measurement,
@@ -174,8 +173,6 @@ def _in_process(
         except UnavailableError as error:
             yield refused("start", OURS, "s", error)
     yield from run_workloads(engine, config, plan, ceilings, progress)
-    if "steps" in plan.workloads:
-        yield from run_steps(engine, config.runtime, plan, ceilings, progress)
     if plan.ablate:
         yield from run_ablation(engine, config, plan, ceilings, progress)
 

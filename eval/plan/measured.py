@@ -72,15 +72,6 @@ class Measured:
         loads = [level.per_s for level in self.levels]
         return np.interp(per_s, loads, [getattr(level, f"{rank}_s") for level in self.levels])
 
-    def slower(self, times: float) -> "Measured":
-        """Return the same GPU with requests that take so many times as long."""
-        levels = (
-            Level(level.per_s / times, level.p50_s * times, level.p99_s * times)
-            for level in self.levels
-        )
-        saturated = self.saturated_per_s / times
-        return dataclasses.replace(self, saturated_per_s=saturated, levels=tuple(levels))
-
     def most_per_s(self, p99_s: float) -> float:
         """Find the greatest load whose p99 is no more than this.
 

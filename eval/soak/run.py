@@ -9,6 +9,7 @@ from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.measurement import Check, Result, Run, Say, loud
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
+from eval.soak.floods import floods
 from eval.soak.killers import killers
 from eval.soak.mixed import Load, mixed
 from eval.soak.plan import SCENARIOS
@@ -27,6 +28,7 @@ _ATTACKS: dict[str, Attack] = {
     "large-uploads": large_uploads,
     "slow-clients": slow_clients,
     "descriptors": descriptors,
+    "floods": floods,
     "killers": killers,
     "reload": reloads,
 }

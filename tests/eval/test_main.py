@@ -346,7 +346,7 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"], ["live"], ["same-tokens"]]
+    "command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"], ["live"], ["long"]]
 )
 def test_help(command):
     done = subprocess.run(

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
-from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.vllm import measure_vllm
 from eval.bench.table import Measurement, refused
 from eval.machine import missing_packages
@@ -35,7 +34,6 @@ class Peer:
 
 
 PEERS: dict[str, Peer] = {
-    "hugging-face": Peer(measure_hugging_face, ("transformers",)),
     "faster-whisper": Peer(measure_ctranslate2, ("ctranslate2", "transformers")),
     "vllm": Peer(measure_vllm, ("vllm", "transformers")),
 }

@@ -22,7 +22,7 @@ from eval.speakers.recordings import (
     to_stm,
 )
 from eval.speakers.run import speakers
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError
 from serve.speakers.diarize import Turn
 from serve.speech.rate import SAMPLE_RATE
 
@@ -118,9 +118,9 @@ class Told:
 
 @pytest.fixture
 def measured(monkeypatch, meetings, tmp_path):
-    """Measures a system that says some turns of each recording, beside a peer."""
+    """Measures a system that says some turns of each recording."""
 
-    def measure(told, peers=(), texts=False):
+    def measure(told, texts=False):
         monkeypatch.setattr(eval.speakers.run, "open_diarizer", lambda device: Told(told))
         monkeypatch.setattr(
             eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
@@ -128,17 +128,10 @@ def measured(monkeypatch, meetings, tmp_path):
         run = Run("speakers", Config(), path=tmp_path / "out" / "speakers.json", say=print)
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
-        result = speakers(run, **options, peers=peers, texts=texts)
+        result = speakers(run, **options, texts=texts)
         return result, json.loads(run.path.read_text())
 
     return measure
-
-
-def program(tmp_path, name, text):
-    path = tmp_path / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_what_is_right_passes(measured):
@@ -151,20 +144,9 @@ def test_what_is_right_passes(measured):
     assert "conversations: Earshot" in result.text
 
 
-def test_what_is_wrong_fails_beside_a_peer_who_is_right(measured, tmp_path):
-    line = json.dumps({"seconds": 0.1, "turns": [[t.start_s, t.end_s, t.speaker] for t in TURNS]})
-    peer = program(tmp_path, "python", f"shift 2; for file; do echo '{line}'; done")
-    result, _ = measured(TURNS[:1], peers=(f"senko={peer}",))
-    assert [check.passed for check in result.checks] == [False, False, False]
-    assert "no more is wrong than by senko" in result.checks[2].name
-
-
-def test_peers_that_are_none_or_fail_are_told(measured, tmp_path):
-    with pytest.raises(ConfigError, match="nemo=python is no peer; expected NAME=PYTHON of senko"):
-        measured(TURNS, peers=("nemo=python",))
-    failing = program(tmp_path, "python", "echo no such module >&2; exit 3")
-    with pytest.raises(EarshotError, match="senko failed: no such module"):
-        measured(TURNS, peers=(f"senko={failing}",))
+def test_what_is_wrong_fails(measured):
+    result, _ = measured(TURNS[:1])
+    assert [check.passed for check in result.checks] == [False, False]
 
 
 class Hears:
