@@ -1,7 +1,5 @@
 """The flags of the commands of `python -m eval` that measure speed on a GPU."""
 
-import argparse
-from pathlib import Path
 from typing import get_args
 
 from eval.arguments import Flag, counts, names, positive, seconds, share, switch
@@ -16,7 +14,6 @@ def beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
 
 
 GREEDY = f"of every request; 1 to {MAX_BEAMS}; default: 1, greedy"
-JSON = Flag("--json FILE", "keep the figures here too, each once it is known", Path)
 BENCH = (
     Flag(
         "--workloads A,B",
@@ -60,9 +57,6 @@ BENCH = (
         "of faster-whisper and vllm; '' for none; default: what is installed",
         names,
     ),
-    JSON,
-    # Former versions demanded it. Old command lines go on working.
-    switch("--random-weights", argparse.SUPPRESS),
 )
 SCALE = (
     Flag(
@@ -76,5 +70,4 @@ SCALE = (
     Flag("--longest S", "", seconds, Load.longest_s, options={"dest": "longest_s"}),
     Flag("--slots N", "default: as configured", positive, Load.slots),
     beam_size(GREEDY, Load.beam_size),
-    Flag("--json FILE", "keep the figures here too", Path),
 )

@@ -72,22 +72,15 @@ COMMANDS = (
     Command(
         "run",
         "run the systems over the clips, write the report",
-        "accuracy.commands.evaluate",
+        "accuracy.evaluate.evaluate",
         flags.RUN,
         epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
     ),
     Command(
-        "score",
-        "score the predictions of a run again",
-        "accuracy.commands.score",
-        flags.SCORE,
-        of="nothing",
-    ),
-    Command(
-        "compare",
-        "show two report.json side by side",
-        "accuracy.commands.compare",
-        flags.COMPARE,
+        "report",
+        "score a kept run again; with B show two reports side by side",
+        "accuracy.evaluate.report",
+        flags.REPORT,
         of="nothing",
     ),
     Command(
@@ -102,7 +95,6 @@ COMMANDS = (
         "speed of the native runtime on one GPU",
         "bench.run.bench",
         bench_flags.BENCH,
-        of="config",
     ),
     Command(
         "profile",
@@ -115,7 +107,6 @@ COMMANDS = (
         "throughput of a server on one GPU and on several",
         "bench.scale.scale",
         bench_flags.SCALE,
-        of="config",
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
     Command(
@@ -149,7 +140,13 @@ COMMANDS = (
         flags.OVERLOAD,
     ),
     Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
-    Command("plan", "how many GPUs a load needs, and what that costs", "plan.run.plan", flags.PLAN),
+    Command(
+        "plan",
+        "how many GPUs a load needs, and what that costs",
+        "plan.run.plan",
+        flags.PLAN,
+        of="config",
+    ),
     Command(
         "long", "long recordings: what is lost, repeated, made up", "long.report.long", flags.LONG
     ),

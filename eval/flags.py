@@ -72,15 +72,18 @@ RUN = (
     _setting("--repeats N", "timed passes", positive),
     _NORMALIZER,
 )
-SCORE = (
-    Flag("folder", "what `run` wrote, such as reports/demo", Path),
+REPORT = (
+    Flag("a A", "the folder of a run, such as reports/demo", Path),
+    Flag(
+        "b B",
+        "the folder of another run, beside which the first is shown",
+        Path,
+        None,
+        options={"nargs": "?"},
+    ),
     _systems("all of the run"),
     _NORMALIZER,
-)
-COMPARE = (
-    Flag("a A", "report.json, or the folder that has it", Path),
-    Flag("b B", "the same of the other run", Path),
-    Flag("--html FILE", "page with figures", Path, Path("reports/compare.html")),
+    Flag("--output DIR", "for the page of two runs", Path, Path("reports/compare")),
 )
 PROFILE = (
     Flag("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest"),
@@ -197,7 +200,7 @@ PLAN = (
     beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
     Flag(
         "--measured FILE",
-        "what `python -m eval bench --json FILE` wrote on such a GPU; default: the committed "
+        "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
         "figures of the config's name, in eval/plan/measured/",
         Path,
     ),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from build import hub
 from eval.config import Config
-from eval.files import made_once
 from eval.processes import run_tool
+from eval.record import made_once
 from serve.contract.config import Precision
 from serve.contract.errors import UnavailableError
 

@@ -23,7 +23,7 @@ from eval.accuracy.prepare import (
     prepare_engine,
 )
 from eval.config import Config
-from eval.machine import missing_packages, versions
+from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError, UnavailableError

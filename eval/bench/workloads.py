@@ -24,7 +24,7 @@ from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline
 from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
-from eval.measurement import Say
+from eval.record import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError

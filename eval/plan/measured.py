@@ -1,4 +1,4 @@
-"""Figures of one GPU: from a file that `python -m eval bench --json` wrote, or a committed
+"""Figures of one GPU: from a bench.json that `python -m eval bench` wrote, or a committed
 table of the same form, which names its conditions."""
 
 import dataclasses
@@ -106,14 +106,14 @@ def find_measured(config: Config, file: Path | None) -> Measured:
         path = path.relative_to(Path.cwd())
     measure = (
         f"measure it: python -m eval bench --config … --beam-size {beam_size} --workloads "
-        "start,latency,open-loop --through-triton --json FILE, and give --measured FILE"
+        "start,latency,open-loop --through-triton, and give its bench.json as --measured FILE"
     )
     if file is None and not path.exists():
         known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))
         raise ConfigError(
             f"nothing has been measured of {config.name}; there are figures of {known}. {measure}"
         )
-    text = read_text(path, "expected what `python -m eval bench --json` wrote")
+    text = read_text(path, "expected the bench.json that `python -m eval bench` wrote")
     content = from_json(_File, text, str(path), advice=measure, extra="ignore")
     _require_same(content, config, path, measure)
     return _measured(content, path, measure)

@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
-from eval.measurement import Result, Run
 from eval.plan.measured import REQUEST_S, Measured, find_measured
+from eval.record import Result, Run
 
 
 def plan(

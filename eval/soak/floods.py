@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from eval.measurement import Check
+from eval.record import Check
 from eval.server import connect
 from eval.soak.client import Ending, all_answered, counted
-from eval.soak.report import Found
+from eval.soak.findings import Found
 from eval.soak.stage import Stage
 
 MAX_RATIO = 2.0

@@ -17,7 +17,7 @@ from build.clips import load_clips
 from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Counts
 from eval.config import Config
-from eval.measurement import Check, Result, Run, Say, table
+from eval.record import Check, Result, Run, Say, Section, Table
 from eval.speakers.conversations import PLAN, compose
 from eval.speakers.recordings import Recording, halves, read_recordings
 from eval.speakers.score import Errors, errors
@@ -141,16 +141,17 @@ def speakers(
         of_set = _scored(device, some, run.say)
         scored += of_set
         figures.append(Figures.of(name, of_set))
-        text = table(HEADER, [figure.row() for figure in figures])
-        result = Result({"sets": figures, "recordings": scored}, _checks(figures[0]), text)
+        shown = Section("Speakers", [Table(HEADER, [figure.row() for figure in figures])])
+        kept = {"sets": figures, "recordings": scored}
+        result = Result(kept, _checks(figures[0]), (shown,))
         run.keep(result)
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
         some = [recording for of_set in sets.values() for recording in of_set]
         transcribed = list(_texts(run.config, some, run.say))
-        rows = table(TEXTS_HEADER, [words.row() for words in transcribed])
+        rows = Section("Texts", [Table(TEXTS_HEADER, [words.row() for words in transcribed])])
         with_texts = {**result.figures, "texts": transcribed}
-        result = Result(with_texts, result.checks, f"{result.text}\n\n{rows}")
+        result = Result(with_texts, result.checks, (*result.sections, rows))
         run.keep(result)
     return result
 

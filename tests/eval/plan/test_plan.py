@@ -76,7 +76,7 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "check", lambda *_: None)
     monkeypatch.setattr(bench, "device_facts", lambda *_: {"device": "H200"})
     monkeypatch.setattr(bench, "measurements", lambda *_: iter(written))
-    arguments = ["--config", CONFIG, "--json", str(path), "--peers="]
+    arguments = ["--config", CONFIG, "--output", str(tmp_path), "--peers="]
     assert main(["bench", *arguments]) == 0
     committed, found = find_measured(TURBO, None), find_measured(TURBO, path)
     apart = {"source": "", "conditions": ""}

@@ -10,7 +10,7 @@ import soundfile
 import eval.speakers.run
 from build.clips import Clip, load_clips
 from eval.config import Config
-from eval.measurement import Run
+from eval.record import Run
 from eval.speakers.conversations import Planned, compose
 from eval.speakers.recordings import (
     Utterance,
@@ -25,6 +25,7 @@ from eval.speakers.run import speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import Turn
 from serve.speech.rate import SAMPLE_RATE
+from tests.eval.fakes import printed
 
 TURNS = (Turn(0.5, 2.0, "ann"), Turn(1.5, 3.25, "bob"))
 SAID = (Utterance("ann", 0.5, 2.0, "good morning"), Utterance("bob", 1.5, 3.25, ""))
@@ -141,7 +142,7 @@ def test_what_is_right_passes(measured):
     (conversations, recordings) = record["figures"]["sets"]
     assert (conversations["count"], conversations["counted"], recordings["count"]) == (2, 2, 1)
     assert conversations["rate"] == recordings["rate"] == 0.0
-    assert "conversations: Earshot" in result.text
+    assert "conversations: Earshot" in printed(result)
 
 
 def test_what_is_wrong_fails(measured):
@@ -171,4 +172,4 @@ def test_texts_are_held_against_what_each_speaker_says(measured, meetings, monke
     second, all_of_them = record["figures"]["texts"][0], record["figures"]["texts"][-1]
     assert second["recording"] == "second" and all_of_them["recording"] == "all"
     assert second["by_speaker"] == {"substitutions": 1, "deletions": 0, "insertions": 0, "hits": 1}
-    assert "cpWER" in result.text and "50.0 %" in result.text
+    assert "cpWER" in printed(result) and "50.0 %" in printed(result)

@@ -11,7 +11,7 @@ from build.clips import Clip, load_clips
 from build.recordings import read_recordings, recordings_of
 from eval.accuracy.data import SystemFacts, read_calls
 from eval.accuracy.load import drive
-from eval.files import read_json
+from eval.record import read_json
 from serve.contract.config import load_config
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes, read_text, write_text
