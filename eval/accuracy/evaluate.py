@@ -1,31 +1,29 @@
-"""`python -m eval run`, `score` and `compare`: predictions -> report.json, .md and .html."""
+"""`python -m eval run` and `report`: predictions -> report.json and the report's files."""
 
 import dataclasses
 from pathlib import Path
 
-from eval.accuracy import compare as compared
 from eval.accuracy import run as runs
+from eval.accuracy.compare import compared
 from eval.accuracy.gates import gates
 from eval.accuracy.normalize import descriptions, normalizer
-from eval.accuracy.page.page import PAGE, write_comparison, write_page
-from eval.accuracy.report import Report, head_of, read_report, report_to_json, to_markdown
+from eval.accuracy.report import Report, read_report, report_to_json, result_of
 from eval.accuracy.score import score_system
 from eval.config import changed
-from eval.files import write_text
-from eval.measurement import Result, Run
+from eval.record import Result, Run, write_text
 
 
 def evaluate(
     run: Run, *, without: tuple[str, ...], full: bool, again: bool, normalizer: str
 ) -> Result:
-    """Run the configured systems over the configured clips and report on all that they said.
+    """Run the configured systems over the configured clips and report on all their answers.
 
     Args:
-        run: its `config.eval` says what and how.
+        run: its `config.eval` names systems and clips.
         without: systems that are left out.
         full: whether every system hears the held-out clips and is timed.
-        again: whether what they said before is dropped.
-        normalizer: how texts are normalised before they are compared.
+        again: whether earlier answers are dropped.
+        normalizer: of texts, before they are compared.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
@@ -36,43 +34,52 @@ def evaluate(
     if full:
         run.config = changed(run.config, "eval", heldout_systems=everyone, timed=everyone)
     runs.run(run, again=again)
-    return score(run, folder=run.folder, systems=(), normalizer=normalizer)
+    return score(run.folder, (), normalizer)
 
 
-def score(run: Run, *, folder: Path, systems: tuple[str, ...] | None, normalizer: str) -> Result:
-    """Score what a run kept and write the reports; arguments and errors as `write_report`."""
-    report = write_report(folder, systems or (), normalizer)
-    text = (
-        f"{head_of(to_markdown(report))}\n\nThe whole report: {folder / 'report.md'}; raw "
-        f"predictions: {folder / 'predictions'}\n"
-        f"To look at, with the clips to listen to: {folder / PAGE}"
-    )
-    return Result(checks=report.gates, text=text)
+def report(
+    run: Run,
+    *,
+    a: Path,
+    b: Path | None,
+    systems: tuple[str, ...] | None,
+    normalizer: str,
+    output: Path,
+) -> Result:
+    """Score a kept run again and write its report; or show two reports side by side.
 
-
-def compare(run: Run, *, a: Path, b: Path, html: Path) -> Result:
-    """Show two reports side by side, and draw them.
+    Args:
+        run: receives the path of the report.
+        a: the folder of a run, or with `b` that or a report.json.
+        b: the other of two.
+        systems: to be scored; None is all systems of the run.
+        normalizer: of texts, before they are compared.
+        output: the folder of two reports' page.
 
     Raises:
-        FileError, ConfigError: one cannot be read, or they share no system.
+        ConfigError: the folder holds no run, a system did not finish, or two reports share no
+            system.
+        FileError: a report cannot be read or written.
     """
-    first, second = read_report(a), read_report(b)
-    text = compared.compare(first, second)
-    write_comparison(html, first, second)
-    return Result(text=f"{text}\n\nTo look at: {html}")
+    folder = a if b is None else output
+    result = (
+        score(a, systems or (), normalizer) if b is None else compared(*map(read_report, (a, b)))
+    )
+    run.path = folder / f"{run.command}.json"
+    return result
 
 
-def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Report:
-    """Score a run's predictions and write the reports beside them.
+def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
+    """Score a run's predictions and write report.json beside them.
 
     Args:
         folder: of the run.
-        names: of the systems to score; () is all of the run.
-        normalizer_name: how texts are normalised before they are compared.
+        names: of the systems to score; () is all systems of the run.
+        normalizer_name: of texts, before they are compared.
 
     Raises:
         ConfigError: the folder holds no run, or a system did not finish.
-        FileError: a report cannot be written.
+        FileError: report.json cannot be written.
     """
     run, systems = runs.load_run(folder, names)
     spelling = runs.load_spelling(folder)
@@ -86,7 +93,7 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
         for of_set in score.sets.values()
         for group in of_set.groups.values()
     }
-    # Of other clips the configured groups say nothing.
+    # The configured groups decide nothing of other clips.
     run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in groups))
     judged = gates(
         scores,
@@ -97,16 +104,14 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     )
     report = Report(run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard)
     write_text(folder / "report.json", report_to_json(report))
-    write_text(folder / "report.md", to_markdown(report))
     calls = {facts.name: made for facts, made in systems}
-    write_page(folder / PAGE, report, calls, normalizer(normalizer_name, spelling))
-    return report
+    return result_of(report, calls, normalizer(normalizer_name, spelling))
 
 
 def _without_unheard(
     systems: list[runs.LoadedSystem],
 ) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """Return the calls of clips that somebody could read, and why others were not, by file."""
+    """Return the calls of clips that some system could read, and the reasons of others by file."""
     scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
     answered = {(call.clip_set, call.file) for call in scored if call.error is None}
     unheard = {

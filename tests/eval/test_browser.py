@@ -7,8 +7,12 @@ import subprocess
 
 import pytest
 
+from eval import report as reports
+from eval.accuracy.compare import compared
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.page.page import write_comparison, write_page
+from eval.accuracy.report import result_of
+from eval.config import Config
+from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score
 from tests.programs import path_of
 
@@ -36,8 +40,9 @@ addEventListener("load", () => setTimeout(() => {
     if (!element.closest(".scroll") && seen(box) && box.right > innerWidth + 1)
       found.beyond.push(`${element.tagName} ${name(element).slice(0, 40)}`);
   }
-  for (const svg of document.querySelectorAll("figure svg")) {
-    const texts = [...svg.querySelectorAll("text")].filter(
+  for (const chart of document.querySelectorAll(".charts > *")) {
+    const texts = [...chart.querySelectorAll("span, small, h4, p")].filter(
+      text => !text.children.length).filter(
       text => name(text) && seen(text.getBoundingClientRect()));
     const boxes = texts.map(text => text.getBoundingClientRect());
     found.texts += texts.length;
@@ -97,8 +102,12 @@ def pages(tmp_path_factory):
 
     said = "hello you too, supercalifragilisticexpialidocious" + "expialidocious" * 8
     made = {name: calls(said, path="tests/data/en_question.wav") for name in NAMES}
-    write_page(folder / "report.html", run(0.02), made, normalizer("basic-v1"))
-    write_comparison(folder / "compare.html", run(0.02), run(0.5))
+    results = {
+        "report.html": result_of(run(0.02), made, normalizer("basic-v1")),
+        "compare.html": compared(run(0.02), run(0.5)),
+    }
+    for name, result in results.items():
+        (folder / name).write_text(reports.to_page(Run("run", Config()), result), encoding="utf-8")
     return folder
 
 

@@ -1,22 +1,24 @@
-"""Floods, none of which needs a key: how long others wait for a text meanwhile."""
+"""The scenario of floods that need no key: how long others wait for a text beside each."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import multiprocessing
 import os
 import socket
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import numpy as np
-
-from eval.gateway.ways import Ask
+from eval.record import Check
 from eval.server import connect
-from serve.contract.errors import EarshotError
+from eval.soak.client import Ending, all_answered, counted
+from eval.soak.findings import Found
+from eval.soak.stage import Stage
 
+MAX_RATIO = 2.0
+_SECONDS = 6.0  # for which each flood lasts
 _BEFORE_S = 4.0  # for a flood to rise, and for what it has left to go
 _WAIT_S = 30.0
 _CONNECTIONS = 8  # of each flood; a crowd has more
@@ -32,59 +34,38 @@ _LIVE = (
 Client = Callable[[socket.socket], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Flood:
-    """Figures of requests beside a flood, or beside none."""
-
-    name: str
-    answers: int
-    failures: int
-    median_ms: float
-    longest_ms: float
-
-    def __str__(self) -> str:
-        """Write a line of the report."""
-        return (
-            f"{self.name:28} {self.answers:4} answers, {self.failures} failures: median "
-            f"{self.median_ms:.0f} ms, longest {self.longest_ms:.0f} ms"
-        )
-
-
-def measure_floods(address: str, ask: Ask, clip: bytes, seconds: float) -> Iterator[Flood]:
-    """Ask for one clip over and over: in quiet, and beside each flood.
-
-    Args:
-        address: of the gateway's HTTP.
-        ask: gives a text.
-        clip: a short recording's bytes.
-        seconds: for which each lasts.
-    """
-    yield _beside("quiet", ask, clip, seconds)
+def floods(stage: Stage) -> Found:
+    """Ask for a short clip over and over, in quiet and beside each flood."""
+    quiet = _asked(stage)
+    yield all_answered(quiet)
+    quiet_s = statistics.median(ending.seconds for ending in quiet)
+    yield "quiet: median, s", quiet_s
     for name in FLOODS:
-        # Spawned, for this process has threads of gRPC; and daemonic, to end with it.
+        # Spawned, because this process has threads of gRPC; daemonic, to end with it.
         spawn = multiprocessing.get_context("spawn")
-        flooding = spawn.Process(target=_flood, args=(name, address), daemon=True)
+        flooding = spawn.Process(target=_flood, args=(name, stage.at.http), daemon=True)
         flooding.start()
         try:
             time.sleep(_BEFORE_S)
-            yield _beside(name, ask, clip, seconds)
+            beside = _asked(stage)
         finally:
             flooding.kill()
             flooding.join()
             time.sleep(_BEFORE_S)
+        median_s = statistics.median(ending.seconds for ending in beside)
+        stage.say(f"floods: {name}: {median_s:.2f} s; {counted(beside)}")
+        yield f"{name}: median, s", median_s
+        held = median_s <= MAX_RATIO * quiet_s and all(e.kind == "answered" for e in beside)
+        detail = f"{median_s:.2f} s against {quiet_s:.2f} s; {counted(beside)}"
+        yield Check(f"{name}: others wait at most {MAX_RATIO:g} times as long", held, detail)
 
 
-def _beside(name: str, ask: Ask, clip: bytes, seconds: float) -> Flood:
-    took_s, failures, end_s = [], 0, time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
-        began_s = time.perf_counter()
-        try:
-            ask(clip)
-            took_s.append(time.perf_counter() - began_s)
-        except EarshotError:
-            failures += 1
-    times = np.array(took_s or [np.inf]) * 1e3
-    return Flood(name, len(took_s), failures, float(np.median(times)), float(times.max()))
+def _asked(stage: Stage) -> list[Ending]:
+    """Ask for `_SECONDS`, at least once."""
+    endings, end_s = [stage.ask(_WAIT_S)], time.monotonic() + _SECONDS
+    while time.monotonic() < end_s:
+        endings.append(stage.ask(_WAIT_S))
+    return endings
 
 
 def _flood(name: str, address: str) -> None:

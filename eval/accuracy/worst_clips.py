@@ -4,7 +4,6 @@ Audio is embedded as it lies on the disk, up to a size in all; where it is not, 
 """
 
 import base64
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import jiwer
 from eval.accuracy.data import ClipSet, TimedCall
 from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
-from eval.accuracy.report import Report
 from eval.accuracy.score import SystemScore, compared_texts
+from eval.record import AlignedText, Clip, SharedTranscript
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
 
@@ -34,63 +33,16 @@ _MIME = {
 _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A stretch of an alignment, the same text on both sides where nothing was misheard."""
-
-    reference: str
-    hypothesis: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Heard:
-    """The text that some systems made of a clip, all the same."""
-
-    systems: tuple[str, ...]
-    parts: tuple[Part, ...]
-    error: str | None  # of a call that failed
-
-    @property
-    def right(self) -> bool:
-        """Return whether nothing was misheard."""
-        return all(part.reference == part.hypothesis for part in self.parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class WorstClip:
-    """A clip, as the page shows it."""
-
-    title: str
-    clip_set: str
-    language: str | None
-    duration_s: float
-    errors: int  # characters, of the system that chose the clip
-    length: int
-    reference: str  # as written
-    transcripts: tuple[Heard, ...]
-    audio: str | None  # a data: address
-    no_audio: str | None  # why there is none
-
-
-def chooser(report: Report) -> SystemScore | None:
-    """Return the system whose worst clips are shown: the configured one, else the first."""
-    scores = {score.facts.name: score for score in report.systems if score.sets}
-    return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
-
-
 def worst_clips(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> list[WorstClip]:
-    """Return the clips with the most character errors of `chooser`, worst first.
+    score: SystemScore, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
+) -> list[Clip]:
+    """Return the clips with the most character errors of one system, worst first.
 
     Args:
-        report: of the run.
+        score: of that system.
         calls: of each system, by name.
-        normalize: what texts are compared under.
+        normalize: the normaliser that texts are compared under.
     """
-    score = chooser(report)
-    if score is None:
-        return []
     name = score.facts.name
     ranked = sorted(
         (-counts.errors, clip_set, file, counts)
@@ -105,26 +57,17 @@ def worst_clips(
         first = next(iter(answers.values()))
         audio, size, why = _audio(first.path, left)
         left -= size
-        clips.append(
-            WorstClip(
-                title=file,
-                clip_set=TITLES[clip_set],
-                language=first.language,
-                duration_s=first.duration_s,
-                errors=counts.errors,
-                length=counts.length,
-                reference=first.reference,
-                # Whoever chose the clip first, those without a mistake last.
-                transcripts=tuple(
-                    sorted(
-                        _alike(answers, normalize),
-                        key=lambda same: (name not in same.systems, same.right),
-                    )
-                ),
-                audio=audio,
-                no_audio=why,
-            )
+        rate = f", CER {100 * counts.errors / counts.length:.0f} %" if counts.length else ""
+        about = (
+            f"{TITLES[clip_set]}; {first.language or 'language unknown'}; "
+            f"{first.duration_s:.1f} s; "
+            f"{counts.errors} character errors{rate}"
         )
+        # The system that chose the clip first, systems without a mistake last.
+        transcripts = sorted(
+            _alike(answers, normalize), key=lambda same: (name not in same.systems, same.right)
+        )
+        clips.append(Clip(file, about, first.reference, tuple(transcripts), audio, why))
     return clips
 
 
@@ -140,24 +83,24 @@ def _by_clip(
     return by_clip
 
 
-def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
+def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[SharedTranscript]:
     """Yield systems with equal texts together, in their order."""
     alike: dict[tuple[str, str, str | None], list[str]] = {}
     for name, call in calls.items():
         alike.setdefault((*compared_texts(call, normalize), call.error), []).append(name)
     language = next(iter(calls.values())).language
     for (reference, text, error), names in alike.items():
-        yield Heard(tuple(names), tuple(differences(reference, text, language)), error)
+        yield SharedTranscript(tuple(names), tuple(differences(reference, text, language)), error)
 
 
-def differences(reference: str, hypothesis: str, language: str | None) -> list[Part]:
+def differences(reference: str, hypothesis: str, language: str | None) -> list[AlignedText]:
     """Align two texts by words, or by characters where a language writes no spaces."""
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
     reference_parts, hypothesis_parts = out.references[0], out.hypotheses[0]
     return [
-        Part(
+        AlignedText(
             joint.join(reference_parts[part.ref_start_idx : part.ref_end_idx]),
             joint.join(hypothesis_parts[part.hyp_start_idx : part.hyp_end_idx]),
         )

@@ -1,14 +1,18 @@
+"""The report's page: whole, self-contained, and true to hostile texts."""
+
 import dataclasses
 import html.parser
 import re
 
 import pytest
 
+from eval import report as reports
+from eval.accuracy import worst_clips
+from eval.accuracy.compare import compared
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.page import clips as clips_module
-from eval.accuracy.page import page as page_module
-from eval.accuracy.page.page import write_comparison, write_page
-from eval.accuracy.page.panels import LatencyPanel, rows_figure
+from eval.accuracy.report import result_of
+from eval.figures import latency_chart, rate_chart
+from eval.record import AlignedText, Check, Figure, Result, Section, Table, Text
 from tests.eval.accuracy.runs import calls, report, score
 
 BASIC = normalizer("basic-v1")
@@ -58,9 +62,15 @@ class Page(html.parser.HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def page_of(tmp_path, found, made):
-    write_page(tmp_path / "report.html", found, made, BASIC)
-    return (tmp_path / "report.html").read_text()
+@pytest.fixture
+def page_of(run_of):
+    """Gives the page of a run, or of any result."""
+
+    def make(found, made=None):
+        result = found if isinstance(found, Result) else result_of(found, made, BASIC)
+        return reports.to_page(run_of(), result)
+
+    return make
 
 
 def check_self_contained(text):
@@ -87,44 +97,38 @@ def made():
     }
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Drawing takes most of a page's time."""
-    for name in ("accuracy_plot", "latency_plot", "memory_plot"):
-        monkeypatch.setattr(page_module, name, lambda *_: None)
-
-
-def test_a_page_is_whole_and_needs_nothing_else(tmp_path, made):
-    page = check_self_contained(page_of(tmp_path, report("hallo you"), made))
-    assert page.tags.count("audio") == 1 and page.tags.count("svg") == 2 * 4
+def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
+    page = check_self_contained(page_of(report("hallo you"), made))
+    assert page.tags.count("audio") == 1
     for part in (
         "Evaluation of demo failed",
         "✗ failed CER of earshot-int8 at most 0.2 points above earshot-fp16",
         "11.11 % [11.11, 11.11]",
         "hello → hallo 1",
-        "hello hallo you",
         "earshot-fp16 faster-whisper-int8 ✓ as it was said",
         "basic-v1 (compared under)",
         "a chip",
-        "RTFx, 8 calls at a time",
+        "8 calls at a time",
+        "500 ms / 500 ms",
+        "1 earshot-int8 40.0 RTFx, 1 MiB",
     ):
         assert part in page.text, part
+    assert re.search("hello( earshot-int8)? hallo you", page.text)
 
 
-def test_a_run_without_speech_mistakes_or_timing_has_a_page(tmp_path):
+def test_a_run_without_speech_mistakes_or_timing_has_a_page(page_of):
     found = dataclasses.replace(report(), systems=(score("transformers-fp32", "hello you"),))
-    page = check_self_contained(page_of(tmp_path, found, {}))
-    assert "None: every clip was heard without an error." in page.text
-    assert "No system of this run was timed." in page.text
+    page = check_self_contained(page_of(found, {}))
+    assert "Every clip was heard without an error by every system." in page.text
+    assert "no system of this run was timed" in page.text
     nothing = dataclasses.replace(found, systems=())
-    assert "No system has a rate on them." in Page(page_of(tmp_path, nothing, {})).text
+    assert "None of these systems heard them." in Page(page_of(nothing, {})).text
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_hostile_texts_stay_texts(tmp_path, made):
+def test_hostile_texts_stay_texts(page_of, made):
     """From wherever they come: transcripts, references, errors, names, settings."""
     plain = report("hallo you")
-    clean = Page(page_of(tmp_path, plain, made))
+    clean = Page(page_of(plain, made))
     facts = dataclasses.replace(plain.systems[0].facts, settings={HOSTILE: HOSTILE})
     run = dataclasses.replace(
         plain.run,
@@ -154,17 +158,15 @@ def test_hostile_texts_stay_texts(tmp_path, made):
         for heard in other.sets.values():
             heard.by_normalizer[HOSTILE] = heard.overall
             heard.by_language[HOSTILE] = heard.by_group[HOSTILE] = heard.overall
-    text = page_of(tmp_path, found, {**made, "earshot-int8": rows})
+    text = page_of(found, {**made, "earshot-int8": rows})
     page = check_self_contained(text)
     assert "img" not in page.tags and set(page.tags) <= set(clean.tags)
     assert HOSTILE in page.text and "49" not in page.text.replace(HOSTILE, "")
-    write_comparison(tmp_path / "c.html", found, found)
-    assert "img" not in check_self_contained((tmp_path / "c.html").read_text()).tags
+    assert "img" not in check_self_contained(page_of(compared(found, found))).tags
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_audio_that_cannot_be_embedded_is_explained(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(clips_module, "MOST_BYTES_A_CLIP", 1000)
+def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(worst_clips, "MOST_BYTES_A_CLIP", 1000)
     big = tmp_path / "big.wav"
     big.write_bytes(b"x" * 1001)
     for path, said in (
@@ -174,14 +176,14 @@ def test_audio_that_cannot_be_embedded_is_explained(tmp_path, made, monkeypatch)
         ("a.sph", "browsers do not play .sph files: a.sph"),
     ):
         made = {name: calls("hallo you", path=path) for name in made}
-        page = Page(page_of(tmp_path, report("hallo you"), made))
+        page = Page(page_of(report("hallo you"), made))
         assert "audio" not in page.tags and f"No player: {said}." in page.text
 
 
 def test_embedded_audio_stays_within_its_size(tmp_path, monkeypatch):
     for name in ("a.wav", "b.wav", "c.wav"):
         (tmp_path / name).write_bytes(b"x" * 600)
-    monkeypatch.setattr(clips_module, "MOST_BYTES", 1300)
+    monkeypatch.setattr(worst_clips, "MOST_BYTES", 1300)
     rows = [
         dataclasses.replace(
             calls("hallo you")[0], file=name, path=str(tmp_path / name), clip_set="timed"
@@ -193,26 +195,25 @@ def test_embedded_audio_stays_within_its_size(tmp_path, monkeypatch):
     counts = heard.by_clip["a.wav"]
     heard.by_clip.clear()
     heard.by_clip.update(dict.fromkeys(("a.wav", "b.wav", "c.wav"), counts))
-    found = clips_module.worst_clips(base, {"earshot-int8": rows}, BASIC)
+    found = worst_clips.worst_clips(base.systems[0], {"earshot-int8": rows}, BASIC)
     assert [clip.audio is not None for clip in found] == [True, True, False]
 
 
 def test_differences_are_by_word_or_by_character():
-    part = clips_module.Part
-    assert clips_module.differences("the cat sat", "a cat", "en") == [
+    part = AlignedText
+    assert worst_clips.differences("the cat sat", "a cat", "en") == [
         part("the", "a"),
         part("cat", "cat"),
         part("sat", ""),
     ]
-    assert clips_module.differences("我愛貓", "我愛狗", "zh") == [
+    assert worst_clips.differences("我愛貓", "我愛狗", "zh") == [
         part("我愛", "我愛"),
         part("貓", "狗"),
     ]
-    assert clips_module.differences("", "oh", None) == [part("", "oh")]
+    assert worst_clips.differences("", "oh", None) == [part("", "oh")]
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_long_stretches_without_a_mistake_are_shortened(tmp_path, made):
+def test_long_stretches_without_a_mistake_are_shortened(page_of, made):
     words = [f"w{number}" for number in range(60)]
     said, heard = " ".join(words), " ".join([*words[:30], "x", *words[31:]])
     made["earshot-int8"][0] = dataclasses.replace(
@@ -220,15 +221,13 @@ def test_long_stretches_without_a_mistake_are_shortened(tmp_path, made):
         reference=said,
         prediction=dataclasses.replace(made["earshot-int8"][0].prediction, text=heard),
     )
-    text = Page(page_of(tmp_path, report("hallo you"), made)).text
+    text = Page(page_of(report("hallo you"), made)).text
     assert "w6 w7 […] w22 w23" in text and "w29 w30 x w31" in text
 
 
-def test_two_runs_are_drawn_on_one_page(tmp_path):
+def test_two_runs_are_drawn_on_one_page(page_of):
     a, b = report(), report("hallo you", seconds=0.25)
-    write_comparison(tmp_path / "compare.html", a, b)
-    page = check_self_contained((tmp_path / "compare.html").read_text())
-    assert page.tags.count("svg") == 2 * 4
+    page = check_self_contained(page_of(compared(a, b)))
     for part in (
         "0.00 → 11.11",
         "500 ms → 250 ms",
@@ -237,14 +236,10 @@ def test_two_runs_are_drawn_on_one_page(tmp_path):
     ):
         assert part in page.text
     assert "Not the same in both" not in page.text
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_comparison_says_what_was_not_the_same(tmp_path):
-    a = report()
-    b = dataclasses.replace(a, run=dataclasses.replace(a.run, threads=4))
-    write_comparison(tmp_path / "compare.html", a, b)
-    text = Page((tmp_path / "compare.html").read_text()).text
+    other = dataclasses.replace(
+        a, run=dataclasses.replace(a.run, threads=4), systems=a.systems[1:2]
+    )
+    text = Page(page_of(compared(a, other))).text
     assert "threads differs: 2 and 4" in text and "No system was timed in both runs" in text
 
 
@@ -257,7 +252,37 @@ def test_the_checker_sees_what_it_looks_for():
             check_self_contained(policy + wrong)
 
 
-def test_latencies_that_lie_between_two_marks_of_the_axis_are_drawn():
+def test_charts_lie_within_their_axes():
     heard = score("earshot-int8", "hello you", 0.3).speed.alone
-    panel = LatencyPanel("alone", {"earshot-int8": [heard]})
-    assert rows_figure([panel], "alone", "latencies", narrow=False).startswith("<svg")
+    assert latency_chart("alone", {"earshot-int8": [heard]}).rows[0].text == "300 ms / 300 ms"
+    rates = {name: [score(name, text).sets["timed"].overall.cer] for name, text in FAR.items()}
+    chart = rate_chart("CER, %", rates)
+    assert all(
+        0 <= span.left <= span.left + span.width <= 100 for r in chart.rows for span in r.spans
+    )
+    assert [len(row.dots) for row in chart.rows] == [1, 1, 0]  # the last is beyond the axis
+    assert rate_chart("CER, %", {}) is None and latency_chart("alone", {}) is None
+
+
+FAR = {"earshot-int8": "hallo you", "earshot-fp16": "hallo yuu", "other": "far off " * 40}
+
+
+def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path):
+    parts = [
+        Text("`x` is", items=["a"]),
+        Table(("n", "v"), [("a|b", "1")], "T", "note"),
+        Figure([]),
+    ]
+    sections = (Section("One", parts), Section("Two", [Text("details")], printed=False))
+    result = Result({}, (Check("good", True, "yes"), Check("open", None, "few")), sections)
+    run = run_of(command="live")
+    reports.write(tmp_path, run, result)
+    whole = (tmp_path / "report.md").read_text()
+    printed = reports.to_markdown(run, result, whole=False)
+    for text in (whole, printed):
+        assert text.startswith("# live: ") and "**Not decided**\n\n- passed: good. yes" in text
+        assert "## One\n\n`x` is\n\n- a\n\n### T\n\nnote\n\n| n    | v |" in text
+        assert "| a\\|b | 1 |" in text
+    assert "details" in whole and "### Machine" in whole
+    assert "details" not in printed and "### Machine" not in printed
+    assert "a|b" in (tmp_path / "report.html").read_text()
