@@ -119,7 +119,7 @@ def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
 
 @pytest.mark.nightly
 def test_names_equal_those_of_transformers():
-    from transformers.models.whisper.tokenization_whisper import (  # noqa: PLC0415 - heavy
+    from transformers.models.whisper.tokenization_whisper import (
         LANGUAGES,
         TO_LANGUAGE_CODE,
     )
