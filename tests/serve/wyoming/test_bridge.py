@@ -48,7 +48,7 @@ class House:
 
 
 def in_house(**settings):
-    """Turn a coroutine into a test; its first argument is a house with these settings of the bridge."""
+    """Turn a coroutine into a test; its first argument is a house with these settings."""
 
     def decorate(test):
         async def run(given):
