@@ -21,14 +21,12 @@ from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
 SHARED_SERVER = (
+    "tests/deploy/test_metrics.py",
     "tests/eval/soak/test_client.py",
     "tests/serve/cli/test_wyoming.py",
-    "tests/serve/gateway/live/test_server.py",
     "tests/serve/gateway/openai/test_client.py",
-    "tests/serve/gateway/openai/test_clients.py",
     "tests/serve/gateway/openai/test_server.py",
     "tests/serve/gateway/test_callers.py",
-    "tests/serve/gateway/test_server.py",
     "tests/serve/triton/test_cancels.py",
     "tests/serve/triton/test_server.py",
     "tests/serve/wire/test_client.py",
