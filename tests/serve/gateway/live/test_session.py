@@ -85,8 +85,6 @@ def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
     assert asked[-1]["DRAFT"] == [50, 51, 52] or asked[-1]["DRAFT"] == [50, 51, 52, 53]
 
 
-
-
 def test_a_second_utterance_follows_the_first(talk):
     client = talk()
     client.audio(SPEECH + QUIET)
