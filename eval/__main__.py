@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.commands import COMMANDS, Command
 from eval.config import Config, changed, load_config
-from eval.measurement import Result, Run, verdict
+from eval.record import Result, Run, verdict
 from serve.contract.exits import exit_status
 
 
@@ -33,28 +33,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(command: Command, options: dict[str, Any]) -> int:
-    """Load the config, run, keep what was found, and say where that is and what failed."""
+    """Load the config, run the command, keep its record, and tell the checks that failed."""
     path = options.pop("config", "")
     config = load_config(path) if path else Config()
     for flag in command.all_flags:
         if flag.sets and (value := options.pop(flag.dest)) is not None:
             section, key = flag.sets.split(".")
             config = changed(config, section, **{key: value, **flag.also})
-    kept: Path | None = options.pop("json", None)
+    kept: Path | None = None
     if command.keeps:
         folder = options.pop("output") or command.reports(config.name)
         kept = folder / f"{command.name}.json"
     run = Run(command.name, config, path, kept, options.copy(), _say)
-    result: Result = pkgutil.resolve_name(f"eval.{command.entry}")(run, **options)
-    run.keep(result)
-    if result.text:
-        print(result.text)
-    if command.keeps and result.figures is not None:
-        print(f"\nThe figures: {kept}")
+    try:
+        result: Result = pkgutil.resolve_name(f"eval.{command.entry}")(run, **options)
+        run.keep(result)
+    finally:
+        _report(run)
     for check in result.checks:
         if not check.passed:
             _say(str(check))
     return 1 if verdict(result.checks) == "failed" else 0
+
+
+def _report(run: Run) -> None:
+    """Write and print the report of the result that was kept last, also after an interrupt."""
+    if run.result is None or not run.result.sections:
+        return
+    from eval import report  # noqa: PLC0415 - loads what few commands need
+
+    print(report.to_markdown(run, run.result, whole=False))
+    if run.path is not None:
+        report.write(run.folder, run, run.result)
+        print(f"The report: {run.folder / report.PAGE} and {report.MARKDOWN} beside it")
 
 
 def _say(line: str) -> None:

@@ -1,7 +1,5 @@
 """The flags of the commands of `python -m eval` that measure speed on a GPU."""
 
-import argparse
-from pathlib import Path
 from typing import get_args
 
 from eval.arguments import Flag, counts, names, positive, seconds, share, switch
@@ -16,7 +14,6 @@ def beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
 
 
 GREEDY = f"of every request; 1 to {MAX_BEAMS}; default: 1, greedy"
-JSON = Flag("--json FILE", "keep the figures here too, each once it is known", Path)
 BENCH = (
     Flag(
         "--workloads A,B",
@@ -26,24 +23,11 @@ BENCH = (
     ),
     Flag(
         "--slots N,M",
-        "throughput and steps with each, latency and open-loop with the first, mlperf and live "
-        "with the last",
+        "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
         Plan.slots,
     ),
     Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
-    Flag(
-        "--streams N",
-        "of the live workload, which finds how many are held: where it begins",
-        positive,
-        Plan.streams,
-    ),
-    Flag(
-        "--update-s S",
-        "of the live workload: between two decodings of a stream",
-        seconds,
-        Plan.update_s,
-    ),
     beam_size(GREEDY, Plan.beam_size),
     Flag(
         "--draft-acceptance P",
@@ -60,7 +44,7 @@ BENCH = (
     ),
     Flag(
         "--short-encoder HOW",
-        "how much of these and of live utterances is encoded, as transcriber.short_encoder says",
+        "how much of these is encoded, as transcriber.short_encoder says",
         default=Plan.short_encoder,
         options={"choices": get_args(ShortEncoder)},
     ),
@@ -70,12 +54,9 @@ BENCH = (
     ),
     Flag(
         "--peers A,B",
-        "of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
+        "of faster-whisper and vllm; '' for none; default: what is installed",
         names,
     ),
-    JSON,
-    # Former versions demanded it. Old command lines go on working.
-    switch("--random-weights", argparse.SUPPRESS),
 )
 SCALE = (
     Flag(
@@ -89,5 +70,4 @@ SCALE = (
     Flag("--longest S", "", seconds, Load.longest_s, options={"dest": "longest_s"}),
     Flag("--slots N", "default: as configured", positive, Load.slots),
     beam_size(GREEDY, Load.beam_size),
-    Flag("--json FILE", "keep the figures here too", Path),
 )

@@ -72,22 +72,15 @@ COMMANDS = (
     Command(
         "run",
         "run the systems over the clips, write the report",
-        "accuracy.commands.evaluate",
+        "accuracy.evaluate.evaluate",
         flags.RUN,
         epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
     ),
     Command(
-        "score",
-        "score the predictions of a run again",
-        "accuracy.commands.score",
-        flags.SCORE,
-        of="nothing",
-    ),
-    Command(
-        "compare",
-        "show two report.json side by side",
-        "accuracy.commands.compare",
-        flags.COMPARE,
+        "report",
+        "score a kept run again; with B show two reports side by side",
+        "accuracy.evaluate.report",
+        flags.REPORT,
         of="nothing",
     ),
     Command(
@@ -102,7 +95,6 @@ COMMANDS = (
         "speed of the native runtime on one GPU",
         "bench.run.bench",
         bench_flags.BENCH,
-        of="config",
     ),
     Command(
         "profile",
@@ -115,7 +107,6 @@ COMMANDS = (
         "throughput of a server on one GPU and on several",
         "bench.scale.scale",
         bench_flags.SCALE,
-        of="config",
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
     Command(
@@ -125,28 +116,10 @@ COMMANDS = (
         flags.JOBS,
     ),
     Command(
-        "same-tokens",
-        "compare our tokens with CTranslate2's, beam by beam",
-        "accuracy.same_tokens.compare_tokens",
-        flags.SAME_TOKENS,
-    ),
-    Command(
-        "words",
-        "compare times of words with faster-whisper's and the truth; their cost",
-        "accuracy.words.measure_words",
-        flags.WORDS,
-    ),
-    Command(
         "variants",
         "one checkpoint in several precisions and searches, side by side",
         "accuracy.variants.measure_variants",
         flags.VARIANTS,
-    ),
-    Command(
-        "phrases",
-        "listed names: how many come out right, how many are made up",
-        "accuracy.phrases.measure_phrases",
-        flags.PHRASES,
     ),
     Command(
         "confidence",
@@ -161,32 +134,19 @@ COMMANDS = (
         flags.AGREE,
     ),
     Command(
-        "shadow",
-        "how soon the shadow monitor finds a broken engine",
-        "shadow.run.measure_shadow",
-        flags.SHADOW,
-    ),
-    Command(
-        "shadow-cost",
-        "whether clients wait longer where the shadow monitor works beside them",
-        "shadow.cost.measure_cost",
-        flags.SHADOW_COST,
-    ),
-    Command(
-        "gateway",
-        "what the gateway costs, beside Triton alone",
-        "gateway.run.gateway",
-        flags.GATEWAY,
-    ),
-    Command(
         "overload",
         "more than a server can do, with a latency target",
         "gateway.overload.overload",
         flags.OVERLOAD,
     ),
-    Command("bulk", "many files by Ray, beside a plain loop", "bulk.bulk", flags.BULK),
     Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
-    Command("plan", "how many GPUs a load needs, and what that costs", "plan.run.plan", flags.PLAN),
+    Command(
+        "plan",
+        "how many GPUs a load needs, and what that costs",
+        "plan.run.plan",
+        flags.PLAN,
+        of="config",
+    ),
     Command(
         "long", "long recordings: what is lost, repeated, made up", "long.report.long", flags.LONG
     ),

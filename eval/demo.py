@@ -15,7 +15,7 @@ from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
-from eval.measurement import Result, Run, Say
+from eval.record import Result, Run, Say
 from serve.contract.errors import MissingCheckpointError
 
 WIDTH = 100  # columns

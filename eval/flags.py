@@ -19,7 +19,6 @@ from eval.arguments import (
     switch,
 )
 from eval.bench_flags import beam_size
-from eval.config import EvalConfig
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
 
@@ -73,15 +72,18 @@ RUN = (
     _setting("--repeats N", "timed passes", positive),
     _NORMALIZER,
 )
-SCORE = (
-    Flag("folder", "what `run` wrote, such as reports/demo", Path),
+REPORT = (
+    Flag("a A", "the folder of a run, such as reports/demo", Path),
+    Flag(
+        "b B",
+        "the folder of another run, beside which the first is shown",
+        Path,
+        None,
+        options={"nargs": "?"},
+    ),
     _systems("all of the run"),
     _NORMALIZER,
-)
-COMPARE = (
-    Flag("a A", "report.json, or the folder that has it", Path),
-    Flag("b B", "the same of the other run", Path),
-    Flag("--html FILE", "page with figures", Path, Path("reports/compare.html")),
+    Flag("--output DIR", "for the page of two runs", Path, Path("reports/compare")),
 )
 PROFILE = (
     Flag("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest"),
@@ -113,37 +115,11 @@ JOBS = (
     Flag("--minutes M", "in which jobs are posted and processes killed, at most", positive, 10),
     Flag("--seed S", "says who is killed when", int, 0),
 )
-SAME_TOKENS = (
-    _setting("--manifest JSONL", "clips to decode"),
-    Flag(
-        "--beams N,M",
-        "beam sizes, each at most 8; default: greedy, a narrow one and faster-whisper's own",
-        counts,
-    ),
-)
-WORDS = (
-    Flag("--limit N", "draw N clips of eval.manifest, 0 for all", not_negative, 60),
-    Flag(
-        "--spoken JSONL", "texts that espeak-ng speaks", default="tests/data/heldout/manifest.jsonl"
-    ),
-    Flag("--sentences N", "of these, 0 for none, which needs no espeak-ng", not_negative, 80),
-)
 VARIANTS = (
     Flag("--variants A,B", "comma separated; default: all", names),
     Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
     _setting("--manifest CLIPS", "clips to score"),
     _setting("--limit N", "draw N clips", not_negative),
-    _DRAW_SEED,
-    _HALF,
-    _TELL,
-    _CONCURRENCY,
-)
-PHRASES = (
-    Flag("--ways A,B", "of nothing, phrases, hotwords and faster-whisper; default: all", names),
-    Flag("--sizes N,M", "phrases in a list", counts, (10, 100, 1000)),
-    Flag("--weight W", "of every phrase", seconds, 1.0),
-    _setting("--manifest CLIPS", "clips to hear"),
-    _setting("--limit N", "draw N clips, 0 for all", not_negative),
     _DRAW_SEED,
     _HALF,
     _TELL,
@@ -176,51 +152,12 @@ AGREE = (
     _TELL,
     _CONCURRENCY,
 )
-SHADOW = (
-    Flag(
-        "--reference ENGINE",
-        "folder of the reference's engine, such as one of --precision fp16",
-        options={"required": True},
-    ),
-    Flag(
-        "--layers A,B",
-        "each is broken in a copy of the config's engine; '' for none",
-        names,
-        ("encoder.layers.0", "decoder.layers.0"),
-    ),
-    Flag("--factor X", "that its scales are multiplied by", seconds, 1.05),
-    Flag("--requests N", "of an order", positive, 2000),
-    Flag("--orders N", "of requests, drawn from the clips", positive, 200),
-    _setting("--manifest CLIPS", "clips of both halves, or a folder of audio"),
-    _setting("--limit N", "draw N clips, 0 for all", not_negative),
-    _DRAW_SEED,
-    _CONCURRENCY,
-    beam_size("default: transcriber.beam_size", sets="transcriber.beam_size"),
-    Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
-)
-SHADOW_COST = (
-    Flag("--requests N", "of each pass", positive, 200),
-    Flag("--rate R", "requests a second, at random moments", seconds, 0.5),
-    Flag("--passes N", "of each way, in turn", positive, 2),
-    _setting("--manifest CLIPS", "clips to send"),
-)
-GATEWAY = (
-    Flag("--at-once N", "requests at a time", positive, 8),
-    Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),
-    Flag("--connections N", "that do nothing, of each kind", positive, 200),
-    Flag("--seconds S", "for which they do so", seconds, 20.0),
-)
 OVERLOAD = (
     Flag("--target S", "default: gateway.target_p99_s", seconds, 0.0),
     Flag("--loads X,Y", "as shares of the capacity", ratios, (1.3, 3.0)),
     Flag("--seconds S", "for which requests come, of each load", seconds, 40.0),
     Flag("--obey P", "share of who comes back when Retry-After says, 0 to 1", share, 0.5),
     Flag("--live N", "live streams beside them", not_negative, 2),
-)
-BULK = (
-    Flag("--manifest CLIPS", "files to transcribe", default=EvalConfig.heldout),
-    Flag("--times N", "each file so often, which makes a pass longer", positive, 1),
-    Flag("--passes N", "of all files each way, in turn", positive, 3),
 )
 LIVE = (
     Flag("--streams N,M", "at a time, one after another", counts, (1, 4)),
@@ -249,7 +186,7 @@ LIVE = (
 PLAN = (
     Flag(
         "--load N",
-        "requests of 10 s of audio a second; with --simulate their mean over a day",
+        "requests of 10 s of audio a second",
         seconds,
         options={"required": True},
     ),
@@ -263,32 +200,10 @@ PLAN = (
     beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
     Flag(
         "--measured FILE",
-        "what `python -m eval bench --json FILE` wrote on such a GPU; default: the committed "
+        "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
         "figures of the config's name, in eval/plan/measured/",
         Path,
     ),
-    switch("--simulate", "replay days of bursty arrivals: autoscaling, before it is believed"),
-    Flag(
-        "--provision-s S",
-        "from the call for a pod to its container's start: node, image and volume. Only you "
-        "can know it; needed with --simulate",
-        seconds,
-    ),
-    Flag(
-        "--policy YAML",
-        "ScaledObject whose limits, steps and thresholds are tried",
-        Path,
-        Path("deploy/kubernetes/components/keda/scale.yaml"),
-    ),
-    Flag(
-        "--slower N",
-        "replay as if requests took N times as long as measured, under the same thresholds: "
-        "longer ones, or another GPU",
-        seconds,
-        1.0,
-    ),
-    Flag("--days N", "", positive, 3),
-    Flag("--seed N", "of the first day", int, 0),
 )
 _PLANNED = (
     f"{long_plan.minutes_of(long_plan.PLAN):.0f}, of people "
@@ -328,12 +243,6 @@ SPEAKERS = (
     ),
     Flag("--seed N", "of the conversations", int, 0),
     Flag("--device DEVICE", "that our networks compute on", default="cpu"),
-    Flag(
-        "--peers NAME=PYTHON,…",
-        "each with a Python that has it: senko, diarize",
-        names,
-        (),
-    ),
     switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER"),
 )
 DEMO = (Flag("--otherwise TOML", "the config where the checkpoint cannot be had"),)

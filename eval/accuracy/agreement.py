@@ -6,7 +6,6 @@ the first pass is surest of.
 
 transcripts.jsonl   what was heard, the most alike first: a manifest, once it is filtered
 failed.jsonl        clips that were not, and why
-agree.md, .png      the figures
 """
 
 import dataclasses
@@ -33,11 +32,10 @@ from eval.accuracy.trust import (
     steps,
     ways_of,
 )
-from eval.accuracy.yield_plot import draw
 from eval.config import Config
 from eval.corpora.find import Found, duration_s, find_clips
-from eval.files import write_jsonl, write_text
-from eval.measurement import Result, Run, table
+from eval.figures import line_chart
+from eval.record import Figure, Part, Result, Run, Section, Table, Text, write_jsonl
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -87,17 +85,19 @@ def measure_agreement(run: Run, *, other: str, threshold: float) -> Result:
         len(drawn.clips) + len(drawn.unreadable), sum(clip.duration_s for clip in drawn.clips)
     )
     figures = figures_of(pairs, len(failed), whole, threshold)
-    text = f"{drawn.summary}\n\n{report_of(figures, threshold)}"
     write_jsonl(run.folder / "transcripts.jsonl", [line_of(pair, threshold) for pair in pairs])
     write_jsonl(
         run.folder / "failed.jsonl",
         [{"file": file, "error": error} for file, error in failed.items()],
     )
-    write_text(run.folder / "agree.md", f"{text}\n")
+    parts: list[Part] = list(report_of(figures, threshold))
     if drawn.references:
         curves = {way: steps(pairs, whole, way) for way in ways_of(pairs)}
-        draw(run.folder / "agree.png", curves, f"{run.config.name}: {whole.clips} clips")
-    return Result(figures, checks_of(pairs, threshold), text)
+        label = "CER of the selected transcripts over their share of the clips"
+        chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
+        parts.insert(0, Figure([chart], legend=""))
+    sections = (Section("Agreement", parts),)
+    return Result(figures, checks_of(pairs, threshold), sections, about=drawn.summary)
 
 
 def passes_of(config: Config, other: str) -> tuple[tuple[Config, str], tuple[Config, str]]:
@@ -187,8 +187,8 @@ def figures_of(pairs: Sequence[Pair], failed: int, whole: Whole, threshold: floa
     )
 
 
-def report_of(figures: Figures, threshold: float) -> str:
-    """Write the figures, as Markdown."""
+def report_of(figures: Figures, threshold: float) -> tuple[Table, Text]:
+    """Tabulate the figures by threshold, and count what is trusted."""
     by_threshold: dict[float, list[Point]] = {}
     for point in figures.points:
         by_threshold.setdefault(point.threshold, []).append(point)
@@ -206,11 +206,11 @@ def report_of(figures: Figures, threshold: float) -> str:
     ]
     right = figures.silences_right
     of_them = "" if right is None else f", rightly in {right}"
-    return (
-        f"{table(header, rows)}\n\n"
+    counts = (
         f"trusted at {threshold:g} %: {figures.trusted} of {figures.whole.clips} clips; agreed on "
         f"silence: {figures.silences}{of_them}; failed: {figures.failed}"
     )
+    return Table(header, rows), Text(counts)
 
 
 def _rightness(point: Point) -> tuple[str, str]:

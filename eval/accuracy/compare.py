@@ -4,9 +4,10 @@ import dataclasses
 import operator
 
 from eval.accuracy.data import ClipSet
-from eval.accuracy.report import Report
+from eval.accuracy.gates import TITLES
+from eval.accuracy.report import Report, accuracy_figure, speed_figures
 from eval.accuracy.score import SystemScore
-from eval.measurement import table
+from eval.record import CONDITIONS, Result, Section, Table, Text, facts
 from serve.contract.errors import ConfigError
 
 _SPEEDS = (  # figure, where a Speed has it, factor, digits
@@ -34,18 +35,8 @@ _CONDITIONS = (  # what must be equal for figures to be comparable
     "threads",
     "machine",
 )
+_MOST_CLIPS = 40
 _Figure = tuple[float | None, int]  # None where it was not measured; digits to show
-
-
-@dataclasses.dataclass(frozen=True)
-class FigureRow:
-    """A figure of a system in both runs, as text; `gap` is empty where one is missing."""
-
-    system: str
-    figure: str
-    a: str
-    b: str
-    gap: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +50,44 @@ class ChangedClip:
     b: int
 
 
-def compare(a: Report, b: Report) -> str:
+def compared(a: Report, b: Report) -> Result:
     """Show two reports side by side: a, b, and b - a for each system that both have.
 
     Raises:
         ConfigError: they share no system.
     """
-    rows = [[row.system, row.figure, row.a, row.b, row.gap] for row in figure_rows(a, b)]
-    differing = [f"NOTE: {text}" for text in differing_conditions(a, b)]
-    runs = [f"A: {a.run.config_name}, {a.run.started}", f"B: {b.run.config_name}, {b.run.started}"]
-    return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
+    rows, changed = figure_rows(a, b), clips_that_changed(a, b)
+    sets = [name for name in a.run.clips if name in b.run.clips]
+    accuracy = [
+        part
+        for name in sets
+        for part in (Text("", f"On {TITLES[name]}"), *accuracy_figure([a, b], name))
+    ]
+    clips = [[c.system, c.file, str(c.a), str(c.b), f"{c.b - c.a:+d}"] for c in changed]
+    note = f"Character errors, the greatest changes first; {len(changed)} in all."
+    header = ["system", "clip", "A", "B", "B - A"]
+    differing = differing_conditions(a, b)
+    speed = speed_figures([a, b])
+    return Result(
+        title="Two runs, compared",
+        about=f"A: {_name(a)}. B: {_name(b)}.",
+        sections=(
+            *([Section("Not the same in both", [Text("", items=differing)])] if differing else []),
+            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
+            Section("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
+            Section("Speed", speed or [Text("No system was timed in both runs.")], False),
+            Section("Clips", [Table(header, clips[:_MOST_CLIPS], note=note)], False),
+            Section(CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False),
+        ),
+    )
 
 
-def figure_rows(a: Report, b: Report) -> list[FigureRow]:
-    """Return every figure that both reports have.
+def _name(report: Report) -> str:
+    return f"{report.run.config_name}, {report.run.started}, {report.verdict}"
+
+
+def figure_rows(a: Report, b: Report) -> list[list[str]]:
+    """Return every figure that both reports have: system, figure, a, b, and b - a.
 
     Raises:
         ConfigError: they share no system.
@@ -82,7 +97,7 @@ def figure_rows(a: Report, b: Report) -> list[FigureRow]:
         ours, theirs = _figures(one_score), _figures(two_score)
         for label in [label for label in ours if label in theirs]:
             (first, digits), (second, _) = ours[label], theirs[label]
-            rows.append(FigureRow(name, label, *_triple(first, second, digits)))
+            rows.append([name, label, *_triple(first, second, digits)])
     return rows
 
 

@@ -5,7 +5,6 @@ alignment finds it in the reference. A logistic of its `probability` and its seg
 is fitted to the words of one half, `choose`; all figures are of the other, `report`.
 
 beam-<N>.jsonl    words that were heard
-confidence.md     the figures
 fit.json          what `build.confidence` may name
 """
 
@@ -25,8 +24,7 @@ from eval.accuracy.prepare import engine_of
 from eval.accuracy.reliability import Bin, Reliability, bins, fit_logistic, reliability
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_json, write_jsonl, write_text
-from eval.measurement import Check, Result, Run, table
+from eval.record import Check, Part, Result, Run, Section, Table, Text, write_json, write_jsonl
 from serve.contract.engine import Confidence, open_engine
 from serve.contract.errors import EarshotError
 from serve.contract.files import read_bytes
@@ -96,10 +94,9 @@ def measure_confidence(run: Run, *, beams: tuple[int, ...]) -> Result:
         words[beam] = list(judged(drawn.clips, answers, normalizer(DEFAULT)))
         write_jsonl(run.folder / f"beam-{beam}.jsonl", words[beam])
     figures = figures_of(words, source)
-    text = report_of(figures)
     write_json(run.folder / "fit.json", figures.fit)
-    write_text(run.folder / "confidence.md", f"{drawn.summary}\n\n{text}\n")
-    return Result(figures, checks_of(figures), text)
+    sections = (Section("Confidence", report_of(figures)),)
+    return Result(figures, checks_of(figures), sections, about=drawn.summary)
 
 
 def _heard(
@@ -277,9 +274,10 @@ def checks_of(figures: Figures) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def report_of(figures: Figures) -> str:
-    """Write the figures, as Markdown."""
-    parts = [f"fit: {_fit(figures.fit)}", table(_HEADER, [_cells(row) for row in figures.rows])]
+def report_of(figures: Figures) -> list[Part]:
+    """Return the fit, the figures, and how many words are right of those that say as much."""
+    parts: list[Part] = [Text(f"fit: {_fit(figures.fit)}")]
+    parts.append(Table(_HEADER, [_cells(row) for row in figures.rows]))
     for beam, by_figure in figures.bins.items():
         for name in ("probability", "fitted"):
             rows = [
@@ -288,8 +286,8 @@ def report_of(figures: Figures) -> str:
                 for group in by_figure[name]
             ]
             header = [f"beam {beam}, {name}", "words", "says", "are right"]
-            parts.append(table(header, rows))
-    return "\n\n".join(parts)
+            parts.append(Table(header, rows, f"Beam {beam}, {name}"))
+    return parts
 
 
 def _fit(fit: Confidence) -> str:

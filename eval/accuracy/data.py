@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from eval.files import read_jsonl
+from eval.record import read_jsonl
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""

@@ -18,7 +18,7 @@ from eval.accuracy.score import (
     clips_to_decide,
     gap_interval,
 )
-from eval.measurement import Check
+from eval.record import Check
 from serve.contract.config import Precision
 
 THEIR_DEFAULTS = ("faster-whisper-float32", "faster-whisper-int8")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
-from eval.files import read_json, write_json, write_jsonl
+from eval.record import read_json, write_json, write_jsonl
 from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes

@@ -12,7 +12,7 @@ from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.load import System
 from eval.accuracy.prepare import engine_of
 from eval.config import Config, changed
-from eval.machine import versions
+from eval.record import versions
 from serve.contract.config import SEARCH_OPTIONS, Precision
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Request, Transcript

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.files import replaced
+from eval.record import replaced
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole

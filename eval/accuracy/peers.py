@@ -21,7 +21,7 @@ from eval.accuracy.prepare import (
     vocabulary_size,
 )
 from eval.config import Config
-from eval.machine import versions
+from eval.record import versions
 from serve.contract.errors import AudioError, UnavailableError
 
 

@@ -1,5 +1,4 @@
-"""Makes what systems need to start: engines, and the checkpoint as CTranslate2 and
-whisper.cpp read it.
+"""Make what systems need to start: engines, and the checkpoint as CTranslate2 reads it.
 
 Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
 counts as a system's memory.
@@ -11,25 +10,19 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 from build import hub
 from eval.config import Config
-from eval.files import made_once, replaced
 from eval.processes import run_tool
+from eval.record import made_once
 from serve.contract.config import Precision
 from serve.contract.errors import UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by a hash of what made them; relative to the project's root."""
-GGML_CACHE = Path(".cache") / "ggml"
-"""Checkpoints as whisper.cpp reads them, likewise."""
-
-GgmlKind = Literal["f16", "q8_0"]
 
 PREPARE_TIMEOUT_S = 3600.0
 CONVERTED_VERSION = "3"  # a part of the cache's key; to be raised when the conversion changes
-GGML_VERSION = "1"  # likewise
 OPENAI_ENGLISH = 51_864
 """Tokens of OpenAI's English-only vocabulary, which names languages all the same."""
 OPENAI_VOCABULARIES = (OPENAI_ENGLISH, 51_865, 51_866)  # multilingual; large-v3 and turbo
@@ -102,12 +95,9 @@ def converted_folder(config: Config) -> Path:
 
 def checkpoint_key(config: Config) -> str:
     """Hash the checkpoint's files; raises as `checkpoint_folder`."""
-    return _digest("", _checkpoint_files(config))
-
-
-def _checkpoint_files(config: Config) -> list[Path]:
     folder = checkpoint_folder(config)
-    return sorted(path for path in folder.iterdir() if path.suffix in _CHECKPOINT_FILES)
+    files = [path for path in folder.iterdir() if path.suffix in _CHECKPOINT_FILES]
+    return _digest("", sorted(files))
 
 
 def _digest(made_by: str, files: Iterable[Path]) -> str:
@@ -117,30 +107,6 @@ def _digest(made_by: str, files: Iterable[Path]) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:24]
-
-
-def ggml_file(config: Config, kind: GgmlKind) -> Path:
-    """Return where the present checkpoint lies or will lie as whisper.cpp reads it.
-
-    Raises:
-        UnavailableError, CheckpointError: as `checkpoint_folder`.
-    """
-    return GGML_CACHE / f"{_digest(GGML_VERSION, _checkpoint_files(config))}-{kind}.bin"
-
-
-def prepare_ggml(config: Config, kind: GgmlKind) -> None:
-    """Write the checkpoint as whisper.cpp reads it, unless that was done before.
-
-    Raises:
-        EarshotError: it could not be written; the tool has said why.
-    """
-    target = ggml_file(config, kind)
-    if target.is_file():
-        return
-    command = [sys.executable, "-m", "eval.accuracy.ggml", str(checkpoint_folder(config))]
-    with replaced(target) as partial:
-        command += [config.build.tokenizer, str(partial), kind]
-        run_tool(command, "writing the checkpoint for whisper.cpp", PREPARE_TIMEOUT_S)
 
 
 def prepare_converted(config: Config) -> None:

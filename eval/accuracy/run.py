@@ -28,9 +28,7 @@ from eval.accuracy.passages import join_clips
 from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config, changed
 from eval.corpora.find import Found, find_clips
-from eval.files import read_json, write_json
-from eval.machine import load_line
-from eval.measurement import Run, Say
+from eval.record import Run, Say, load_line, read_json, write_json
 from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes

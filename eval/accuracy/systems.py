@@ -17,16 +17,13 @@ from eval.accuracy.load import System
 from eval.accuracy.ours import EarshotInProcess, EarshotTriton, greedy
 from eval.accuracy.peers import FasterWhisper, TransformersFp32, fair_options
 from eval.accuracy.prepare import (
-    GgmlKind,
     checkpoint_key,
     engine_of,
     prepare_converted,
     prepare_engine,
-    prepare_ggml,
 )
-from eval.accuracy.whisper_cpp import WhisperCpp
 from eval.config import Config
-from eval.machine import missing_packages, versions
+from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError, UnavailableError
@@ -41,7 +38,6 @@ class Spec:
     packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
-    ggml: GgmlKind | None = None  # the checkpoint, as whisper.cpp reads it, likewise
 
 
 Options = Mapping[str, Any]
@@ -71,9 +67,6 @@ def specs(config: Config) -> dict[str, Spec]:
     def fair(**options: Any) -> Callable[[], Options]:
         return lambda: fair_options(config) | options
 
-    def whisper_cpp(kind: GgmlKind) -> Spec:
-        return Spec(lambda: WhisperCpp(config, kind), ("pywhispercpp",), ggml=kind)
-
     one_row = {"beam_size": 1, "best_of": 1}
     return {
         "earshot-triton": Spec(
@@ -91,8 +84,6 @@ def specs(config: Config) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper(config, "int8", fair()),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", fair(**one_row)),
         "faster-whisper-library-defaults": faster_whisper(config, "default", dict),
-        "whisper.cpp-f16": whisper_cpp("f16"),
-        "whisper.cpp-q8_0": whisper_cpp("q8_0"),
         "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
     }
 
@@ -137,8 +128,6 @@ def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
         prepare_engine(config, config_path, precision)
     if any(spec.converted for spec in needed):
         prepare_converted(config)
-    for kind in sorted({spec.ggml for spec in needed if spec.ggml}):
-        prepare_ggml(config, kind)
 
 
 def key_of(name: str, config: Config) -> str:
@@ -164,8 +153,8 @@ def key_of(name: str, config: Config) -> str:
     return hashlib.sha256(to_json(facts).encode()).hexdigest()[:16]
 
 
-_PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch", "pywhispercpp")
-_PEER_CODE = ("peers.py", "prepare.py", "ggml.py", "whisper_cpp.py")
+_PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
+_PEER_CODE = ("peers.py", "prepare.py")
 
 
 def _hash(files: Iterable[Path]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from build.clips import Clip
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.score import Counts, Rate, char_counts, rate
-from eval.measurement import Check
+from eval.record import Check
 from serve.contract.messages import Transcript
 
 THRESHOLDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)

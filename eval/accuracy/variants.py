@@ -19,8 +19,7 @@ from eval.accuracy.report import percent
 from eval.accuracy.score import SetScore, gap_interval, score_system
 from eval.config import Config, changed
 from eval.corpora.find import find_clips
-from eval.files import write_jsonl, write_text
-from eval.measurement import Result, Run, table
+from eval.record import Result, Run, Section, Table, write_jsonl
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError
 
@@ -66,7 +65,7 @@ class Heard:
 def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
     """Let variants hear the clips of `eval.manifest`, keep what they say, and hold them together.
 
-    The folder gets `<variant>.jsonl`, its calls, and variants.md.
+    The folder gets `<variant>.jsonl`, its calls.
 
     Args:
         run: of a config whose engines are there; it says the device, clips and calls at a time.
@@ -90,9 +89,9 @@ def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
         run.say(
             f"{name}: CER {percent(results[name].score.overall.cer)}, {results[name].took_s:.0f} s"
         )
-    text = _table(results)
-    write_text(folder / "variants.md", f"{drawn.summary}\n\n{text}\n")
-    return Result({name: result.score for name, result in results.items()}, text=text)
+    sections = (Section("Variants", [_table(results)]),)
+    scores = {name: result.score for name, result in results.items()}
+    return Result(scores, sections=sections, about=drawn.summary)
 
 
 def _configured(config: Config, variant: Variant) -> Config:
@@ -113,7 +112,7 @@ def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) ->
     return Heard(tuple(calls), score, time.perf_counter() - began, failed)
 
 
-def _table(results: Mapping[str, Heard]) -> str:
+def _table(results: Mapping[str, Heard]) -> Table:
     rows = [
         [
             name,
@@ -127,7 +126,7 @@ def _table(results: Mapping[str, Heard]) -> str:
         for name, result in results.items()
     ]
     header = ["variant", "CER [95 %]", "WER [95 %]", "language right", "beside"]
-    return table([*header, "points of CER [95 %]", "equal texts", "failed", "s"], rows)
+    return Table([*header, "points of CER [95 %]", "equal texts", "failed", "s"], rows)
 
 
 def _beside(result: Heard, name: str, results: Mapping[str, Heard]) -> list[str]:

@@ -20,7 +20,7 @@ from eval.bench.plan import Plan, with_slots
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
 from eval.config import Config
-from eval.measurement import Say
+from eval.record import Say
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import UnavailableError

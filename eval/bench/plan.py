@@ -15,8 +15,6 @@ WORKLOADS = {
     "latency": "one request at a time, of 40 tokens",
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
-    "live": "streams of speech, decoded again and again as live text is: how late are words?",
-    "steps": "one decoder step with 1 to 16 rows a slot, by itself",
 }
 FORMER_NAMES = {"a": "throughput", "b": "latency", "c": "mlperf", "d": "open-loop"}
 
@@ -30,12 +28,9 @@ class Plan:
     """Workloads and their settings; the command's flags have these defaults."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
-    # Throughput and steps with each; latency and open-loop with the first, mlperf and live with the
-    # last.
+    # Throughput with each; latency and open-loop with the first, mlperf with the last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # least time of a throughput figure, its warm-up apart
-    streams: int = 150  # of live text; so many are tried first
-    update_s: float = 0.75  # between two decodings of what one of them says
     beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
     draft_acceptance: float | None = None  # of a draft decoder's guesses; None: there is none
     requests: int = 200  # counted of the latency workload, through Triton too
@@ -49,7 +44,6 @@ class Plan:
         """List the workloads that run with so many slots, in order."""
         fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
-        fits |= {"live": slots == self.slots[-1]}
         return [name for name, fit in fits.items() if fit and name in self.workloads]
 
 

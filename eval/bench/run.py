@@ -12,47 +12,37 @@ from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
 from eval.bench.plan import DRAFT_LAYERS, Plan, check_workloads, configured
-from eval.bench.steps import run_steps
 from eval.bench.table import (
     OURS,
     Measurement,
     device_facts,
     ratio,
     refused,
-    render,
     software,
+    table_of,
 )
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
-from eval.machine import missing_packages
-from eval.measurement import Result, Run, Say
 from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
 from eval.random_whisper.shapes import published_shape
-from serve.contract.codec import to_json
+from eval.record import Result, Run, Say, Section, missing_packages
 from serve.contract.devices import names_of
 from serve.contract.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
 
 
-def bench(
-    run: Run, *, peers: tuple[str, ...] | None, random_weights: bool, **of_plan: Any
-) -> Result:
-    """Measure everything that was asked for, show it as a table and a line of JSON.
-
-    An error or Ctrl-C keeps what was measured, in the record and in what is shown.
+def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
+    """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
         run: of a product for a GPU.
         peers: their names; None is all that are installed.
-        random_weights: not needed any more.
         of_plan: the fields of `Plan`.
 
     Raises:
         EarshotError: as of `check` and `measurements`; the record cannot be written.
     """
-    if random_weights:
-        run.say("--random-weights is not needed any more: the bench always makes its weights up")
     config = run.config
     plan = Plan(**of_plan, peers=installed_peers(run.say) if peers is None else peers)
     run.flags["peers"] = plan.peers
@@ -62,21 +52,18 @@ def bench(
     run.versions |= software()
     rows: list[Measurement] = []
     result = _keep(run, rows, complete=False)
-    try:
-        for measurement in measurements(engine, config, plan, run.say):
-            rows.append(measurement)
-            result = _keep(run, rows, complete=False)
-            run.say(str(measurement))
-        result = _keep(run, rows, complete=True)
-    finally:
-        run.show("\n".join([*render(rows), to_json(run.record(result))]))
-    return result
+    for measurement in measurements(engine, config, plan, run.say):
+        rows.append(measurement)
+        result = _keep(run, rows, complete=False)
+        run.say(str(measurement))
+    return _keep(run, rows, complete=True) if rows else result
 
 
 def _keep(run: Run, measured: Sequence[Measurement], *, complete: bool) -> Result:
-    """Keep what was measured so far, each line with how many times as fast we are."""
+    """Keep the rows so far, each with how many times as fast Earshot is."""
     rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
-    result = Result({"complete": complete, "rows": rows})
+    sections = (Section("Figures", [table_of(measured)]),) if measured else ()
+    result = Result({"complete": complete, "rows": rows}, sections=sections)
     run.keep(result)
     return result
 
@@ -174,8 +161,6 @@ def _in_process(
         except UnavailableError as error:
             yield refused("start", OURS, "s", error)
     yield from run_workloads(engine, config, plan, ceilings, progress)
-    if "steps" in plan.workloads:
-        yield from run_steps(engine, config.runtime, plan, ceilings, progress)
     if plan.ablate:
         yield from run_ablation(engine, config, plan, ceilings, progress)
 

@@ -22,11 +22,10 @@ from eval.bench.table import device_facts, percentiles_ms, software
 from eval.bench.triton import check_counters, served, settled
 from eval.bench.workloads import release_memory
 from eval.config import Config, changed
-from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
+from eval.record import Check, Result, Run, Say, Section, Text
 from eval.server import by_role, cpu_s
-from serve.contract.codec import to_json
 from serve.contract.config import RuntimeConfig
 from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError
@@ -112,7 +111,7 @@ class Scaling:
 
 
 def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
-    """Measure servers on some devices, one after another; the text is the record.
+    """Measure servers on some devices, one after another.
 
     Args:
         run: its config says how to run and serve an engine, and which shape it has.
@@ -139,8 +138,8 @@ def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
     run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
     run.versions |= software()
     run.say(str(scaling))
-    result = Result({"scaling": scaling}, (scaling.check,))
-    return dataclasses.replace(result, text=to_json(run.record(result)))
+    section = Section("Figures", [Text("", items=[*map(str, scaling.figures), str(scaling)])])
+    return Result({"scaling": scaling}, (scaling.check,), (section,))
 
 
 def measure_scaling(

@@ -1,14 +1,13 @@
-"""The table that `python -m eval bench` prints: what was measured beside what could be.
-
-Nothing here measures.
-"""
+"""The rows of `python -m eval bench`: measured values beside the ideal ones."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from eval.record import Table
 
 OURS = "earshot"
 LESS_IS_BETTER = ("ms", "s")
@@ -34,7 +33,7 @@ class Measurement:
 
     def __str__(self) -> str:
         """Write the measurement by itself, as a line of progress."""
-        number = _number(self.value, 0)
+        number = _number(self.value)
         return f"{self.workload}; {self.system}: {number} {self.unit}; {self.detail}"
 
 
@@ -68,36 +67,39 @@ def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * float(np.percentile(latency_s, rank)) for name, rank in ranks.items()}
 
 
-def render(rows: Sequence[Measurement]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    yield (
-        f"{'workload':26} {'system':30} {'measured':>10} {'unit':10} {'ideal':>9} {'of ideal':>8} "
-        f"{'earshot is':>10}"
-    )
-    for row in rows:
-        line = f"{row.workload:26} {row.system:30} {_number(row.value, 10)} {row.unit:10} "
-        line += f"{_number(row.ideal, 9)} {_share(row)} {_times(ratio(row, rows))}"
-        yield f"{line}  {row.detail}".rstrip()
+def table_of(rows: Sequence[Measurement]) -> Table:
+    """Return the rows of the report."""
+    header = ["workload", "system", "measured", "unit", "ideal", "of ideal", "earshot is", "detail"]
+    cells = [
+        [
+            row.workload,
+            row.system,
+            _number(row.value),
+            row.unit,
+            "" if row.ideal is None else _number(row.ideal),
+            _share(row),
+            "" if (times := ratio(row, rows)) is None else f"{times:.2f} x",
+            row.detail,
+        ]
+        for row in rows
+    ]
+    return Table(header, cells, prose=True)
 
 
-def _number(value: float | None, width: int) -> str:
+def _number(value: float | None) -> str:
     if value is None:
-        return f"{'-':>{width}}"
+        return "-"
     if 0 < abs(value) < 0.1:
-        return f"{value:{width}.2g}"
-    return f"{value:{width}.{0 if abs(value) >= 1000 else 2}f}"
+        return f"{value:.2g}"
+    return f"{value:.{0 if abs(value) >= 1000 else 2}f}"
 
 
 def _share(row: Measurement) -> str:
-    """Return how much of the ideal was reached."""
+    """Return the share of the ideal that was reached."""
     if not row.value or row.ideal is None:
-        return " " * 8
+        return ""
     share = row.ideal / row.value if row.unit in LESS_IS_BETTER else row.value / row.ideal
-    return f"{100 * share:6.0f} %"
-
-
-def _times(times: float | None) -> str:
-    return " " * 10 if times is None else f"{times:8.2f} x"
+    return f"{100 * share:.0f} %"
 
 
 def device_facts(device: str, gpu: str) -> dict[str, str]:

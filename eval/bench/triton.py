@@ -18,7 +18,7 @@ from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.config import Config, changed
-from eval.measurement import Say
+from eval.record import Say
 from eval.server import cpu_s, metrics_page, total
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S

@@ -20,12 +20,11 @@ import torch
 from eval.bench.acceptance import accepting
 from eval.bench.energy import joules_so_far
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.live import RIGHT, LiveLoad, Search, Streams
 from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline, open_loop, poisson
 from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
-from eval.config import HELD_S, Config
-from eval.measurement import Say
+from eval.config import Config
+from eval.record import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
@@ -39,8 +38,6 @@ REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
 SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
 WARM_REQUESTS = 10
-LIVE_TRIES = 5  # numbers of streams
-LIVE_WARM_S = 6.0
 DRAIN_S = 30.0  # how long the last arrivals are waited for
 
 
@@ -99,8 +96,6 @@ class Session:
             yield self.latency(plan)
         elif workload == "mlperf":
             yield from self.mlperf(plan.seconds)
-        elif workload == "live":
-            yield from self.live(plan)
         else:
             yield from self.open_loop_sweep(plan)
 
@@ -200,47 +195,6 @@ class Session:
             f"the same lengths, without fill and drain: {full.detail}",
             {"windows": full.windows, "seconds": full.wall_s, **full.energy},
         )
-
-    def live(self, plan: Plan) -> Iterator[Measurement]:
-        """Search for the most streams whose words are final in time; yields each number tried."""
-        search = Search(plan.streams, LIVE_TRIES)
-        self._streams(plan.streams, plan, LIVE_WARM_S)  # caches fill meanwhile
-        for count in search.counts():
-            row = self._live(count, plan)
-            search.note(count, row.figures["p95_ms"] <= 1e3 * HELD_S)
-            yield row
-        yield Measurement(
-            "live",
-            self._system,
-            search.held,
-            "streams",
-            None,
-            f"held: 95 of 100 words are final {HELD_S:g} s after their end; updates every "
-            f"{plan.update_s:g} s at the soonest, utterances of 2 to 10 s, short windows "
-            f"{plan.short_encoder}, {100 * RIGHT:.0f} % of drafts right",
-            {"update_s": plan.update_s, "seconds": plan.seconds},
-        )
-
-    def _live(self, count: int, plan: Plan) -> Measurement:
-        """Measure so many streams."""
-        figures = self._streams(count, plan, plan.seconds).figures
-        return Measurement(
-            f"live, {count} streams",
-            self._system,
-            figures["p95_ms"],
-            "ms",
-            None,
-            f"p95 of {figures['words']:.0f} words from their end to their final text, p50 "
-            f"{figures['p50_ms']:.0f}, {figures['unfinished']:.0f} unfinished; "
-            f"{figures['updates_per_s']:.0f} updates a second, from due to done p50 "
-            f"{figures['update_p50_ms']:.0f}, p95 {figures['update_p95_ms']:.0f} ms",
-            figures,
-        )
-
-    def _streams(self, count: int, plan: Plan, seconds: float) -> LiveLoad:
-        batch, short = self.config.encoder_batch, plan.short_encoder
-        windows = NoiseWindows(self._engine, self.config.device, batch, REQUEST_S)
-        return Streams(self.runtime, windows, count, plan.update_s, seconds, short).run()
 
     def open_loop_sweep(self, plan: Plan) -> Iterator[Measurement]:
         """Measure the saturated rate, then arrivals at shares of it."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
-from eval.files import replaced
-from eval.machine import missing_packages
+from eval.record import missing_packages, replaced
 from serve.contract.errors import ConfigError, UnavailableError
 
 CACHE = Path(".cache") / "clips"

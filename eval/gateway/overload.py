@@ -21,7 +21,7 @@ import numpy as np
 from eval.config import Config, changed
 from eval.corpora.find import find_clips
 from eval.gateway.open_loop import Caller, OpenLoop, ask
-from eval.measurement import Check, Result, Run, Say, table
+from eval.record import Check, Result, Run, Say, Section, Table
 from eval.server import metrics_page, samples
 from serve.cli.live_client import transcribe_live
 from serve.contract.errors import EarshotError
@@ -135,7 +135,7 @@ def overload(
     found = [dataclasses.replace(one, capacity=capacity) for one in found]
     checks = tuple(check for one in found for check in one.checks)
     figures = {"capacity_before": before, "capacity_after": after, "loads": found}
-    return Result(figures, checks, _report(found))
+    return Result(figures, checks, (Section("Overload", [_report(found)]),))
 
 
 def _clips(config: Config) -> list[Samples]:
@@ -317,7 +317,7 @@ def _line(one: Overload) -> str:
     )
 
 
-def _report(found: Sequence[Overload]) -> str:
+def _report(found: Sequence[Overload]) -> Table:
     header = ("load", "goodput", "p99", "refused", "kept", "let in", GREEDY, MODEST, "live p95")
     rows = [
         (
@@ -332,4 +332,4 @@ def _report(found: Sequence[Overload]) -> str:
         )
         for one in found
     ]
-    return table(header, rows)
+    return Table(header, rows)

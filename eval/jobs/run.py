@@ -22,7 +22,7 @@ from build.clips import load_clips
 from eval.config import Config
 from eval.jobs.clients import SECRET, Client, Receiver, form
 from eval.jobs.server import PAUSE_S, Server, ask
-from eval.measurement import Check, Result, Run, table
+from eval.record import Check, Result, Run, Section, Table
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
 from serve.supervisor.run import on_free_ports
@@ -183,7 +183,9 @@ def _judged(
         for id in client.ids[: _SAMPLE // len(posting)]
     )
     server.end()  # with which the last usage is written, or lost
-    rows = _rows(folder / _FOLDER / _DATABASE, "SELECT count(*), count(result) FROM earshot_jobs")
+    recorded = _rows(
+        folder / _FOLDER / _DATABASE, "SELECT count(*), count(result) FROM earshot_jobs"
+    )
     usage = _rows(folder / _USAGE, "SELECT coalesce(sum(requests), 0), 0 FROM usage")
     heard = {id.removeprefix("msg_") for id in receiver.taken}
     figures = {
@@ -192,8 +194,8 @@ def _judged(
         "kills": server.kills.total(),
         **{f"kills of {role}": server.kills[role] for role in _VICTIMS},
         "ended by itself": server.ended_by_itself,
-        "jobs in the table": rows[0],
-        "results recorded": rows[1],
+        "jobs in the table": recorded[0],
+        "results recorded": recorded[1],
         "begun more than once": sum(job["tries"] > 1 for job in found.values()),
         "requests counted as usage": usage[0],
         "lost": len(set(ids) - done),
@@ -206,10 +208,8 @@ def _judged(
         "seconds": round(took_s),
     }
     checks = _checks(figures, len(set(ids)), texts)
-    text = table(("", ""), [(name, f"{value:,}") for name, value in figures.items()])
-    result = Result(figures, checks, "\n".join([text, "", *map(str, checks)]))
-    run.keep(result)
-    return result
+    rows = [(name, f"{value:,}") for name, value in figures.items()]
+    return Result(figures, checks, (Section("Jobs", [Table(("", ""), rows)]),))
 
 
 def _checks(

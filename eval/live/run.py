@@ -18,7 +18,7 @@ from eval.config import HELD_S, Config
 from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
-from eval.measurement import Check, Result, Run, Say
+from eval.record import Check, Result, Run, Say, Section, Table
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
@@ -75,28 +75,25 @@ class Level:
             Check(f"{worse} {of}", points <= MOST_WORSE, f"{points:+.2f} points"),
         )
 
-    def __str__(self) -> str:
-        """Write a line of the table."""
-        shares = (
-            self.cer,
-            self.whole_cer,
-            self.alike_cer,
-            self.short_cer,
-            self.from_whole,
-            self.from_written,
-        )
-        return (
-            f"{self.streams:7} {self.p50_s:7.2f} {self.p95_s:7.2f} {self.p99_s:7.2f} "
-            f"{self.changed_per_word:8.2f} {self.words:6} "
-            f"{100 * self.matched / max(1, self.words):5.0f} %"
-            + "".join(f"{share:10.2f} %" for share in shares)
-            + f" {self.torn:6} {self.whole_torn:6}"
-        )
+    @property
+    def row(self) -> list[str]:
+        """Return the row of the report."""
+        rates = (self.cer, self.whole_cer, self.alike_cer, self.short_cer)
+        return [
+            str(self.streams),
+            *(f"{seconds:.2f}" for seconds in (self.p50_s, self.p95_s, self.p99_s)),
+            f"{self.changed_per_word:.2f}",
+            str(self.words),
+            f"{100 * self.matched / max(1, self.words):.0f} %",
+            *(f"{rate:.2f} %" for rate in (*rates, self.from_whole, self.from_written)),
+            str(self.torn),
+            str(self.whole_torn),
+        ]
 
 
-HEADING = (
-    "streams  p50, s  p95, s  p99, s  changed  words   known    CER live       whole       alike"
-    "  short enc.  from whole  as written   torn  whole"
+HEADER = (
+    *("streams", "p50, s", "p95, s", "p99, s", "changed", "words", "known", "CER live", "whole"),
+    *("alike", "short enc.", "from whole", "as written", "torn", "whole torn"),
 )
 
 
@@ -122,8 +119,9 @@ def live(
             shares = [_share(played, index, clips) for index in range(count)]
             measure = _Measure(system, config, shares, offline, run.say)
             levels.append(measure.level())
-            run.say(f"{HEADING}\n{levels[-1]}")
-            result = Result(levels, levels[-1].checks, "\n".join([HEADING, *map(str, levels)]))
+            run.say("; ".join(map(" ".join, zip(HEADER, levels[-1].row, strict=True))))
+            table = Table(HEADER, [level.row for level in levels])
+            result = Result(levels, levels[-1].checks, (Section("Live text", [table]),))
             run.keep(result)
             system.require_unbroken()
     return result

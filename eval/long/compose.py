@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from eval.files import made_once, write_jsonl
 from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
 from eval.long.truth import Recording, Stretch, read_manifest, recording
-from eval.measurement import Say
+from eval.record import Say, made_once, write_jsonl
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes, read_text

@@ -12,7 +12,7 @@ from eval.accuracy.score import Counts, gap_interval
 from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.score import Figures, LongScore
 from eval.long.truth import Kind
-from eval.measurement import Check
+from eval.record import Check
 
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly

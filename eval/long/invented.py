@@ -2,7 +2,6 @@
 
 clips/                       what they heard
 predictions/<system>.jsonl   what they said, raw
-invented.json, invented.md   the figures
 """
 
 import dataclasses
@@ -20,11 +19,10 @@ from eval.accuracy.score import Counts, char_counts, compared_texts
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_jsonl, write_text
 from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
-from eval.measurement import Check, Result, Run, table
+from eval.record import Check, Result, Run, Section, Table, write_jsonl
 from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE
 
@@ -74,9 +72,7 @@ def invented(
     for name in names:
         run.say(f"{name}: {len(clips)} clips …")
         scores.append(score(name, _heard(name, run.config, clips, run.folder)))
-    text = table_of(scores)
-    write_text(run.folder / "invented.md", text + "\n")
-    return Result(scores, (check_of(scores[0]),), text)
+    return Result(scores, (check_of(scores[0]),), (Section("Invented text", [table_of(scores)]),))
 
 
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
@@ -128,8 +124,8 @@ def score(name: str, calls: Sequence[TimedCall]) -> Score:
     return Score(name, clips, with_text, spoken, people)
 
 
-def table_of(scores: Sequence[Score]) -> str:
-    """Tabulate the figures, as Markdown."""
+def table_of(scores: Sequence[Score]) -> Table:
+    """Tabulate the figures."""
     kinds = (*NOBODY, *HARD)
     header = ["", "invented", *kinds, "around words: lost, added", "people: lost, CER"]
     rows = []
@@ -139,13 +135,13 @@ def table_of(scores: Sequence[Score]) -> str:
         rows.append(
             [
                 score.system,
-                f"**{100 * text / max(1, of):.1f} %**",
+                f"{100 * text / max(1, of):.1f} %",
                 *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in kinds),
                 f"{_share(spoken, spoken.deletions)}, {_share(spoken, spoken.insertions)}",
                 f"{_share(people, people.deletions)}, {_share(people, people.errors)}",
             ]
         )
-    return table(header, rows)
+    return Table(header, rows)
 
 
 def _share(counts: Counts, edits: int) -> str:

@@ -1,26 +1,22 @@
-"""`python -m eval long`: recordings are heard and scored; the report, and its page."""
+"""`python -m eval long`: let systems hear long recordings, score the answers, and report."""
 
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, Spelling, descriptions, normalizer
-from eval.accuracy.page.page import PAGE, render
-from eval.accuracy.page.plots import rates_plot
-from eval.accuracy.report import gates_text, head_of, percent, settings_text
+from eval.accuracy.report import percent
 from eval.accuracy.score import Counts, Rate
-from eval.files import write_text
+from eval.figures import rate_chart
 from eval.long.align import NEAR_CUT_S, RUN, TOUCH_S
 from eval.long.gates import long_gates
 from eval.long.plan import NAMES
-from eval.long.run import Loaded, LongRun, load_long, run_long
+from eval.long.run import Loaded, load_long, run_long
 from eval.long.score import BLOCK_S, Figures, LongScore, score_long
 from eval.long.truth import KINDS, UNSPOKEN, Recording, What
-from eval.measurement import Check, Result, Run, table, verdict
+from eval.record import CONDITIONS, Figure, Result, Run, Section, Table, Text, facts
 
 _SHOWN: tuple[What, ...] = ("speech", *UNSPOKEN)
-_TEMPLATES = Path(__file__).parent / "templates"
 
 RULES = (
     "Every system gets a recording's bytes and returns the whole text, one recording at a time, "
@@ -40,17 +36,6 @@ RULES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LongReport:
-    """A scored run."""
-
-    run: LongRun
-    recordings: tuple[Recording, ...]
-    systems: tuple[LongScore, ...]
-    unfinished: tuple[str, ...]
-    gates: tuple[Check, ...]
-
-
 def long(
     run: Run,
     *,
@@ -59,63 +44,45 @@ def long(
     seed: int,
     again: bool,
 ) -> Result:
-    """Let systems hear recordings, score all that the folder holds and report on it.
+    """Let systems hear recordings, and score all answers that the folder holds.
 
     Args:
-        run: its folder gets the reports; its config says what the gates allow.
+        run: its config says the limits of the gates.
         systems: their names; None is all.
         minutes, seed, again: as of `run_long`.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.
         ConfigError: the folder holds a run of other recordings or settings.
-        FileError: a report cannot be written.
     """
     run_long(run, systems or NAMES, minutes=minutes, seed=seed, again=again)
-    folder = run.folder
-    report = _scored(load_long(folder), run.config.eval.max_cer_gap_faster_whisper)
-    markdown = to_markdown(report)
-    write_text(folder / "report.md", markdown)
-    write_text(folder / PAGE, _page(report))
-    scores = [{**vars(score), "blocks": None, "sentences": None} for score in report.systems]
-    figures = {"run": report.run, "systems": scores, "unfinished": report.unfinished}
-    text = f"{head_of(markdown)}\n\nThe whole report: {folder / 'report.md'} and .html"
-    return Result(figures, report.gates, text)
-
-
-def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
-    normalize = normalizer(DEFAULT)
+    loaded, normalize = load_long(run.folder), normalizer(DEFAULT)
     scores = tuple(
         score_long(system.facts, system.calls, loaded.recordings, normalize)
         for system in loaded.systems
     )
-    gates = tuple(long_gates(scores, max_cer_gap))
-    return LongReport(loaded.run, loaded.recordings, scores, loaded.unfinished, gates)
+    return result_of(loaded, scores, run.config.eval.max_cer_gap_faster_whisper)
 
 
-def to_markdown(report: LongReport) -> str:
-    """Return the text of report.md."""
-    run = report.run
-    parts = [
-        f"# Long recordings: {run.config_name}",
-        f"{run.started}; {contents(report.recordings)}; {run.threads} CPU threads for every "
-        f"system; normaliser `{DEFAULT}`: {descriptions(Spelling())[DEFAULT]}.",
-        gates_text(report.gates),
-        *(f"`{name}` has not heard everything yet; run again." for name in report.unfinished),
-        *(
-            f"## {part.title}\n\n{part.note}\n\n{table(part.header, part.rows)}"
-            for part in parts_of(report)
-        ),
-        "## Rules",
-        "\n".join(f"- {rule}" for rule in RULES),
-        "## Recordings",
-        table(*recordings_table(report.recordings)),
-        "## Machine",
-        "\n".join(f"- {key}: {value}" for key, value in run.machine.items()),
-        "## Settings",
-        *(settings_text(score.facts) for score in report.systems),
+def result_of(loaded: Loaded, scores: Sequence[LongScore], max_cer_gap: float) -> Result:
+    """Return the result of scored recordings."""
+    run, kept = loaded.run, [{**vars(s), "blocks": None, "sentences": None} for s in scores]
+    notes = [f"`{name}` has not heard everything yet; run again." for name in loaded.unfinished]
+    recordings = Section("Recordings", [_recordings(loaded.recordings)], printed=False)
+    settings = [
+        dataclasses.replace(facts(score.name, score.facts.settings), folded="closed")
+        for score in scores
     ]
-    return "\n\n".join(parts) + "\n"
+    conditions = [facts("Machine", run.machine), Text("", "Rules", RULES), *settings]
+    return Result(
+        {"run": run, "systems": kept, "unfinished": loaded.unfinished},
+        tuple(long_gates(scores, max_cer_gap)),
+        (*_sections(loaded, scores), recordings, Section(CONDITIONS, conditions, printed=False)),
+        f"Long recordings: {run.config_name}",
+        f"{run.started}; {contents(loaded.recordings)}; {run.threads} CPU threads for every "
+        f"system; normaliser `{DEFAULT}`: {descriptions(Spelling())[DEFAULT]}.",
+        notes=(Text("", items=notes),) if notes else (),
+    )
 
 
 def contents(recordings: Sequence[Recording]) -> str:
@@ -129,48 +96,43 @@ def contents(recordings: Sequence[Recording]) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A table with a row a system."""
+def _sections(loaded: Loaded, scores: Sequence[LongScore]) -> list[Section]:
+    """Return the sections on the answers, each with a row for each system."""
 
-    title: str
-    note: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    def section(title: str, note: str, columns: dict[str, Callable[[Figures], str]]) -> Section:
+        rows = [
+            (score.name, *(cell(score.overall) for cell in columns.values())) for score in scores
+        ]
+        return Section(title, [Table(("system", *columns), rows, note=note)])
 
-
-def parts_of(report: LongReport) -> list[Part]:
-    """Return the tables on what was heard."""
-
-    def part(title: str, note: str, columns: dict[str, Callable[[Figures], str]]) -> Part:
-        rows = tuple(
-            (score.name, *(cell(score.overall) for cell in columns.values()))
-            for score in report.systems
-        )
-        return Part(title, note, ("system", *columns), rows)
-
+    rates = {
+        title: {score.name: [getattr(score.overall, name)] for score in scores}
+        for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
+    }
+    charts = [chart for title, of in rates.items() if (chart := rate_chart(title, of))]
+    accuracy = section(
+        "Accuracy",
+        "Counts are words, of all that were said.",
+        {
+            "CER [95 %]": lambda f: percent(f.cer),
+            "WER [95 %]": lambda f: percent(f.wer),
+            "lost": lambda f: str(f.wer.counts.deletions),
+            "in stretches": lambda f: str(f.lost_in_stretches),
+            "added": lambda f: str(f.wer.counts.insertions),
+            "repeated": lambda f: str(f.repeated),
+            "made up": lambda f: str(f.made_up),
+            "RTFx": lambda f: f"{f.rtfx:.1f}",
+        },
+    )
     return [
-        part(
-            "Accuracy",
-            "Counts are words, of all that were said.",
-            {
-                "CER [95 %]": lambda f: percent(f.cer),
-                "WER [95 %]": lambda f: percent(f.wer),
-                "lost": lambda f: str(f.wer.counts.deletions),
-                "in stretches": lambda f: str(f.lost_in_stretches),
-                "added": lambda f: str(f.wer.counts.insertions),
-                "repeated": lambda f: str(f.repeated),
-                "made up": lambda f: str(f.made_up),
-                "RTFx": lambda f: f"{f.rtfx:.1f}",
-            },
-        ),
-        _by_kind(report),
-        part(
+        Section("Accuracy", [*([Figure(charts)] if charts else []), *accuracy.parts]),
+        _by_kind(loaded.recordings, scores),
+        section(
             "Text where nobody speaks",
             "Characters, by what there is instead of speech.",
             {what: lambda f, what=what: str(f.unspoken[what]) for what in UNSPOKEN},  # type: ignore[misc]
         ),
-        part(
+        section(
             "Beside cuts",
             "Lost and added words of sentences beside a cut, and of all others.",
             {
@@ -181,7 +143,7 @@ def parts_of(report: LongReport) -> list[Part]:
                 "added elsewhere": lambda f: _share(f.elsewhere.insertions, f.elsewhere),
             },
         ),
-        _languages(report),
+        _languages(scores),
     ]
 
 
@@ -189,19 +151,16 @@ def _share(count: int, of: Counts) -> str:
     return f"{count} of {of.length} ({100 * count / of.length:.2f} %)" if of.length else "none"
 
 
-def _by_kind(report: LongReport) -> Part:
-    kinds = list(dict.fromkeys(recording.kind for recording in report.recordings))
-    rows = tuple(
-        (score.name, *(percent(score.by_kind[kind].cer) for kind in kinds))
-        for score in report.systems
-    )
+def _by_kind(recordings: Sequence[Recording], scores: Sequence[LongScore]) -> Section:
+    kinds = list(dict.fromkeys(recording.kind for recording in recordings))
+    rows = [(score.name, *(percent(score.by_kind[kind].cer) for kind in kinds)) for score in scores]
     note = "CER. " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds) + "."
-    return Part("By kind of recording", note, ("system", *kinds), rows)
+    return Section("By kind of recording", [Table(("system", *kinds), rows, note=note)])
 
 
-def _languages(report: LongReport) -> Part:
+def _languages(scores: Sequence[LongScore]) -> Section:
     rows = []
-    for score in report.systems:
+    for score in scores:
         right = sum(first == answer for first, answer in score.languages)
         mixed = score.by_kind.get("languages")
         empty = Rate(None, None, None, Counts())
@@ -218,11 +177,11 @@ def _languages(report: LongReport) -> Part:
         "sentences in recordings that change it."
     )
     header = ("system", "answered", "CER, first language", "CER, the other")
-    return Part("Languages", note, header, tuple(rows))
+    return Section("Languages", [Table(header, rows, note=note)])
 
 
-def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: how long each recording is, and what is in it."""
+def _recordings(recordings: Sequence[Recording]) -> Table:
+    """Tabulate the length and the content of each recording."""
     rows = []
     for recording in recordings:
         seconds: dict[What, float] = collections.defaultdict(float)
@@ -236,24 +195,5 @@ def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[l
                 *(f"{seconds[what]:.0f}" for what in _SHOWN),
             ]
         )
-    return ["recording", "minutes", "sentences", *(f"{what}, s" for what in _SHOWN)], rows
-
-
-def _page(report: LongReport) -> str:
-    """Return the text of report.html."""
-    rates = {
-        title: {score.name: [getattr(score.overall, name)] for score in report.systems}
-        for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
-    }
-    header, rows = recordings_table(report.recordings)
-    return render(
-        "long.html",
-        _TEMPLATES,
-        report=report,
-        verdict=verdict(report.gates),
-        contents=contents(report.recordings),
-        accuracy=rates_plot(rates, "accuracy") if report.systems else None,
-        parts=parts_of(report),
-        recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
-        rules=RULES,
-    )
+    header = ["recording", "minutes", "sentences", *(f"{what}, s" for what in _SHOWN)]
+    return Table(header, rows)

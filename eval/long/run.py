@@ -20,12 +20,11 @@ from eval.accuracy.data import SystemFacts, TimedCall
 from eval.accuracy.kept import Kept, Keys
 from eval.accuracy.worker import measure_system
 from eval.config import Config, changed
-from eval.files import read_json, write_json, write_jsonl
 from eval.long.compose import Composed, compose, read_sentences
 from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.systems import open_system, prepare_names
 from eval.long.truth import Recording, read_manifest
-from eval.measurement import Run
+from eval.record import Run, read_json, write_json, write_jsonl
 from serve.contract.errors import ConfigError
 
 RUN_FILE = "run.json"

@@ -7,7 +7,7 @@ from eval.accuracy.peers import fair_options
 from eval.accuracy.systems import Spec, check, faster_whisper, in_process, prepare
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
-from eval.measurement import Run
+from eval.record import Run
 
 _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from eval.files import read_jsonl
+from eval.record import read_jsonl
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """The difficulty of a recording. All but the last two have pauses of up to 8 s."""

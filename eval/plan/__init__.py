@@ -1,1 +1,1 @@
-"""How many GPUs a load needs, what that costs, and what autoscaling makes of a day."""
+"""How many GPUs a load needs, and what that costs."""

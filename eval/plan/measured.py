@@ -1,4 +1,4 @@
-"""Figures of one GPU: from a file that `python -m eval bench --json` wrote, or a committed
+"""Figures of one GPU: from a bench.json that `python -m eval bench` wrote, or a committed
 table of the same form, which names its conditions."""
 
 import dataclasses
@@ -72,15 +72,6 @@ class Measured:
         loads = [level.per_s for level in self.levels]
         return np.interp(per_s, loads, [getattr(level, f"{rank}_s") for level in self.levels])
 
-    def slower(self, times: float) -> "Measured":
-        """Return the same GPU with requests that take so many times as long."""
-        levels = (
-            Level(level.per_s / times, level.p50_s * times, level.p99_s * times)
-            for level in self.levels
-        )
-        saturated = self.saturated_per_s / times
-        return dataclasses.replace(self, saturated_per_s=saturated, levels=tuple(levels))
-
     def most_per_s(self, p99_s: float) -> float:
         """Find the greatest load whose p99 is no more than this.
 
@@ -115,14 +106,14 @@ def find_measured(config: Config, file: Path | None) -> Measured:
         path = path.relative_to(Path.cwd())
     measure = (
         f"measure it: python -m eval bench --config … --beam-size {beam_size} --workloads "
-        "start,latency,open-loop --through-triton --json FILE, and give --measured FILE"
+        "start,latency,open-loop --through-triton, and give its bench.json as --measured FILE"
     )
     if file is None and not path.exists():
         known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))
         raise ConfigError(
             f"nothing has been measured of {config.name}; there are figures of {known}. {measure}"
         )
-    text = read_text(path, "expected what `python -m eval bench --json` wrote")
+    text = read_text(path, "expected the bench.json that `python -m eval bench` wrote")
     content = from_json(_File, text, str(path), advice=measure, extra="ignore")
     _require_same(content, config, path, measure)
     return _measured(content, path, measure)

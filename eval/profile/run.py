@@ -4,32 +4,26 @@ import dataclasses
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from eval.accuracy.page.page import render
 from eval.bench.floor import PROMPT_TOKENS, Ceilings, encoder_work, measure_ceilings, step_bytes
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_text
-from eval.measurement import Result, Run, table
 from eval.profile.load import Done, Load, opened, synchronize
 from eval.profile.timeline import LOAD, Timeline, read_timeline
+from eval.record import Card, Result, Run, Section, Table, Text
 from serve.contract.devices import first_of
 from serve.contract.engine import Manifest
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.native.stopwatch import Stopwatch
 
-PAGE = "profile.html"
 TRACE = "trace.json.gz"
 NSYS = "profile.nsys-rep"
-_TEMPLATES = Path(__file__).parent / "templates"
-_KERNELS = 25  # that the page has of each phase
-_SHOWN = 10  # that the report has
+_KERNELS = 25  # of each phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +111,7 @@ def profiled(
         ceilings = measure_ceilings(config.runtime, manifest.dims)
         done = _recorded(load, on, run.folder / TRACE)
     profile = _profile(config, manifest, done, read_timeline(run.folder / TRACE), ceilings, device)
-    write_text(run.folder / PAGE, _page(run, profile))
-    text = f"{_text(profile)}\n\nThe page: {run.folder / PAGE}; to open in Perfetto: {TRACE}"
-    return Result(profile, text=text)
+    return result_of(profile, config.runtime.slots)
 
 
 def _recorded(load: Load, device: torch.device, path: Path) -> Done:
@@ -177,7 +169,8 @@ def _under_nsys(run: Run, device: str) -> Result:
     done = subprocess.run([*nsys_command(program, report), *_again(run)], check=False)
     if done.returncode:
         raise EarshotError(f"{program} ended with status {done.returncode}; see above")
-    return Result(text=f"To open in Nsight Systems: {report}")
+    run.show(f"To open in Nsight Systems: {report}")
+    return Result()
 
 
 def _again(run: Run) -> list[str]:
@@ -252,52 +245,100 @@ def _parts(done: Done) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _text(profile: Profile) -> str:
-    """Write the report that is printed."""
+def result_of(profile: Profile, slots: int) -> Result:
+    """Return the result: cards, and a section each for phases, requests, kernels and gaps."""
     timeline = profile.timeline
+    whole_s = timeline.seconds
+    busy = f"{timeline.busy_s / whole_s:.1%}"
+    cards = [Card("The device is busy", busy, (f"of {whole_s:.2f} s",))]
+    for rate in profile.rates:
+        title = f"{rate.phase}: of the ceiling of {rate.what}"
+        achieved = f"{rate.achieved:.3g} of {rate.ceiling:.3g}"
+        cards.append(Card(title, f"{rate.share:.1%}", (achieved,)))
+    steps = f"of {slots} slots, {profile.steps} steps"
+    cards.append(Card("Windows in a step", f"{profile.mean_batch:.1f}", (steps,)))
     phases = [
-        (phase.name, f"{phase.busy_s:.3f} s", f"{phase.idle_s:.3f} s") for phase in timeline.phases
-    ]
-    kernels = [
-        (kernel.name[:60], kernel.phase, str(kernel.calls), f"{1e3 * kernel.seconds:.1f} ms")
-        for kernel in timeline.kernels[:_SHOWN]
-    ]
-    rates = [
-        f"{rate.phase}: {rate.achieved:.3g} {rate.what}, {rate.share:.0%} of {rate.ceiling:.3g}"
-        for rate in profile.rates
-    ]
-    return "\n\n".join(
-        [
-            f"{profile.device}: {timeline.seconds:.2f} s for {profile.audio_s:.0f} s of audio, "
-            f"{profile.windows} windows; busy {timeline.busy_s / timeline.seconds:.0%}",
-            table(("phase", "busy", "idle"), phases),
-            "\n".join(rates),
-            table(("kernel", "phase", "calls", "time"), kernels),
-        ]
-    )
-
-
-def _page(run: Run, profile: Profile) -> str:
-    timeline = profile.timeline
-    kernels = {
-        phase.name: [k for k in timeline.kernels if k.phase == phase.name]
+        (
+            phase.name,
+            _ms(phase.busy_s),
+            _ms(phase.idle_s),
+            f"{(phase.busy_s + phase.idle_s) / whole_s:.1%}",
+        )
         for phase in timeline.phases
-    }
-    longest_s = max((phase.busy_s + phase.idle_s for phase in timeline.phases), default=1.0)
-    return render(
-        "profile.html",
-        _TEMPLATES,
-        run=run,
-        profile=profile,
-        kernels=kernels,
-        shown=_KERNELS,
-        longest_s=longest_s,
-        trace=TRACE,
-        settings=_settings(run),
+    ]
+    requests = [
+        (part.name, str(part.requests), _ms(part.mean_s), f"{part.busy_s:.3f}")
+        for part in profile.parts
+    ]
+    gaps = [
+        (gap.phase, _ms(gap.at_s), _ms(gap.seconds), f"`{gap.after}`", f"`{gap.before}`")
+        for gap in timeline.gaps
+    ]
+    windows = profile.windows
+    rates = (
+        f"The rates count the least work over the busy time: the encoder's arithmetic of {windows} "
+        f"windows, and the weights, keys and values that {profile.steps} steps have to read. "
+        "Ceilings are what this machine reached before the load: a matrix product, and a copy."
+    )
+    kernels = [_kernels(profile, phase.name) for phase in timeline.phases]
+    return Result(
+        profile,
+        sections=(
+            Section(
+                "Phases",
+                [
+                    Table(("phase", "busy, ms", "idle, ms", "of the load"), phases, note=_PHASES),
+                    Text(rates),
+                ],
+            ),
+            Section(
+                "Requests",
+                [Table(("phase", "requests", "mean, ms", "all, s"), requests, note=_REQUESTS)],
+            ),
+            Section("Kernels", [table for table in kernels if table.rows]),
+            Section(
+                "Gaps",
+                [Table(("phase", "at, ms", "ms", "after", "before"), gaps, note=_GAPS, prose=True)],
+                printed=False,
+            ),
+        ),
+        about=f"{len(profile.parts) and profile.parts[0].requests} requests on {profile.device}, "
+        f"{profile.audio_s:.0f} s of audio in {windows} windows, {whole_s:.2f} s under the "
+        f"profiler, which itself takes time. `{TRACE}` opens in Perfetto (ui.perfetto.dev).",
+        cards=tuple(cards),
     )
 
 
-def _settings(run: Run) -> Sequence[tuple[str, str]]:
-    runtime = dataclasses.asdict(run.config.runtime)
-    flags = {key: value for key, value in run.flags.items() if not key.endswith("nsys")}
-    return [(key, str(value)) for key, value in {**flags, **runtime}.items()]
+_PHASES = (
+    "Busy: kernels that were launched in the phase, or operators on a CPU. Idle: nothing ran while "
+    "the runtime's thread was in the phase: it launched, copied or computed in Python. Between: "
+    "log-mels, judging, and waiting for requests."
+)
+_REQUESTS = (
+    "From the begin of a phase to its end, of an average request; and the seconds that all of them "
+    "were worked on, of which many may be at the same time. `decode` is of audio."
+)
+_GAPS = "Times in which the device did nothing, by what stood before and after."
+
+
+def _kernels(profile: Profile, phase: str) -> Table:
+    """Tabulate the kernels of a phase, the longest first."""
+    timeline = profile.timeline
+    mine = [kernel for kernel in timeline.kernels if kernel.phase == phase]
+    rows = [
+        (
+            f"`{kernel.name}`",
+            f"{kernel.calls:,}",
+            _ms(kernel.seconds),
+            f"{1e6 * kernel.seconds / kernel.calls:.1f}",
+            f"{kernel.seconds / timeline.busy_s:.1%}",
+        )
+        for kernel in mine[:_KERNELS]
+    ]
+    header = ("name", "calls", "ms", "µs a call", "of the busy time")
+    title = f"{phase}: {len(mine)} names"
+    return Table(header, rows, title, folded="closed", prose=True)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"

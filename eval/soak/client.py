@@ -16,7 +16,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from eval.measurement import Check
+from eval.record import Check
 from eval.server import post
 from serve.wire.tensors import MODEL, STREAM_MODEL
 

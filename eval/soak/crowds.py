@@ -10,11 +10,11 @@ import soundfile
 
 from build.clips import Clip
 from eval.config import Config, changed
-from eval.measurement import Check
 from eval.memory import Watch
+from eval.record import Check
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
+from eval.soak.findings import Found
 from eval.soak.memory import memory_of
-from eval.soak.report import Found
 from eval.soak.stage import Stage
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE

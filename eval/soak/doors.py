@@ -97,7 +97,10 @@ def by_job(at: Addresses, file: File, timeout_s: float) -> Ending:
             if time.monotonic() - began > timeout_s:
                 return lost(TimeoutError(f"the job is {job['status']}"), began)
             time.sleep(_ASK_AGAIN_S)
-            job = json.loads(_get(at, f"{_JOBS}/{job['id']}", timeout_s)[1])
+            status, text = _get(at, f"{_JOBS}/{job['id']}", timeout_s)
+            if status != http.client.OK:
+                return ended_by_openai(status, text, time.monotonic() - began)
+            job = json.loads(text)
         status, text = _get(at, f"{_JOBS}/{job['id']}/result", timeout_s)
     except (OSError, http.client.HTTPException) as error:
         return lost(error, began)

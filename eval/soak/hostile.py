@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable
 
-from eval.gateway.floods import FLOODS, flood_once
 from eval.soak.client import Ending, by_grpc
 from eval.soak.doors import by_form
 from eval.soak.files import changed_broadcast
+from eval.soak.floods import FLOODS, flood_once
 from eval.soak.harm import greedy_mp4
 from eval.soak.killers import KILLERS
 from eval.soak.stage import Stage

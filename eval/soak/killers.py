@@ -10,10 +10,10 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from eval.measurement import Check
+from eval.record import Check
 from eval.soak.client import Ending, by_grpc, by_http, channel_to, infer
+from eval.soak.findings import Found
 from eval.soak.raw import head, upload
-from eval.soak.report import Found
 from eval.soak.stage import Stage
 
 DEPTH = 200_000

@@ -19,14 +19,14 @@ from tqdm import tqdm
 
 from build.clips import load_clips
 from eval.config import Config
-from eval.measurement import Check, Result, Run, Say
 from eval.memory import resident_bytes
+from eval.record import Check, Result, Run, Say
 from eval.soak.client import Ending, crowd, lost
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
 from eval.soak.doors import DOORS
 from eval.soak.files import files_of
+from eval.soak.findings import Finding, kept
 from eval.soak.hostile import ATTACKS
-from eval.soak.report import Finding, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
 from serve.contract.errors import EarshotError
@@ -110,7 +110,7 @@ def mixed(run: Run, load: Load) -> Result:
             try:
                 soak.run()
             finally:
-                result = reported(run, [soak.finding()])
+                result = kept(run, [soak.finding()])
     return result
 
 

@@ -6,6 +6,7 @@ SCENARIOS = {
     "large-uploads": "uploads larger than memory",
     "slow-clients": "40 uploads that drip",
     "descriptors": "no file descriptors left",
+    "floods": "floods that need no key, beside a client",
     "killers": "requests that ended or froze servers before",
     "reload": "engines exchanged under load, some of them bad",
 }

@@ -23,13 +23,13 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from eval.measurement import Check
 from eval.memory import Watch, tree_memory_bytes
+from eval.record import Check
 from eval.server import samples
 from eval.soak.client import Addresses, Ending, counted, lost
 from eval.soak.doors import DOORS, Door, utterance
 from eval.soak.files import File, files_of
-from eval.soak.report import Found
+from eval.soak.findings import Found
 from eval.soak.stage import Stage
 from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError

@@ -7,13 +7,14 @@ import psutil
 
 from build.clips import Clip, load_clips
 from eval.config import Config
-from eval.measurement import Check, Result, Run, Say, loud
+from eval.record import Check, Result, Run, Say, loud
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
+from eval.soak.findings import Finding, Found, kept
+from eval.soak.floods import floods
 from eval.soak.killers import killers
 from eval.soak.mixed import Load, mixed
 from eval.soak.plan import SCENARIOS
 from eval.soak.reloads import reloads
-from eval.soak.report import Finding, Found, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
 from serve.contract.errors import ConfigError, EarshotError
@@ -27,6 +28,7 @@ _ATTACKS: dict[str, Attack] = {
     "large-uploads": large_uploads,
     "slow-clients": slow_clients,
     "descriptors": descriptors,
+    "floods": floods,
     "killers": killers,
     "reload": reloads,
 }
@@ -61,7 +63,7 @@ def soak(
     for name in scenarios or tuple(SCENARIOS):
         run.say(f"{name}: {SCENARIOS[name]} …")
         findings.append(attacked(name, run.config, clips, run.say))
-        result = reported(run, findings)
+        result = kept(run, findings)
         run.say(f"{name}: {loud(findings[-1].verdict)}")
     return result
 

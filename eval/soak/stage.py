@@ -16,8 +16,8 @@ import psutil
 
 from build.clips import Clip
 from eval.config import Config
-from eval.measurement import Say
 from eval.processes import descendants, kill
+from eval.record import Say
 from eval.server import by_role, metrics_page
 from eval.soak.client import Addresses, Ending, by_grpc
 from serve.contract.errors import EarshotError

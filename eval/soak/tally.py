@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from eval.measurement import Check
+from eval.record import Check
 from eval.server import samples, total
 from eval.soak.client import Ending
 from eval.soak.disruptions import MAX_RECOVERY_S, Span
+from eval.soak.findings import Found
 from eval.soak.memory import slope
-from eval.soak.report import Found
 
 MAX_GROWTH_KB = 4.0  # an action: a million, 4 GB; pages that a process keeps come in MBs
 MAX_DESCRIPTORS = 0.005  # that a process may have more after each action: one in 200

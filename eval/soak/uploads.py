@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import psutil
 
 from eval.config import Config, changed
-from eval.measurement import Check
 from eval.memory import Watch
+from eval.record import Check
 from eval.server import connect
 from eval.soak.client import (
     Ending,
@@ -26,9 +26,9 @@ from eval.soak.client import (
     http_body,
     infer,
 )
+from eval.soak.findings import Found
 from eval.soak.memory import memory_of
 from eval.soak.raw import Upload, chunked, head, upload
-from eval.soak.report import Found
 from eval.soak.stage import Stage
 
 MAX_RATIO = 2.0

@@ -17,9 +17,8 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.files import made_once, write_text
 from eval.long.sound import at_level, faded, noise
-from eval.measurement import Say
+from eval.record import Say, made_once, write_text
 from eval.speakers.recordings import Recording, Utterance, read_recordings, to_rttm, to_stm
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes

@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from eval.machine import machine_facts, versions
-from eval.measurement import Say
+from eval.record import Say, machine_facts, versions
 from serve.contract.errors import EarshotError
 
 _LINE_CHARACTERS = 500  # of a difference, in the line for a bug report

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from eval.measurement import Result, Run
+from eval.record import Result, Run
 from eval.trtllm.check import build_by_command_line, run
 from eval.trtllm.report import Report
 

@@ -170,7 +170,7 @@ class ShadowBaseline:
     """What gaps between the answers of a sound engine and its reference are like.
 
     Of each kind the mean and the standard deviation of its logarithm; see docs/operating.md, and
-    serve/gateway/shadow/figures.py. `python -m eval shadow` and `python -m serve shadow` tell them.
+    serve/gateway/shadow/figures.py. `python -m serve shadow` tells them.
     A kind of (0, 0) is not known; where none is, no drift is told.
     """
 

@@ -48,7 +48,7 @@ IN_THE_IMAGE = {
     "tzdata",  # pandas, of datasets
 }
 # The image has a tritonserver of its own; peers are measured elsewhere.
-NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2", "pywhispercpp", "ray"}
+NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2", "ray"}
 
 
 @pytest.mark.parametrize("path", [NATIVE, TRTLLM, TRTLLM_API], ids=lambda path: path.stem)

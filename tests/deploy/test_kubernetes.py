@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from deploy.images import earshot
-from eval.plan.policy import read_policy
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
 from serve.gateway.upstream import pool as upstreams
@@ -22,7 +21,6 @@ from tests.deploy.dockerfiles import ROOT, all_of
 from tests.deploy.manifests import BASE, KUBERNETES, bytes_of, documents, objects, pod, the
 from tests.deploy.test_images import NATIVE
 
-POLICY = "deploy/kubernetes/components/keda/scale.yaml"  # which `python -m eval plan` simulates
 # Of operators: Kubernetes itself has no schemas for them.
 OF_OPERATORS = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
@@ -182,7 +180,8 @@ def test_the_autoscalers_say_the_same():
     limits = (keda["minReplicaCount"], keda["maxReplicaCount"])
     assert limits == (hpa["minReplicas"], hpa["maxReplicas"])
     assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
-    (queue, windows), policy = hpa["metrics"], read_policy(ROOT / POLICY)
+    queue, windows = hpa["metrics"]
+    queue_s, windows_per_s = (float(t["metadata"]["threshold"]) for t in keda["triggers"])
     (adapter,) = documents(KUBERNETES / "components" / "hpa" / "adapter.yaml")
     for metric, trigger, rule in zip(
         (queue, windows), keda["triggers"], adapter["rules"]["external"], strict=True
@@ -191,8 +190,8 @@ def test_the_autoscalers_say_the_same():
         assert found["target"]["type"] == trigger["metricType"]
         assert found["metric"]["name"] == rule["name"]["as"]
         assert rule["seriesQuery"] in trigger["metadata"]["query"]
-    assert queue["external"]["target"]["value"] == f"{1000 * policy.queue_s:.0f}m"
-    assert windows["external"]["target"]["averageValue"] == f"{policy.windows_per_s:g}"
+    assert queue["external"]["target"]["value"] == f"{1000 * queue_s:.0f}m"
+    assert windows["external"]["target"]["averageValue"] == f"{windows_per_s:g}"
 
 
 def test_every_file_is_part_of_something():

@@ -19,8 +19,6 @@ def test_parts_that_it_names_exist():
 def test_its_plan_can_be_asked_for():
     (command,) = re.findall(r"^python -m eval (plan .*--price.*)$", TEXT, re.M)
     _parser().parse_args(shlex.split(command))
-    (more,) = re.findall(r"^python -m eval plan … (.*)$", TEXT, re.M)
-    _parser().parse_args(shlex.split(f"{command} {more}"))
 
 
 def test_its_file_of_keys_is_one(tmp_path):

@@ -3,7 +3,7 @@ import pytest
 import soundfile
 
 from eval.config import Config
-from eval.measurement import Run
+from eval.record import Run
 
 
 @pytest.fixture

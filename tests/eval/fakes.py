@@ -7,6 +7,9 @@ from pathlib import Path
 
 from build.clips import Clip
 from eval.accuracy.data import Prediction, SystemFacts, TimedCall, TimedText
+from eval.config import Config
+from eval.record import Run
+from eval.report import to_markdown
 from serve.contract.errors import AudioError, UnavailableError
 
 
@@ -105,3 +108,8 @@ def facts(name):
     return SystemFacts(
         run="r", name=name, settings={}, start_s=1.0, peak_memory_bytes=2**20, rows=0
     )
+
+
+def printed(result):
+    """What a command prints of its result."""
+    return to_markdown(Run("test", Config()), result, whole=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.files import write_json
+from eval.record import write_json
 from serve.contract.errors import FileError
 
 

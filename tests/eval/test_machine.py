@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.machine import load_line
+from eval.record import load_line
 
 
 @pytest.mark.parametrize(("percent", "warned"), [(0.0, False), (100.0, True)])

@@ -13,9 +13,9 @@ import torch
 
 from eval.bench.peers.forced import Decode, batched, latency
 from eval.bench.table import Measurement
-from eval.measurement import Say
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import END, Shape, prompt_ids, special_ids
+from eval.record import Say
 
 BATCH = 64
 COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8")}

@@ -8,13 +8,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
-from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.vllm import measure_vllm
 from eval.bench.table import Measurement, refused
-from eval.machine import missing_packages
-from eval.measurement import Say
 from eval.processes import ChildProcess, Send
 from eval.random_whisper.shapes import Shape
+from eval.record import Say, missing_packages
 from serve.contract.errors import EarshotError, UnavailableError
 
 START_S = 900.0  # to convert weights, load and compile
@@ -35,7 +33,6 @@ class Peer:
 
 
 PEERS: dict[str, Peer] = {
-    "hugging-face": Peer(measure_hugging_face, ("transformers",)),
     "faster-whisper": Peer(measure_ctranslate2, ("ctranslate2", "transformers")),
     "vllm": Peer(measure_vllm, ("vllm", "transformers")),
 }

@@ -17,9 +17,9 @@ import numpy as np
 from eval.bench.peers.forced import Decode, batched, latency, mlperf, queued
 from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_S
-from eval.measurement import Say
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import Shape, prompt_ids
+from eval.record import Say
 from serve.contract.errors import UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES
 

@@ -35,7 +35,7 @@ HOPPER = Gpu("H", (9, 0))
 def parse(monkeypatch, words):
     """Parse a command with the documented flags; anything else is a usage error."""
     monkeypatch.syspath_prepend(str(HERE))
-    import trtllm_build as stand_in  # noqa: PLC0415 - only importable with the path above
+    import trtllm_build as stand_in
 
     return stand_in.make_parser().parse_args(words)
 
@@ -187,9 +187,9 @@ def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, m
 
 
 def write_old_names(dims, tensors, precision, folder, on_file):
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file
 
-    from build.trtllm.weights import write_checkpoint  # noqa: PLC0415
+    from build.trtllm.weights import write_checkpoint
 
     write_checkpoint(dims, tensors, precision, folder, on_file)
     path = folder / "encoder" / "rank0.safetensors"

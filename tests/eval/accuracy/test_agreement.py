@@ -26,6 +26,7 @@ from serve.contract.codec import to_json
 from serve.contract.engine import open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
+from tests.eval.fakes import printed
 
 BASIC = normalizer(DEFAULT)
 
@@ -247,10 +248,9 @@ def test_a_folder_without_references_becomes_a_list_to_filter(tmp_path, run_of, 
         {"file": "deep/bad.wav", "error": "AUDIO cannot be decoded"},
         {"file": "deep/late.wav", "error": "AUDIO cannot be decoded"},
     ]
-    assert "audio without references: 6 clips; 0.00 h; unknown language 6" in result.text
-    assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1; failed: 2" in result.text
-    assert "CER" not in result.text and result.checks == ()
-    assert not (tmp_path / "agree.png").exists()
+    assert "audio without references: 6 clips; 0.00 h; unknown language 6" in printed(result)
+    assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1; failed: 2" in printed(result)
+    assert "CER" not in printed(result) and result.checks == ()
     trusted = tmp_path / "trusted.jsonl"  # as a recipe would take it
     trusted.write_text("".join(to_json(n) + "\n" for n in lines if n["trusted"]))
     assert [(clip.text, clip.language) for clip in load_clips(trusted)] == [
@@ -283,10 +283,12 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
     (point,) = (p for p in found.points if (p.threshold, p.by) == (10.0, "agreement"))
     assert (point.clips, point.exact_percent) == (2, 50.0)
     assert point.cer.percent == pytest.approx(100 * 2 / 18)
-    assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1, rightly in 1; failed: 2" in (
-        tmp_path / "agree.md"
-    ).read_text(encoding="utf-8")
-    assert (tmp_path / "agree.png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        "trusted at 10 %: 2 of 6 clips; agreed on silence: 1, rightly in 1; failed: 2"
+        in printed(result)
+    )
+    (chart,) = result.sections[0].parts[0].charts
+    assert [line.name for line in chart.lines] == ["agreement", "avg_logprob"]
     assert len(result.checks) == 1
 
 

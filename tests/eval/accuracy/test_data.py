@@ -2,7 +2,7 @@ import pytest
 
 from build.clips import load_clips
 from eval.accuracy.data import clip_nearest_10_s, read_calls
-from eval.files import write_text
+from eval.record import write_text
 from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError, FileError
 from tests.eval.fakes import timed_call, write_clips

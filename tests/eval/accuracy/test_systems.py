@@ -18,7 +18,7 @@ from eval.accuracy.data import Prediction
 from eval.config import Config, EvalConfig, load_config
 from eval.demo import demo, render
 from eval.long import systems as long_systems
-from eval.measurement import verdict
+from eval.record import verdict
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import (
     ConfigError,

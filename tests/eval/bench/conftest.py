@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench import ablate, live, workloads
+from eval.bench import ablate, workloads
 from eval.bench.floor import Ceilings
 from eval.bench.plan import Plan
 from eval.config import load_config
@@ -36,7 +36,7 @@ def ceilings():
 @pytest.fixture
 def plan():
     """Figures that take no time."""
-    return Plan(slots=(2, 3), seconds=0.05, streams=2, update_s=0.1, requests=2)
+    return Plan(slots=(2, 3), seconds=0.05, requests=2)
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +54,6 @@ def config(cpu_config, monkeypatch):
     monkeypatch.setattr(workloads, "REQUEST_TOKENS", 3)
     monkeypatch.setattr(workloads, "MLPERF_MAX", 6)
     monkeypatch.setattr(workloads, "WARM_REQUESTS", 1)
-    monkeypatch.setattr(workloads, "LIVE_TRIES", 2)
-    monkeypatch.setattr(live, "WARM_S", 0.1)
-    monkeypatch.setattr(workloads, "LIVE_WARM_S", 0.2)
-    monkeypatch.setattr(live, "WORDS_PER_S", 50.0)
-    monkeypatch.setattr(live, "SPEECH_S", (0.5, 0.6))
-    monkeypatch.setattr(live, "QUIET_S", (0.0, 0.1))
     monkeypatch.setattr(ablate, "WINDOWS", 1)
     monkeypatch.setattr(ablate, "TOKENS", 3)
     return cpu_config

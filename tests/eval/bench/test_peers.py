@@ -18,7 +18,6 @@ import transformers
 
 from eval.bench.peers import forced, run, vllm
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
-from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.run import PEERS, Peer, check_peers, measure_peer
 from eval.bench.table import Measurement
 from eval.random_whisper.checkpoint import write_peer_checkpoint
@@ -41,16 +40,6 @@ def short(monkeypatch):
 def kinds(rows):
     assert all(row.value > 0 for row in rows)
     return [(row.workload, row.system, row.unit) for row in rows]
-
-
-def test_hugging_face_decodes_forced_lengths(short, tiny):
-    rows = list(measure_hugging_face(tiny, "cpu", 0.0, silent, (2, 3)))
-    assert kinds(rows) == [
-        ("latency", "Hugging Face generate, fp16", "ms"),
-        ("throughput", "Hugging Face generate, fp16", "RTFx"),
-        ("throughput", "Hugging Face generate, fp16", "RTFx"),
-    ]
-    assert "12 tokens; 3 windows" in rows[-1].detail
 
 
 def test_ctranslate2_decodes_forced_lengths(short, tiny):

@@ -18,7 +18,7 @@ from eval.bench.plan import Plan
 from eval.bench.run import bench, installed_peers, measurements
 from eval.bench.table import Measurement
 from eval.config import load_config
-from eval.measurement import Run
+from eval.record import Run
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, UnavailableError
 from serve.native.runtime import NativeRuntime
@@ -59,7 +59,7 @@ def measured(config, plan, tmp_path, monkeypatch):
         said, flags = [], vars(plan)
         of = Run("bench", config, "x.toml", path, flags=flags, say=said.append, show=said.append)
         with contextlib.suppress(KeyboardInterrupt):
-            bench(of, random_weights=False, **flags)
+            bench(of, **flags)
         return json.loads(path.read_text()), said
 
     return measured
@@ -74,8 +74,8 @@ def test_what_was_measured_before_an_interruption_is_kept(measured):
     assert kept["figures"]["complete"] is False and kept["figures"]["rows"][0]["value"] == 20.0
     assert kept["config"] == "large-v3-turbo" and kept["versions"]["torch"] == torch.__version__
     assert kept["settings"]["runtime"]["slots"] == 2 and kept["settings"]["seconds"] == 0.05
-    assert json.loads(said[-1].splitlines()[-1]) == kept
-    assert measured(iter([]))[0]["figures"] == {"complete": True, "rows": []}
+    assert said[-1].startswith("latency; earshot, 2 slots: 20.00 ms")
+    assert measured(iter([]))[0]["figures"] == {"complete": False, "rows": []}
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured, tmp_path):
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured,
         (
             ("--workloads", "a,latency,x"),
             "unknown workloads: a, x; known: start, throughput, words, latency, mlperf, "
-            "open-loop, live, steps "
+            "open-loop "
             "(a is now throughput)",
             2,
         ),
@@ -107,20 +107,17 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
     assert message in capsys.readouterr().err
 
 
-def test_the_command_ends_with_a_table_and_a_line_of_json(config, engine, capsys, monkeypatch):
+def test_the_command_ends_with_a_table_and_keeps_the_rows(
+    config, engine, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
     monkeypatch.setattr("eval.bench.run.random_engine", lambda *_: engine)
-    flags = "--config x --workloads start,latency --slots 2 --requests 2 --seconds 1"
-    assert main(["bench", *flags.split(), "--peers="]) == 0
-    out = capsys.readouterr().out.splitlines()
-    rows = json.loads(out[-1])["figures"]["rows"]
-    assert [row["workload"] for row in rows] == ["ceiling"] * 3 + [
-        "start",
-        "opening",
-        "latency",
-    ]
-    assert len(out) == 1 + len(rows) + 1
+    flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
+    assert main(["bench", *flags.split(), "--seconds", "1", "--peers="]) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]
+    assert [row["workload"] for row in rows] == [*["ceiling"] * 3, "start", "opening", "latency"]
+    assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
 
 
 def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
@@ -139,13 +136,6 @@ def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
     assert given == [(tiny.dims, ours.value, plan)]
 
 
-def test_the_former_switch_for_random_weights_is_taken_and_called_unneeded(capsys):
-    line = ["bench", "--random-weights", "--config", "configs/demo.toml", "--peers="]
-    assert main(line) == 2
-    err = capsys.readouterr().err
-    assert "--random-weights is not needed any more" in err and 'device = "cuda"' in err
-
-
 WITHOUT = """
 import importlib.machinery, sys
 
@@ -158,7 +148,7 @@ class Without(importlib.machinery.PathFinder):
 
 sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
 from eval.__main__ import main
-for flags in ([], ["--through-triton"], ["--peers", "hugging-face"]):
+for flags in ([], ["--through-triton"], ["--peers", ""]):
     print(main(["bench", "--config", "configs/large-v3-turbo.toml", *flags]), file=sys.stderr)
 """
 PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")

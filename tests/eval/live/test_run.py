@@ -12,8 +12,8 @@ import eval.live.run
 from build.clips import Clip
 from eval.__main__ import main
 from eval.config import Config
-from eval.live.run import HEADING, Level, live
-from eval.measurement import Result
+from eval.live.run import HEADER, Level, live
+from eval.record import Result
 from serve.cli.live_client import Heard
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
@@ -144,8 +144,8 @@ def test_what_is_late_or_worse_or_failed_is_named():
     ]
 
 
-def test_a_line_stands_below_its_heading():
-    assert len(str(GOOD)) == len(HEADING)
+def test_a_row_stands_below_its_header():
+    assert len(GOOD.row) == len(HEADER)
 
 
 def test_the_exit_status_is_of_the_last_number_of_streams(monkeypatch, capsys, tmp_path):
@@ -159,7 +159,7 @@ def test_the_exit_status_is_of_the_last_number_of_streams(monkeypatch, capsys, t
         line = ["live", "--config", "configs/demo.toml", "--output", str(tmp_path)]
         assert main(line) == code
         out, err = capsys.readouterr()
-        assert out.endswith(f"\nThe figures: {tmp_path / 'live.json'}\n")
+        assert f"The report: {tmp_path / 'report.html'}" in out
         late = "FAILED: 95 of 100 words are final within 2 s with 4 streams. 2.50 s\n"
         assert err.endswith(late) == bool(code)
 

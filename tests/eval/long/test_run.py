@@ -105,7 +105,7 @@ def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
     assert [s["facts"]["name"] for s in report["systems"]] == [OUR_DEFAULT, PEER, OTHER]
     assert report["unfinished"] == []
     page = (folder / "report.html").read_text()
-    assert "Long recordings: small" in page and "<svg" in page and PEER in page
+    assert "Long recordings: small" in page and "CER, %" in page and PEER in page
     code, _ = long(config, "--systems", PEER, "--seed", "1")
     assert code == 2 and "holds a run with recordings" in capsys.readouterr().err
 

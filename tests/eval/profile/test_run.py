@@ -55,8 +55,8 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     assert {"queue.decoder", "decode", "queue.slot", "encode", "steps", "words"} == parts.keys()
     assert parts["encode"]["requests"] == 2
     assert [rate["phase"] for rate in figures["rates"]] == ["encode", "steps"]
-    page = (tmp_path / "out" / "profile.html").read_text()
-    assert "<h1>Profile: tiny</h1>" in page and "<script" not in page
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<title>profile: tiny</title>" in page and "<script" not in page
     for section in ("phases", "requests", "kernels", "gaps", "conditions"):
         assert f'<section id="{section}">' in page
     with gzip.open(tmp_path / "out" / "trace.json.gz", "rt") as file:

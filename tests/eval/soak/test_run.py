@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import eval.config
 from build.clips import load_clips
 from eval.__main__ import main
-from eval.measurement import Check
+from eval.record import Check
 from eval.server import role_of
 from eval.soak import killers, run, stage
 from eval.soak.killers import KILLERS
@@ -72,7 +73,10 @@ def test_a_failed_check_fails_the_command(acted, tmp_path, capsys):
     assert main(arguments) == 0
     acted["passed"] = False
     assert main(arguments) == 1
-    assert "| killers | FAILED | it lives: seen |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"\| killers +\| FAILED \| +0 s \| it lives: seen \|", out)
+    whole = (tmp_path / "report.md").read_text()
+    assert "## killers: requests that ended" in whole and "- FAILED: it lives: seen" in whole
 
 
 def test_an_unknown_scenario_is_refused_by_name(run_of):

@@ -10,7 +10,7 @@ import soundfile
 import eval.speakers.run
 from build.clips import Clip, load_clips
 from eval.config import Config
-from eval.measurement import Run
+from eval.record import Run
 from eval.speakers.conversations import Planned, compose
 from eval.speakers.recordings import (
     Utterance,
@@ -22,9 +22,10 @@ from eval.speakers.recordings import (
     to_stm,
 )
 from eval.speakers.run import speakers
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError
 from serve.speakers.diarize import Turn
 from serve.speech.rate import SAMPLE_RATE
+from tests.eval.fakes import printed
 
 TURNS = (Turn(0.5, 2.0, "ann"), Turn(1.5, 3.25, "bob"))
 SAID = (Utterance("ann", 0.5, 2.0, "good morning"), Utterance("bob", 1.5, 3.25, ""))
@@ -118,9 +119,9 @@ class Told:
 
 @pytest.fixture
 def measured(monkeypatch, meetings, tmp_path):
-    """Measures a system that says some turns of each recording, beside a peer."""
+    """Measures a system that says some turns of each recording."""
 
-    def measure(told, peers=(), texts=False):
+    def measure(told, texts=False):
         monkeypatch.setattr(eval.speakers.run, "open_diarizer", lambda device: Told(told))
         monkeypatch.setattr(
             eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
@@ -128,17 +129,10 @@ def measured(monkeypatch, meetings, tmp_path):
         run = Run("speakers", Config(), path=tmp_path / "out" / "speakers.json", say=print)
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
-        result = speakers(run, **options, peers=peers, texts=texts)
+        result = speakers(run, **options, texts=texts)
         return result, json.loads(run.path.read_text())
 
     return measure
-
-
-def program(tmp_path, name, text):
-    path = tmp_path / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_what_is_right_passes(measured):
@@ -148,23 +142,12 @@ def test_what_is_right_passes(measured):
     (conversations, recordings) = record["figures"]["sets"]
     assert (conversations["count"], conversations["counted"], recordings["count"]) == (2, 2, 1)
     assert conversations["rate"] == recordings["rate"] == 0.0
-    assert "conversations: Earshot" in result.text
+    assert "conversations: Earshot" in printed(result)
 
 
-def test_what_is_wrong_fails_beside_a_peer_who_is_right(measured, tmp_path):
-    line = json.dumps({"seconds": 0.1, "turns": [[t.start_s, t.end_s, t.speaker] for t in TURNS]})
-    peer = program(tmp_path, "python", f"shift 2; for file; do echo '{line}'; done")
-    result, _ = measured(TURNS[:1], peers=(f"senko={peer}",))
-    assert [check.passed for check in result.checks] == [False, False, False]
-    assert "no more is wrong than by senko" in result.checks[2].name
-
-
-def test_peers_that_are_none_or_fail_are_told(measured, tmp_path):
-    with pytest.raises(ConfigError, match="nemo=python is no peer; expected NAME=PYTHON of senko"):
-        measured(TURNS, peers=("nemo=python",))
-    failing = program(tmp_path, "python", "echo no such module >&2; exit 3")
-    with pytest.raises(EarshotError, match="senko failed: no such module"):
-        measured(TURNS, peers=(f"senko={failing}",))
+def test_what_is_wrong_fails(measured):
+    result, _ = measured(TURNS[:1])
+    assert [check.passed for check in result.checks] == [False, False]
 
 
 class Hears:
@@ -189,4 +172,4 @@ def test_texts_are_held_against_what_each_speaker_says(measured, meetings, monke
     second, all_of_them = record["figures"]["texts"][0], record["figures"]["texts"][-1]
     assert second["recording"] == "second" and all_of_them["recording"] == "all"
     assert second["by_speaker"] == {"substitutions": 1, "deletions": 0, "insertions": 0, "hits": 1}
-    assert "cpWER" in result.text and "50.0 %" in result.text
+    assert "cpWER" in printed(result) and "50.0 %" in printed(result)

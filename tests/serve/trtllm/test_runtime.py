@@ -281,7 +281,7 @@ def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):
 
 
 def test_an_engine_of_another_runtime_is_refused(engine, tmp_path):
-    from serve.trtllm.executor import open_tensorrt_llm  # noqa: PLC0415
+    from serve.trtllm.executor import open_tensorrt_llm
 
     native = Engine(tmp_path, dataclasses.replace(engine.manifest, runtime="native"))
     with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):

@@ -1,0 +1,225 @@
+"""Charts of a report as positions in percent of their axes; the page's style sheet draws them.
+
+A chart has no fixed width, so that one drawing fits a wide page and a phone.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from eval.accuracy.score import Latency, Rate
+
+Family = Literal["ours", "theirs", "other"]
+Tick = tuple[float, str]
+"""Position in percent of the axis, and label."""
+
+_OUTLIER = 3.0  # times the median of the intervals' ends: the axis ends there
+_LATENCIES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_BANDS = ((1, 99, 0.16), (5, 95, 0.2), (25, 75, 0.55))  # percentiles from, to; opacity
+_TICKS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One bar of a row."""
+
+    left: float
+    width: float
+    opacity: float
+    lane: str = ""  # "a" and "b" of two runs
+    faded: bool = False  # of the first of two runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """One mark of a row: a round point, or the gap of a median."""
+
+    left: float
+    lane: str = ""
+    kind: Literal["point", "hollow", "gap"] = "point"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One system of a row chart."""
+
+    name: str
+    family: Family
+    spans: tuple[Span, ...]
+    dots: tuple[Dot, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RowChart:
+    """Rows of systems with a common axis, and a value in words at the right."""
+
+    title: str
+    label: str  # for screen readers
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    column: str = ""  # heads the values
+    kind = "rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One system of a scatter chart; `before` is its place in the first of two runs."""
+
+    name: str
+    family: Family
+    x: float
+    y: float
+    text: str
+    before: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScatterChart:
+    """Numbered points with a list of their names."""
+
+    title: str
+    label: str
+    points: tuple[Point, ...]
+    x_title: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    kind = "scatter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve; `points` are an SVG polyline's, in percent."""
+
+    name: str
+    points: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LineChart:
+    """Curves over a common axis."""
+
+    title: str
+    label: str
+    lines: tuple[Line, ...]
+    x_title: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    kind = "lines"
+
+
+def family_of(system: str) -> Family:
+    """Return the family of a system, which has a colour."""
+    if system.startswith("earshot-"):
+        return "ours"
+    return "theirs" if system.startswith("faster-whisper-") else "other"
+
+
+def rate_chart(title: str, rates: Mapping[str, Sequence[Rate]]) -> RowChart | None:
+    """Chart error rates with their intervals, of one run or of two; None if no system has a rate.
+
+    An interval far beyond the others leaves the axis.
+    """
+    known = {n: of for n, of in rates.items() if all(rate.percent is not None for rate in of)}
+    if not known:
+        return None
+    ends = [rate.high or 0.0 for of_runs in known.values() for rate in of_runs]
+    usual = [end for end in ends if end <= _OUTLIER * statistics.median(ends)]
+    end = max(usual, default=0.0) * 1.04 or 1.0
+    rows = []
+    for name, of_runs in known.items():
+        spans, dots = [], []
+        for lane, rate in zip(_lanes(of_runs), of_runs, strict=True):
+            low, high, middle = (
+                100 * (v or 0.0) / end for v in (rate.low, rate.high, rate.percent)
+            )
+            low, high = min(low, 100.0), min(high, 100.0)
+            spans.append(Span(low, high - low, 0.45, lane))
+            if middle <= 100:
+                dots.append(Dot(middle, lane, "hollow" if lane == "a" else "point"))
+        text = " → ".join(f"{rate.percent:.2f}" for rate in of_runs)
+        rows.append(Row(name, family_of(name), tuple(spans), tuple(dots), text))
+    label = f"{title} with its 95 % interval, by system"
+    return RowChart(title, label, tuple(rows), _linear(end))
+
+
+def latency_chart(title: str, latencies: Mapping[str, Sequence[Latency]]) -> RowChart | None:
+    """Chart latencies as nested bands of percentiles, on a logarithmic axis; None without any."""
+    if not latencies:
+        return None
+    every_s = [s for of in latencies.values() for one in of for s in one.percentiles_s[1:100]]
+    low, high = math.log(0.85 * min(every_s)), math.log(1.15 * max(every_s))
+
+    def at(seconds: float) -> float:
+        return 100 * (math.log(seconds) - low) / (high - low)
+
+    rows = []
+    for name, of_runs in latencies.items():
+        spans, dots = [], []
+        for lane, latency in zip(_lanes(of_runs), of_runs, strict=True):
+            for first, last, opacity in _BANDS:
+                left, right = (at(latency.percentiles_s[rank]) for rank in (first, last))
+                spans.append(Span(left, right - left, opacity, lane, faded=lane == "a"))
+            dots.append(Dot(at(latency.p50_s), lane, "gap"))
+        text = " → ".join(_time(latency.p50_s) for latency in of_runs)
+        if len(of_runs) == 1:
+            text += f" / {_time(of_runs[0].p95_s)}"
+        rows.append(Row(name, family_of(name), tuple(spans), tuple(dots), text))
+    single = all(len(of_runs) == 1 for of_runs in latencies.values())
+    ticks = [s for s in _LATENCIES_S if low <= math.log(s) <= high]
+    kept = ticks[:: max(1, -(-len(ticks) // 4))]
+    labels = tuple((at(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in kept)
+    label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
+    return RowChart(title, label, tuple(rows), labels, "p50 / p95" if single else "p50")
+
+
+def memory_chart(
+    title: str, points: Mapping[str, Sequence[tuple[float, float]]]
+) -> ScatterChart | None:
+    """Chart memory (MiB) and RTFx of systems, of one run or of two; None if there are none."""
+    if not points:
+        return None
+    every = [point for of_runs in points.values() for point in of_runs]
+    x_end, y_end = 1.1 * max(x for x, _ in every), 1.15 * max(y for _, y in every)
+    found = []
+    for name in sorted(points, key=lambda name: -points[name][-1][1]):
+        places = [(100 * x / x_end, 100 * y / y_end) for x, y in points[name]]
+        memory, speed = points[name][-1]
+        before = places[0] if len(places) == 2 else None
+        text = f"{speed:.1f} RTFx, {memory:.0f} MiB"
+        found.append(Point(name, family_of(name), *places[-1], text, before))
+    label = "Throughput under load against peak memory, by system"
+    ticks = _linear(x_end), _linear(y_end)
+    return ScatterChart(title, label, tuple(found), "peak memory, MiB", *ticks)
+
+
+def line_chart(
+    title: str, label: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]
+) -> LineChart:
+    """Chart curves whose x values are percent."""
+    end = 1.08 * max((y for curve in curves.values() for _, y in curve), default=1.0) or 1.0
+    lines = tuple(
+        Line(name, " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve))
+        for name, curve in curves.items()
+    )
+    return LineChart(title, label, lines, x_title, _linear(100.0), _linear(end))
+
+
+def _lanes(of_runs: Sequence[object]) -> Sequence[str]:
+    return ("a", "b") if len(of_runs) == 2 else ("",)
+
+
+def _linear(end: float) -> tuple[Tick, ...]:
+    """Return round ticks from 0 to `end`."""
+    raw = end / _TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw)
+    return tuple((100 * i * step / end, f"{i * step:g}") for i in range(int(end / step) + 1))
+
+
+def _time(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"

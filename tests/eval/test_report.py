@@ -1,0 +1,288 @@
+"""The report's page: whole, self-contained, and true to hostile texts."""
+
+import dataclasses
+import html.parser
+import re
+
+import pytest
+
+from eval import report as reports
+from eval.accuracy import worst_clips
+from eval.accuracy.compare import compared
+from eval.accuracy.normalize import normalizer
+from eval.accuracy.report import result_of
+from eval.figures import latency_chart, rate_chart
+from eval.record import AlignedText, Check, Figure, Result, Section, Table, Text
+from tests.eval.accuracy.runs import calls, report, score
+
+BASIC = normalizer("basic-v1")
+VOID = {"meta", "link", "br", "img", "input"}
+HOSTILE = "</dd><script>alert(1)</script><img src=x onerror=alert(2)>&lt;b&gt; {{ 7*7 }}"
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds; a tag that is not closed in its place is an error."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids, self.loads, self.policy = [], [], [], [], None
+        self.handlers, self.words = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "data", "action", "poster", "srcset", "xlink:href"):
+                self.loads.append(value)
+            if name.startswith("on"):
+                self.handlers.append(name)
+        found = dict(attributes)
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"]
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def page_of(run_of):
+    """Gives the page of a run, or of any result."""
+
+    def make(found, made=None):
+        result = found if isinstance(found, Result) else result_of(found, made, BASIC)
+        return reports.to_page(run_of(), result)
+
+    return make
+
+
+def check_self_contained(text):
+    page = Page(text)
+    assert page.policy.startswith("default-src 'none'") and "script" not in page.policy
+    assert not [place for place in page.loads if not re.match(r"data:|#", place)]
+    assert not {"script", "iframe", "object", "embed", "form"} & set(page.tags)
+    assert page.handlers == []
+    assert len(page.ids) == len(set(page.ids))
+    assert not re.search(r"@import|url\((?!#)", text)
+    # What a reader jumps to is there.
+    assert {place[1:] for place in page.loads if place.startswith("#")} <= set(page.ids)
+    return page
+
+
+@pytest.fixture
+def made():
+    """Calls of the report's systems whose audio is a bundled clip."""
+    path = "tests/data/en_question.wav"
+    return {
+        "earshot-int8": calls("hallo you", path=path),
+        "earshot-fp16": calls("hello you", path=path),
+        "faster-whisper-int8": calls("hello you", path=path),
+    }
+
+
+def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
+    page = check_self_contained(page_of(report("hallo you"), made))
+    assert page.tags.count("audio") == 1
+    for part in (
+        "Evaluation of demo failed",
+        "✗ failed CER of earshot-int8 at most 0.2 points above earshot-fp16",
+        "11.11 % [11.11, 11.11]",
+        "hello → hallo 1",
+        "earshot-fp16 faster-whisper-int8 ✓ as it was said",
+        "basic-v1 (compared under)",
+        "a chip",
+        "8 calls at a time",
+        "500 ms / 500 ms",
+        "1 earshot-int8 40.0 RTFx, 1 MiB",
+    ):
+        assert part in page.text, part
+    assert re.search("hello( earshot-int8)? hallo you", page.text)
+
+
+def test_a_run_without_speech_mistakes_or_timing_has_a_page(page_of):
+    found = dataclasses.replace(report(), systems=(score("transformers-fp32", "hello you"),))
+    page = check_self_contained(page_of(found, {}))
+    assert "Every clip was heard without an error by every system." in page.text
+    assert "no system of this run was timed" in page.text
+    nothing = dataclasses.replace(found, systems=())
+    assert "None of these systems heard them." in Page(page_of(nothing, {})).text
+
+
+def test_hostile_texts_stay_texts(page_of, made):
+    """From wherever they come: transcripts, references, errors, names, settings."""
+    plain = report("hallo you")
+    clean = Page(page_of(plain, made))
+    facts = dataclasses.replace(plain.systems[0].facts, settings={HOSTILE: HOSTILE})
+    run = dataclasses.replace(
+        plain.run,
+        config_name=HOSTILE,
+        machine={HOSTILE: HOSTILE},
+        manifest=HOSTILE,
+        sources={"timed": HOSTILE},
+        one_clip=HOSTILE,
+        unreadable={"timed": {HOSTILE: HOSTILE}},
+    )
+    gates = tuple(dataclasses.replace(gate, name=HOSTILE, detail=HOSTILE) for gate in plain.gates)
+    rows = calls(HOSTILE, path="x.wav")
+    rows[0] = dataclasses.replace(rows[0], reference=HOSTILE, error=HOSTILE, language=HOSTILE)
+    scored = dataclasses.replace(score("earshot-int8", HOSTILE), facts=facts)
+    found = dataclasses.replace(
+        plain,
+        run=run,
+        gates=gates,
+        systems=(scored, *plain.systems[1:]),
+        normalizers={**plain.normalizers, HOSTILE: HOSTILE},
+    )
+    for heard in scored.sets.values():
+        heard.by_normalizer[HOSTILE] = heard.overall
+        heard.by_language[HOSTILE] = heard.overall
+        heard.by_group[HOSTILE] = heard.overall
+    for other in plain.systems[1:]:
+        for heard in other.sets.values():
+            heard.by_normalizer[HOSTILE] = heard.overall
+            heard.by_language[HOSTILE] = heard.by_group[HOSTILE] = heard.overall
+    text = page_of(found, {**made, "earshot-int8": rows})
+    page = check_self_contained(text)
+    assert "img" not in page.tags and set(page.tags) <= set(clean.tags)
+    assert HOSTILE in page.text and "49" not in page.text.replace(HOSTILE, "")
+    assert "img" not in check_self_contained(page_of(compared(found, found))).tags
+
+
+def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(worst_clips, "MOST_BYTES_A_CLIP", 1000)
+    big = tmp_path / "big.wav"
+    big.write_bytes(b"x" * 1001)
+    for path, said in (
+        (None, "these predictions do not say where the audio lies"),
+        (str(big), f"not embedded, for it has 0.0 MB: {big}"),
+        ("gone.wav", "the audio is not there any more: gone.wav"),
+        ("a.sph", "browsers do not play .sph files: a.sph"),
+    ):
+        made = {name: calls("hallo you", path=path) for name in made}
+        page = Page(page_of(report("hallo you"), made))
+        assert "audio" not in page.tags and f"No player: {said}." in page.text
+
+
+def test_embedded_audio_stays_within_its_size(tmp_path, monkeypatch):
+    for name in ("a.wav", "b.wav", "c.wav"):
+        (tmp_path / name).write_bytes(b"x" * 600)
+    monkeypatch.setattr(worst_clips, "MOST_BYTES", 1300)
+    rows = [
+        dataclasses.replace(
+            calls("hallo you")[0], file=name, path=str(tmp_path / name), clip_set="timed"
+        )
+        for name in ("a.wav", "b.wav", "c.wav")
+    ]
+    base = report("hallo you")
+    heard = base.systems[0].sets["timed"]
+    counts = heard.by_clip["a.wav"]
+    heard.by_clip.clear()
+    heard.by_clip.update(dict.fromkeys(("a.wav", "b.wav", "c.wav"), counts))
+    found = worst_clips.worst_clips(base.systems[0], {"earshot-int8": rows}, BASIC)
+    assert [clip.audio is not None for clip in found] == [True, True, False]
+
+
+def test_differences_are_by_word_or_by_character():
+    part = AlignedText
+    assert worst_clips.differences("the cat sat", "a cat", "en") == [
+        part("the", "a"),
+        part("cat", "cat"),
+        part("sat", ""),
+    ]
+    assert worst_clips.differences("我愛貓", "我愛狗", "zh") == [
+        part("我愛", "我愛"),
+        part("貓", "狗"),
+    ]
+    assert worst_clips.differences("", "oh", None) == [part("", "oh")]
+
+
+def test_long_stretches_without_a_mistake_are_shortened(page_of, made):
+    words = [f"w{number}" for number in range(60)]
+    said, heard = " ".join(words), " ".join([*words[:30], "x", *words[31:]])
+    made["earshot-int8"][0] = dataclasses.replace(
+        made["earshot-int8"][0],
+        reference=said,
+        prediction=dataclasses.replace(made["earshot-int8"][0].prediction, text=heard),
+    )
+    text = Page(page_of(report("hallo you"), made)).text
+    assert "w6 w7 […] w22 w23" in text and "w29 w30 x w31" in text
+
+
+def test_two_runs_are_drawn_on_one_page(page_of):
+    a, b = report(), report("hallo you", seconds=0.25)
+    page = check_self_contained(page_of(compared(a, b)))
+    for part in (
+        "0.00 → 11.11",
+        "500 ms → 250 ms",
+        "earshot-int8 a.wav 0 1 +1",
+        "earshot-int8 CER %, timed 0.00 11.11 +11.11",
+    ):
+        assert part in page.text
+    assert "Not the same in both" not in page.text
+    other = dataclasses.replace(
+        a, run=dataclasses.replace(a.run, threads=4), systems=a.systems[1:2]
+    )
+    text = Page(page_of(compared(a, other))).text
+    assert "threads differs: 2 and 4" in text and "No system was timed in both runs" in text
+
+
+def test_the_checker_sees_what_it_looks_for():
+    with pytest.raises(AssertionError):
+        Page("<p><b></p></b>")
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    for wrong in ('<img src="http://a.b/c.png">', "<script></script>", '<a href="#none">x</a>'):
+        with pytest.raises(AssertionError):
+            check_self_contained(policy + wrong)
+
+
+def test_charts_lie_within_their_axes():
+    heard = score("earshot-int8", "hello you", 0.3).speed.alone
+    assert latency_chart("alone", {"earshot-int8": [heard]}).rows[0].text == "300 ms / 300 ms"
+    rates = {name: [score(name, text).sets["timed"].overall.cer] for name, text in FAR.items()}
+    chart = rate_chart("CER, %", rates)
+    assert all(
+        0 <= span.left <= span.left + span.width <= 100 for r in chart.rows for span in r.spans
+    )
+    assert [len(row.dots) for row in chart.rows] == [1, 1, 0]  # the last is beyond the axis
+    assert rate_chart("CER, %", {}) is None and latency_chart("alone", {}) is None
+
+
+FAR = {"earshot-int8": "hallo you", "earshot-fp16": "hallo yuu", "other": "far off " * 40}
+
+
+def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path):
+    parts = [
+        Text("`x` is", items=["a"]),
+        Table(("n", "v"), [("a|b", "1")], "T", "note"),
+        Figure([]),
+    ]
+    sections = (Section("One", parts), Section("Two", [Text("details")], printed=False))
+    result = Result({}, (Check("good", True, "yes"), Check("open", None, "few")), sections)
+    run = run_of(command="live")
+    reports.write(tmp_path, run, result)
+    whole = (tmp_path / "report.md").read_text()
+    printed = reports.to_markdown(run, result, whole=False)
+    for text in (whole, printed):
+        assert text.startswith("# live: ") and "**Not decided**\n\n- passed: good. yes" in text
+        assert "## One\n\n`x` is\n\n- a\n\n### T\n\nnote\n\n| n    | v |" in text
+        assert "| a\\|b | 1 |" in text
+    assert "details" in whole and "### Machine" in whole
+    assert "details" not in printed and "### Machine" not in printed
+    assert "a|b" in (tmp_path / "report.html").read_text()
