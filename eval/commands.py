@@ -110,12 +110,6 @@ COMMANDS = (
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
     Command(
-        "jobs",
-        "jobs while processes are killed: what is lost, done twice, not told?",
-        "jobs.run.jobs",
-        flags.JOBS,
-    ),
-    Command(
         "variants",
         "one checkpoint in several precisions and searches, side by side",
         "accuracy.variants.measure_variants",
@@ -132,12 +126,6 @@ COMMANDS = (
         "transcripts that can be trusted, for two passes hear the same",
         "accuracy.agreement.measure_agreement",
         flags.AGREE,
-    ),
-    Command(
-        "overload",
-        "more than a server can do, with a latency target",
-        "gateway.overload.overload",
-        flags.OVERLOAD,
     ),
     Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
     Command(

@@ -13,9 +13,7 @@ from eval.arguments import (
     not_negative,
     percentage,
     positive,
-    ratios,
     seconds,
-    share,
     switch,
 )
 from eval.bench_flags import beam_size
@@ -108,13 +106,6 @@ SOAK = (
         options={"nargs": "*", "dest": "scenarios"},
     ),
 )
-JOBS = (
-    Flag("--jobs N", "in all", positive, 200, options={"dest": "count"}),
-    Flag("--clients N", "that post them, each with a key of its own", positive, 4),
-    Flag("--every S", "from a well server to the next kill, on the average", seconds, 15.0),
-    Flag("--minutes M", "in which jobs are posted and processes killed, at most", positive, 10),
-    Flag("--seed S", "says who is killed when", int, 0),
-)
 VARIANTS = (
     Flag("--variants A,B", "comma separated; default: all", names),
     Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
@@ -151,13 +142,6 @@ AGREE = (
     _HALF,
     _TELL,
     _CONCURRENCY,
-)
-OVERLOAD = (
-    Flag("--target S", "default: gateway.target_p99_s", seconds, 0.0),
-    Flag("--loads X,Y", "as shares of the capacity", ratios, (1.3, 3.0)),
-    Flag("--seconds S", "for which requests come, of each load", seconds, 40.0),
-    Flag("--obey P", "share of who comes back when Retry-After says, 0 to 1", share, 0.5),
-    Flag("--live N", "live streams beside them", not_negative, 2),
 )
 LIVE = (
     Flag("--streams N,M", "at a time, one after another", counts, (1, 4)),

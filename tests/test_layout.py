@@ -30,7 +30,7 @@ CONTRACT = ("serve.contract",)
 RUNTIME = (*CONTRACT, "serve.speech", "serve.runtime.protocol")
 HARNESS = (
     *("serve", "build.clips", "build.hub", "eval.config", "eval.record"),
-    *("eval.memory", "eval.processes", "eval.server"),
+    *("eval.clients", "eval.load", "eval.memory", "eval.processes", "eval.server"),
 )
 RULES = {
     "serve.contract": (),
@@ -88,7 +88,9 @@ RULES = {
     "build": ("serve",),
     "eval.processes": CONTRACT,
     "eval.memory": ("eval.processes",),
-    "eval.server": ("eval.processes",),
+    "eval.server": ("serve", "eval.config", "eval.processes"),
+    "eval.clients": ("serve", "eval.record", "eval.server"),
+    "eval.load": (*CONTRACT, "eval.processes"),
     "eval.arguments": (),
     "eval.record": (*CONTRACT, "eval.config"),
     "eval.figures": ("eval.accuracy.score",),
@@ -101,7 +103,6 @@ RULES = {
     ),
     "eval.accuracy": (*HARNESS, "eval.corpora", "eval.figures"),
     "eval.bench": (*HARNESS, "eval.random_whisper"),
-    "eval.gateway": (*HARNESS, "eval.corpora"),
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
     "eval.plan": HARNESS,
@@ -109,7 +110,7 @@ RULES = {
         *HARNESS,
         *("eval.bench.floor", "eval.corpora", "eval.random_whisper"),
     ),
-    "eval.soak": (*HARNESS, "eval.gateway.ways"),
+    "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),

@@ -15,21 +15,21 @@ from typing import Any
 
 import psutil
 
-from eval.bench.clients import Answer, Clients, RequestSpec, processes_for
+from eval.bench.clients import Answer, RequestSpec, clients_of
 from eval.bench.plan import Load, Plan, configured
 from eval.bench.run import on_disk
 from eval.bench.table import device_facts, percentiles_ms, software
-from eval.bench.triton import check_counters, served, settled
+from eval.bench.triton import COUNTED, check_counters, served
 from eval.bench.workloads import release_memory
 from eval.config import Config, changed
+from eval.load import processes_for
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
 from eval.record import Check, Result, Run, Say, Section, Text
-from eval.server import by_role, cpu_s
+from eval.server import RunningServer, by_role, cpu_s, running
 from serve.contract.config import RuntimeConfig
 from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError
-from serve.supervisor.run import running_server
 
 LEAST = 0.975  # of the first figure's throughput, for each engine
 LENGTHS = 16  # different ones
@@ -205,21 +205,21 @@ def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
         max_inflight=max(config.server.max_inflight, in_flight),
         max_inflight_mb=max(config.server.max_inflight_mb, 2 * in_flight),
     )
-    with running_server(roomy, str(folder)) as server:
+    with running(roomy, engine=str(folder)) as server:
         processes = processes_for(in_flight, _PROCESSES * engines)
         progress(
             f"{config.runtime.device}: {in_flight} requests in flight from {processes} processes"
         )
-        before = settled(server)
-        with Clients(server.grpc, specs_of(load), in_flight, processes) as clients:
-            while clients.answered < 2 * in_flight:
+        before = server.settled(*COUNTED)
+        with clients_of(server.grpc, specs_of(load), in_flight, processes) as clients:
+            while len(clients.answered) < 2 * in_flight:
                 clients.answers()
-            kept, meter, began = list[Answer](), _Meter(clients), time.monotonic()
+            kept, meter, began = list[Answer](), _Meter(server, clients.pids), time.monotonic()
             while (wall_s := time.monotonic() - began) < load.seconds:
                 kept += clients.answers()
             cores, threads = meter.cores(wall_s)
             clients.finish()
-        check_counters(before, settled(server), clients.answered, clients.tokens)
+        check_counters(server, before, clients.answered)
     audio_s = sum(answer.spec.seconds for answer in kept)
     latency = percentiles_ms([answer.latency_s for answer in kept])
     return Figure(
@@ -239,8 +239,8 @@ def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
 class _Meter:
     """Processor time from when it is made on: of the server's processes, and of its clients."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._processes = list(_processes(clients))
+    def __init__(self, server: RunningServer, clients: Sequence[int]) -> None:
+        self._processes = list(_processes(server, clients))
         self._began = self._spent()
 
     def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -265,10 +265,12 @@ class _Meter:
         return spent
 
 
-def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield processes of server and clients, by what they do, but those that read one file."""
-    for pid in clients.pids:
+def _processes(
+    server: RunningServer, clients: Sequence[int]
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield processes of server and clients with their roles, but those that read one file."""
+    for pid in clients:
         yield "clients", psutil.Process(pid)
-    for role, process in by_role(os.getpid()):
+    for role, process in by_role(server.process.pid):
         if role in _KINDS:
             yield _KINDS[role], process

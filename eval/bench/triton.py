@@ -4,32 +4,27 @@ What is timed is what a client sees: sending 0.96 MB of WAV, Triton, decoding th
 encoder, decoder, text, JSON, and the way back. The server is started as `make serve` does it.
 """
 
-import dataclasses
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
-from eval.bench.clients import Answer, Clients, RequestSpec, processes_for, timed_request, wav
+from eval.bench.clients import Answer, RequestSpec, clients_of, timed_request, tokens_of, wav
 from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.config import Config, changed
+from eval.load import processes_for
 from eval.record import Say
-from eval.server import cpu_s, metrics_page, total
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from eval.server import RunningServer, running
+from serve.contract.errors import EarshotError
 from serve.speech.features import WINDOW_S
-from serve.supervisor.run import Server, on_free_ports, running_server
 from serve.wire.client import Client
 
 SYSTEM = "earshot, through Triton"
-_PUBLISHED_S = 1.2  # the server's counters are renewed once a second
-_SETTLE_S = 30.0  # how long they may go on changing
 _CLIPS = 4  # different ones in each client process
-_COUNTED = ("windows", "retries", "tokens")
+COUNTED = tuple(f"earshot_{name}_total" for name in ("windows", "retries", "tokens"))
 
 
 def through_triton(
@@ -56,7 +51,7 @@ def through_triton(
         f"timestamps off; {judged.decode_workers} decode workers"
     )
     kernels, began = _kernels(), time.perf_counter()
-    with running_server(config, str(folder)) as server:
+    with running(config, engine=str(folder)) as server:
         ready_s = time.perf_counter() - began
         yield _start(server, ready_s, _kernels() - kernels)
         yield _throughput(server, in_flight, in_process, plan.seconds, progress)
@@ -69,7 +64,7 @@ def served(config: Config, in_flight: int) -> Config:
     Made-up weights are never sure of what they say, so every window would be decoded again at each
     higher temperature, and might pass for silence, or for a loop.
     """
-    config = changed(
+    return changed(
         config,
         "transcriber",
         temperatures=(0.0,),
@@ -79,12 +74,11 @@ def served(config: Config, in_flight: int) -> Config:
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),
     )
-    return dataclasses.replace(config, server=on_free_ports(config.server))
 
 
-def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
+def _start(server: RunningServer, ready_s: float, compiled: int) -> Measurement:
     """Measure the time from an engine folder to the first request that may come."""
-    log = server.log_path.read_text(encoding="utf-8", errors="replace")
+    log = server.log.read_text(encoding="utf-8", errors="replace")
     (model_s,) = (float(text) for text in re.findall(r"the engine is open after (\S+) s", log))
     detail = (
         f"engine folder to ready, {compiled} kernels compiled in it; {model_s:.1f} s of it to load "
@@ -94,24 +88,24 @@ def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
 
 
 def _throughput(
-    server: Server, in_flight: int, in_process: float | None, seconds: float, progress: Say
+    server: RunningServer, in_flight: int, in_process: float | None, seconds: float, progress: Say
 ) -> Measurement:
     """Measure clips of 30 s, `in_flight` of them in flight at any time."""
     processes = processes_for(in_flight)
     progress(
         f"throughput through Triton: {in_flight} requests in flight from {processes} processes"
     )
-    before, kept = settled(server), list[Answer]()
+    before, kept = server.settled(*COUNTED), list[Answer]()
     specs = [RequestSpec(WINDOW_S, THROUGHPUT_TOKENS)] * _CLIPS
-    with Clients(server.grpc, specs, in_flight, processes) as clients:
-        while clients.answered < 2 * in_flight:
+    with clients_of(server.grpc, specs, in_flight, processes) as clients:
+        while len(clients.answered) < 2 * in_flight:
             clients.answers()
-        busy, began = _cpu_s(server), time.monotonic()
+        busy, began = server.cpu_s(), time.monotonic()
         while (wall_s := time.monotonic() - began) < seconds:
             kept += clients.answers()
-        busy = {name: _cpu_s(server)[name] - spent for name, spent in busy.items()}
+        busy = {name: spent - busy.get(name, 0.0) for name, spent in server.cpu_s().items()}
         clients.finish()
-    check_counters(before, settled(server), clients.answered, clients.tokens)
+    check_counters(server, before, clients.answered)
     rate = len(kept) / wall_s
     p50, p99 = _percentiles(kept)
     figures = {"windows_per_s": rate, "seconds": wall_s, "p50_ms": p50, "p99_ms": p99}
@@ -126,15 +120,14 @@ def _throughput(
     return Measurement("throughput", SYSTEM, rate * WINDOW_S, "RTFx", None, detail, figures)
 
 
-def _latency(server: Server, requests: int, progress: Say) -> Measurement:
+def _latency(server: RunningServer, requests: int, progress: Say) -> Measurement:
     """Measure one clip of 10 s at a time."""
     progress("one request at a time through Triton")
-    spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), settled(server)
+    spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), server.settled(*COUNTED)
     audio = wav(REQUEST_S, 0)
     with Client(server.grpc) as client:
         answers = [timed_request(client, audio, spec) for _ in range(WARM_REQUESTS + requests)]
-    tokens = len(answers) * REQUEST_TOKENS
-    check_counters(before, settled(server), len(answers), tokens)
+    check_counters(server, before, answers)
     p50, p99 = _percentiles(answers[WARM_REQUESTS:])
     detail = f"p50 of {requests}, p99 {p99:.2f}; 10 s of sound as WAV, {REQUEST_TOKENS} tokens"
     figures = {"p50_ms": p50, "p99_ms": p99, "requests": requests}
@@ -147,58 +140,22 @@ def _percentiles(answers: list[Answer]) -> tuple[float, float]:
     return percentiles["p50_ms"], percentiles["p99_ms"]
 
 
-def _counters(server: Server) -> dict[str, float]:
-    """Read the server's counts of what it has done.
-
-    Raises:
-        UnavailableError: it does not answer.
-        EarshotError: it is not the one that began.
-    """
-    server.require_unbroken()
-    try:
-        page = metrics_page(server.metrics)
-    except OSError as error:
-        reason = server.failure() or f"its metrics cannot be read: {error}"
-        raise UnavailableError(f"the server is in trouble: {reason}") from error
-    return {name: total(page, f"earshot_{name}_total") for name in _COUNTED}
-
-
-def settled(server: Server) -> dict[str, float]:
-    """Read the server's counts once they do not change any more.
-
-    Raises:
-        DeadlineError: it goes on changing.
-        EarshotError: it is not there any more, or is not the one that began.
-    """
-    end, last = time.monotonic() + _SETTLE_S, _counters(server)
-    while time.monotonic() < end:
-        time.sleep(_PUBLISHED_S)
-        now = _counters(server)
-        if now == last:
-            return now
-        last = now
-    raise DeadlineError(f"the server still works {_SETTLE_S:.0f} s after its last request: {last}")
-
-
 def check_counters(
-    before: dict[str, float], after: dict[str, float], answers: int, tokens: int
+    server: RunningServer, before: dict[str, float], answers: Sequence[Answer]
 ) -> None:
     """Check that each request was one window, decoded once, to its full length in tokens.
 
     Raises:
         EarshotError: the server's counters say otherwise.
     """
-    moved = {name: after[name] - before[name] for name in _COUNTED}
-    expected = {"windows": answers, "retries": 0, "tokens": tokens}
+    after = server.settled(*COUNTED)
+    moved = [after[name] - before[name] for name in COUNTED]
+    expected = [len(answers), 0, tokens_of(answers)]
     if moved != expected:
-        raise EarshotError(f"{answers} answers cost the server {moved}; expected {expected}")
-
-
-def _cpu_s(server: Server) -> dict[str, float]:
-    """Return the CPU seconds so far of the server and of the process that has the engine."""
-    roots = [psutil.Process(pid) for pid in server.pids]
-    models = [child for root in roots for child in root.children()]
-    return {"tritonserver": sum(map(cpu_s, roots)), "its models": sum(map(cpu_s, models))}
+        raise EarshotError(
+            f"{len(answers)} answers cost the server {', '.join(COUNTED)} of {moved}; expected "
+            f"{expected}"
+        )
 
 
 def _kernels() -> int:

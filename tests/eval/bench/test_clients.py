@@ -5,7 +5,7 @@ import io
 import pytest
 import soundfile
 
-from eval.bench.clients import Clients, RequestSpec, processes_for, timed_request, wav
+from eval.bench.clients import RequestSpec, clients_of, timed_request, wav
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Timings, Transcript
 from serve.supervisor.run import free_ports
@@ -39,17 +39,10 @@ def test_an_answer_without_text_or_of_another_length_is_refused():
             timed_request(bad, b"", spec)
 
 
-def test_requests_are_shared_out_between_processes(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert [processes_for(n) for n in (1, 5, 72)] == [1, 5, 6]
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert processes_for(72) == 1
-
-
 def test_clients_without_a_server_say_so():
     (port,) = free_ports("127.0.0.1", 1)
     with (
         pytest.raises(UnavailableError, match=f"127.0.0.1:{port}"),
-        Clients(f"127.0.0.1:{port}", [RequestSpec(0.1, 3)], 2, 1) as clients,
+        clients_of(f"127.0.0.1:{port}", [RequestSpec(0.1, 3)], 2, 1) as clients,
     ):
         clients.answers()

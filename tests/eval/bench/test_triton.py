@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from eval.bench import triton
+from eval.bench.clients import Answer, RequestSpec
 from eval.bench.plan import Plan
 from eval.random_whisper.engine import write_engine
 from serve.contract.engine import open_engine
-from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
+from serve.contract.errors import EarshotError, OverloadedError
 from serve.speech.tokenizer import Tokenizer
 
 
@@ -46,19 +47,24 @@ def test_every_id_of_the_made_up_vocabulary_has_a_text(folder):
 
 
 def test_counters_that_do_not_fit_the_answers_are_refused():
-    before = {"windows": 1.0, "retries": 0.0, "tokens": 224.0}
-    after = {"windows": 11.0, "retries": 0.0, "tokens": 264.0}
-    triton.check_counters(before, after, answers=10, tokens=40)
-    for wrong in ({"tokens": 263.0}, {"windows": 12.0}, {"retries": 1.0}):
+    before = dict(zip(triton.COUNTED, (1.0, 0.0, 224.0), strict=True))
+    answers = [Answer(0.0, 0.1, RequestSpec(10.0, 4))] * 10
+
+    def check(*after):
+        counters = dict(zip(triton.COUNTED, after, strict=True))
+        server = types.SimpleNamespace(settled=lambda *names: counters)
+        triton.check_counters(server, before, answers)
+
+    check(11.0, 0.0, 264.0)
+    for wrong in ((11.0, 0.0, 263.0), (12.0, 0.0, 264.0), (11.0, 1.0, 264.0)):
         with pytest.raises(EarshotError, match="10 answers cost the server"):
-            triton.check_counters(before, {**after, **wrong}, answers=10, tokens=40)
+            check(*wrong)
 
 
 def test_the_served_config_tries_once_and_has_room(cpu_config):
     served = triton.served(cpu_config, 300)
     assert served.transcriber.temperatures == (0.0,)
     assert served.transcriber.max_pending == 300
-    assert served.server.grpc_port != cpu_config.server.grpc_port
     assert triton.served(cpu_config, 5).transcriber.max_pending == 256
 
 
@@ -93,21 +99,3 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
     assert next(rows).workload == "start"
     with pytest.raises(OverloadedError, match="1 of 1 requests are pending"):
         next(rows)
-
-
-def test_a_server_that_does_not_answer_is_named():
-    gone = types.SimpleNamespace(
-        metrics="127.0.0.1:9",
-        failure=lambda: "its log ends here",
-        require_unbroken=lambda: None,
-    )
-    with pytest.raises(UnavailableError, match="in trouble: its log ends here"):
-        triton._counters(gone)
-
-
-def test_a_server_that_was_started_again_measures_nothing():
-    def broken():
-        raise EarshotError("the server failed and was started again")
-
-    with pytest.raises(EarshotError, match="started again"):
-        triton._counters(types.SimpleNamespace(require_unbroken=broken))

@@ -7,8 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from eval.memory import Watch, resident_bytes, shared_fairly_bytes
-from eval.soak.memory import Slope, memory_of, slope
+from eval.memory import Slope, Watch, memory_of, resident_bytes, shared_fairly_bytes, slope
 from tests.serving import wait_until
 
 

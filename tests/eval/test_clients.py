@@ -1,4 +1,4 @@
-"""Requests by every way, and what their endings are called."""
+"""Requests by every way, and what their answers are called."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -7,43 +7,44 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.soak.client import (
-    Addresses,
-    Ending,
-    by_grpc,
-    by_http,
-    by_stream,
-    counted,
-    ended_by_http,
-)
+from eval.clients import CLIENTS, Answer, Ask, by_grpc, by_http, by_stream, counted, ended_by_http
+from eval.server import Addresses
+from serve.speech import audio
+from serve.speech.meter import Limits
 
-CLIP = (Path(__file__).parents[2] / "data" / "en_thanks.flac").read_bytes()
+CLIP = (Path(__file__).parents[1] / "data" / "en_thanks.flac").read_bytes()
 NOBODY = Addresses("127.0.0.1:1", "127.0.0.1:1")
 METHOD = "inference.GRPCInferenceService"
 WAYS = (by_grpc, by_http, by_stream)
+WITHOUT_JOBS = {name: send for name, send in CLIENTS.items() if name != "job"}
+
+
+def ask_of(data, patience_s=60.0):
+    samples = audio.whole(audio.decode(CLIP, Limits(60.0)))
+    return Ask(data, patience_s=patience_s, samples=samples)
 
 
 @pytest.mark.server
 def test_every_way_has_the_same_answer(server):
     at = Addresses(server.http, server.grpc)
-    found = [send(at, CLIP, 60.0) for send in WAYS]
-    assert {ending.kind for ending in found} == {"answered"}, found
-    assert len({ending.text for ending in found}) == 1, found
+    found = {name: send(at, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
+    assert {answer.kind for answer in found.values()} == {"answered"}, found
+    live = found.pop("live").text  # it is heard in another way
+    assert live and len({answer.text for answer in found.values()}) == 1, found
 
 
 @pytest.mark.server
 def test_every_way_is_told_what_is_wrong(server):
     at = Addresses(server.http, server.grpc)
-    for send in WAYS:
-        ending = send(at, b"no audio", 60.0)
-        assert ending.kind == "failed", ending
-        assert "AudioError" in ending.text
+    for name in WITHOUT_JOBS.keys() - {"live"}:
+        answer = CLIENTS[name](at, ask_of(b"no audio"))
+        assert answer.kind == "failed", (name, answer)
 
 
-@pytest.mark.parametrize("send", WAYS, ids=lambda send: send.__name__)
-def test_where_nobody_listens_a_request_is_lost(send):
-    ending = send(NOBODY, CLIP, 5.0)
-    assert (ending.kind, ending.waited_in_vain) == ("lost", False), ending
+@pytest.mark.parametrize("name", CLIENTS)
+def test_where_nobody_listens_a_request_is_lost(name):
+    answer = CLIENTS[name](NOBODY, ask_of(CLIP, 5.0))
+    assert (answer.kind, answer.waited_in_vain) == ("lost", False), answer
 
 
 @pytest.fixture
@@ -78,11 +79,11 @@ def speaking():
     ],
 )
 @pytest.mark.parametrize("send", [by_grpc, by_stream], ids=lambda send: send.__name__)
-def test_a_status_is_a_kind_of_ending(speaking, send, code, text, kind):
+def test_a_status_is_a_kind_of_answer(speaking, send, code, text, kind):
     said, at = speaking
     said.update(code=code, text=text)
-    ending = send(at, CLIP, 10.0)
-    assert ending.kind == kind, ending
+    answer = send(at, Ask(CLIP, patience_s=10.0))
+    assert answer.kind == kind, answer
 
 
 ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
@@ -100,13 +101,13 @@ ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
         (500, b"\xff", "failed", "500"),
     ],
 )
-def test_an_http_status_is_a_kind_of_ending(status, body, kind, text):
-    ending = ended_by_http(status, body, 0.1)
-    assert ending.kind == kind
-    assert ending.text.startswith(text)
+def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
+    answer = ended_by_http(status, body, 0.1)
+    assert answer.kind == kind
+    assert answer.text.startswith(text)
 
 
-def test_endings_are_counted_with_an_example_of_the_bad_ones():
-    found = [Ending("answered", "a", 1), Ending("answered", "b", 1), Ending("lost", "gone", 2)]
+def test_answers_are_counted_with_an_example_of_the_bad_ones():
+    found = [Answer("answered", "a", 1), Answer("answered", "b", 1), Answer("lost", "gone", 2)]
     assert counted(found) == "2 answered, 1 lost (first lost after 2.0 s: gone)"
     assert counted([]) == "nothing was sent"

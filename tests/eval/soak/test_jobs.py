@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from eval.jobs.clients import SECRET, Client, Receiver, form
-from eval.server import post
+from eval.server import Addresses, request
+from eval.soak.jobs import SECRET, Poster, Receiver
 from serve.gateway.jobs.webhooks import signed
 
 
@@ -21,7 +21,7 @@ def receiver():
 def hook(receiver, id, body=b"{}", secret=SECRET):
     headers = signed(secret, id, 1, body)
     address = receiver.url.removeprefix("http://")
-    return post(address, "/", body, headers, 10.0)[0].status
+    return request(address, "POST", "/", body, headers, timeout_s=10.0)[0]
 
 
 def test_webhooks_are_counted_by_their_ids(receiver):
@@ -43,20 +43,16 @@ def test_a_forged_webhook_is_told(receiver):
 def test_a_client_sends_each_job_until_it_is_accepted(monkeypatch):
     sent, answers = [], [OSError("away"), (503, {}), (202, {"id": "a"}), (202, {"id": "b"})]
 
-    class Answer:
-        def __init__(self, status):
-            self.status = status
-
-    def posted(address, path, body, headers, timeout_s):
+    def asked(at, method, path, body, headers):
         sent.append(headers["Idempotency-Key"])
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
-        return Answer(answer[0]), json.dumps(answer[1]).encode()
+        return answer[0], json.dumps(answer[1]).encode()
 
-    monkeypatch.setattr("eval.jobs.clients.post", posted)
-    monkeypatch.setattr("eval.jobs.clients.PAUSE_S", 0.0)
-    client = Client("nowhere", "key", form(b"RIFF", "http://hooks"), 2, lambda: True)
-    client.run()
-    assert (client.ids, sent) == (["a", "b"], ["0", "0", "0", "1"])
-    assert (client.sent_again, dict(client.refused)) == (2, {503: 1})
+    monkeypatch.setattr("eval.soak.jobs.asked", asked)
+    monkeypatch.setattr("eval.soak.jobs._PAUSE_S", 0.0)
+    poster = Poster(Addresses("nowhere", ""), b"RIFF", "http://hooks", 2, lambda: True)
+    poster.run()
+    assert (poster.ids, sent) == (["a", "b"], ["0", "0", "0", "1"])
+    assert (poster.sent_again, dict(poster.refused)) == (2, {503: 1})

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from eval.soak.raw import chunked, head, upload
+from eval.soak.attacks import chunked, head, upload
 
 MB = 2**20
 REFUSAL = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!"
@@ -61,16 +61,16 @@ def test_an_upload_ends_as_the_server_ends_it(behave, kind, vain):
     pieces = [b"x"] * 3 if behave is take_all else itertools.repeat(bytes(MB))
     with listening(behave) as address:
         found = upload(address, head(address, Transfer_Encoding="chunked"), chunked(pieces), 20.0)
-    assert (found.ending.kind, found.ending.waited_in_vain) == (kind, vain), found
+    assert (found.answer.kind, found.answer.waited_in_vain) == (kind, vain), found
     if behave is refuse:
-        assert found.ending.text == "413 no!"
+        assert found.answer.text == "413 no!"
         assert found.sent_bytes < 100 * MB, "it went on although it had been refused"
 
 
 def test_a_server_that_says_nothing_is_waited_for_in_vain():
     with listening(stay_mute) as address:
         found = upload(address, head(address, Content_Length=10), [b"x"], 0.1)
-    assert found.ending.waited_in_vain
+    assert found.answer.waited_in_vain
     assert found.sent_bytes == 1
 
 
