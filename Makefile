@@ -37,6 +37,9 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
+# Tests start many processes, each of which would otherwise compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo fixture-engine test test-all test-gpu test-trtllm check format build-engine serve some-files transcribe eval profile clean
 
 help:

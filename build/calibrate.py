@@ -27,7 +27,7 @@ from serve.native.device import open_device
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 
 _PAUSE_S = 0.5  # between the clips of a window
-_MOST_TOKENS = 128  # of a window's text
+MAX_TOKENS = 128  # of a window's text
 # Shares of the inputs' mean power that are added to each one's, lest the rounding be fitted to the
 # clips: inputs of the decoder are some tokens a window, those of the encoder 1500 frames.
 _FRAMES_DAMPING, _TOKENS_DAMPING = 0.01, 0.2
@@ -104,7 +104,7 @@ def second_moments(
         features = reference.features_of(window, filters).to(where)
         with _inputs_added(model, encoder, sums):
             encoded = model.model.encoder(features)
-        ids = reference.decode_greedily(model, encoded, prompt, _MOST_TOKENS)
+        ids = reference.decode_greedily(model, encoded, prompt, MAX_TOKENS)
         with _inputs_added(model, decoder, sums):
             model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
     for name, total in sums.items():

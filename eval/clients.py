@@ -244,7 +244,10 @@ def by_job(at: Addresses, ask: Ask) -> Answer:
             if time.monotonic() - began > ask.patience_s:
                 return lost(TimeoutError(f"the job is {job['status']}"), began)
             time.sleep(_ASK_AGAIN_S)
-            job = json.loads(send("GET", f"{JOBS}/{job['id']}")[1])
+            status, text = send("GET", f"{JOBS}/{job['id']}")
+            if status != http.client.OK:
+                return ended_by_openai(status, text, time.monotonic() - began)
+            job = json.loads(text)
         status, text = send("GET", f"{JOBS}/{job['id']}/result")
     except (OSError, http.client.HTTPException) as error:
         return lost(error, began)

@@ -94,7 +94,7 @@ def write_openai(path, shape, weights):
 
 def write_ct2(source, target, precision="float16", copied=TOKENIZER_FILES):
     """Have CTranslate2's own converter write a Hugging Face folder as faster-whisper's."""
-    from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 - takes seconds
+    from ctranslate2.converters import TransformersConverter
 
     converter = TransformersConverter(str(source), copy_files=list(copied))
     converter.convert(str(target), quantization=precision)

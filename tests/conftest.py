@@ -11,19 +11,29 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from xdist.scheduler.loadfile import LoadFileScheduling
 
-from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from serve.contract.config import Config, RuntimeConfig, TranscriberConfig, load_config
 from serve.contract.errors import MissingCheckpointError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.run import free_ports, running_server
-from serve.wire.client import Client
-from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
+SHARED_SERVER = (
+    "tests/eval/soak/test_client.py",
+    "tests/serve/cli/test_wyoming.py",
+    "tests/serve/gateway/live/test_server.py",
+    "tests/serve/gateway/openai/test_client.py",
+    "tests/serve/gateway/openai/test_clients.py",
+    "tests/serve/gateway/openai/test_server.py",
+    "tests/serve/gateway/test_callers.py",
+    "tests/serve/gateway/test_server.py",
+    "tests/serve/triton/test_cancels.py",
+    "tests/serve/triton/test_server.py",
+    "tests/serve/wire/test_client.py",
+)
+"""Files that use the fixture `server`: one process runs them all, so that one server is started."""
 HUMAN = ("human/manifest.jsonl", "human/long.jsonl", "human-sharealike/manifest.jsonl")
 
 
@@ -43,13 +53,26 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("--require-gpu") and not torch.cuda.is_available():
-        raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
+    if config.getoption("--require-gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
     # In the background shells have it ignored, and what tests Ctrl-C would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that share the cores compute with one thread each, as do those that they start.
     if config.getoption("numprocesses", None):
         os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class _Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "server" if file in SHARED_SERVER else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return _Scheduling(config, log)
 
 
 def pytest_runtest_setup(item):
@@ -64,6 +87,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "base_engine" in item.fixturenames:
             item.add_marker("published")
+        definitions = item._fixtureinfo.name2fixturedefs.get("server", ())
+        file = item.nodeid.partition("::")[0]
+        if any(each.baseid == "tests" for each in definitions) and file not in SHARED_SERVER:
+            raise pytest.UsageError(f"{file} uses the fixture server; list it in SHARED_SERVER")
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):
         left_out.add("nightly")
@@ -101,6 +128,9 @@ def human_clips():
 @pytest.fixture(scope="session")
 def nano_engine(tmp_path_factory):
     """Folder of an engine with random weights: what it says is nonsense, at once."""
+    from build.checkpoint import open_checkpoint
+    from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+
     folder = tmp_path_factory.mktemp("nano")
     checkpoint = open_checkpoint(str(write_hf(folder / "checkpoint", NANO, random_weights(NANO))))
     return write_engine(checkpoint, folder / "engine").path
@@ -109,6 +139,7 @@ def nano_engine(tmp_path_factory):
 @pytest.fixture(scope="session")
 def nano_config(nano_engine):
     """A small product on ports of its own; call it for another one."""
+    from serve.supervisor.run import free_ports
 
     def make(**server):
         http, grpc, metrics = free_ports("127.0.0.1", 3)
@@ -129,6 +160,8 @@ def nano_config(nano_engine):
 @pytest.fixture(scope="session")
 def server(nano_config, tmp_path_factory):
     """A real server, the same for all tests, which none may break."""
+    from serve.supervisor.run import running_server
+
     log, reasons = tmp_path_factory.mktemp("server") / "server.log", io.StringIO()
     handler = logging.StreamHandler(reasons)
     logging.getLogger("earshot").addHandler(handler)
@@ -144,5 +177,7 @@ def server(nano_config, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(server):
+    from serve.wire.client import Client
+
     with Client(server.grpc, timeout_s=120) as client:
         yield client

@@ -89,7 +89,7 @@ class FakeTriton:
     # ---------------------------------------------------------------- as Triton
 
     def _run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def _end(self, key, cancelled):
         wait = self._waits.get(key)

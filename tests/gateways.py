@@ -9,6 +9,7 @@ import dataclasses
 import http.client
 import json
 import resource
+import socket
 import threading
 import time
 
@@ -19,13 +20,9 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.server_config import (
     GatewayConfig,
-    LiveConfig,
     ServerConfig,
-    ShadowConfig,
-    TracesConfig,
 )
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
@@ -35,13 +32,29 @@ from serve.wire import tensors
 from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton
 
-WAIT_S = 20.0
+WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
+
+SECTIONS = ("name", "upstreams", "live", "traces", "jobs", "shadow")
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+END = b"--x--\r\n"
+
+
+class Clock:
+    """A clock that stands still until a test sets `now_s`."""
+
+    def __init__(self, now_s=1000.0):
+        self.now_s = now_s
+
+    def __call__(self):
+        return self.now_s
 
 
 class Running:
     """A gateway that runs, what is behind it, and clients of it.
 
-    `name` is its model's; `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
+    Options are sections of the configuration, as `SECTIONS` has them, and keys of its server.
+    `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
     has a Triton on each, `tritons`, of which `triton` is the first.
     """
 
@@ -50,33 +63,22 @@ class Running:
         folder,
         request_timeout_s,
         triton_metrics=b"",
-        live=None,
-        name="demo",
-        upstreams=(),
         alone=False,
         devices=("cpu",),
         price_per_audio_hour=0.0,
-        traces=None,
         target_p99_s=0.0,
-        jobs=None,
-        shadow=None,
-        **server,
+        **options,
     ):
+        sections = {name: options.pop(name) for name in SECTIONS if name in options}
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
         self.config = Config(
-            name=name,
-            upstreams=upstreams,
-            server=dataclasses.replace(ServerConfig(**ports), **server),
+            server=dataclasses.replace(ServerConfig(**ports), **options),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
-            live=live or LiveConfig(),
-            traces=traces or TracesConfig(),
-            jobs=jobs or JobsConfig(),
-            shadow=shadow or ShadowConfig(),
             gateway=GatewayConfig(
-                price_per_audio_hour=price_per_audio_hour,
-                target_p99_s=target_p99_s,
+                price_per_audio_hour=price_per_audio_hour, target_p99_s=target_p99_s
             ),
+            **sections,
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"
@@ -93,7 +95,7 @@ class Running:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.gateway = self.run(self._start())
-        self.door = self.gateway._door
+        self.door = self.gateway.door
         self._exits = contextlib.ExitStack()
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
@@ -148,6 +150,19 @@ class Running:
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
 
+    @contextlib.contextmanager
+    def connected(self, said=b"", address=None):
+        """A socket to the HTTP address, or another one, over which this has been sent."""
+        host, _, port = (address or self.http).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+            connection.sendall(said)
+            yield connection
+
+    def transcribe(self, audio=b"RIFF", headers=(), **fields):
+        """Status, headers and body of a request of OpenAI's API."""
+        body = form(audio, **fields)
+        return self.ask("POST", TRANSCRIPTIONS, body, {**FORM, **dict(headers)})
+
     def infer(self, body, **headers):
         """Status and error of an HTTP request to infer."""
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -155,15 +170,10 @@ class Running:
         return status, json.loads(answer).get("error")
 
     def page(self):
-        _, _, page = self.raw_page()
-        return page.decode()
-
-    def raw_page(self):
         connection = http.client.HTTPConnection(self.metrics, timeout=WAIT_S)
         with contextlib.closing(connection):
             connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
+            return connection.getresponse().read().decode()
 
 
 def until(condition):
@@ -182,6 +192,38 @@ def full_disk():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def all_from(connection):
+    """What comes until the server has ended the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := connection.recv(10_000):
+            received += more
+    return received
+
+
+def post(body=b"", path="/v2/models/whisper/infer", length=None, headers=""):
+    """An HTTP request by hand; `length`: what it says of its body."""
+    length = len(body) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {length}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+def part(name, content, filename=None):
+    """A part of a form, whose name and file name are given."""
+    file = "" if filename is None else f'; filename="{filename}"'
+    head = f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+FILE = part("file", b"RIFF", "a.wav")
+
+
+def form(audio=b"RIFF", filename="a.wav", **fields):
+    """The body of a form, with the headers `FORM`."""
+    parts = [part(name, str(text).encode()) for name, text in fields.items()]
+    return b"".join(parts) + part("file", audio, filename) + END
 
 
 def message(prompt="hello", model=tensors.MODEL, samples=400, **fields):

@@ -15,7 +15,7 @@ from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime, fake_engine
 
-WAIT_S = 30.0
+WAIT_S = 60.0  # a guard against hanging alone
 FOREVER = 10**9  # polls
 UNSURE = {"avg_logprob": -3.0}  # below the threshold: decode again
 

@@ -1,6 +1,7 @@
 """What the tests of jobs share: a server outside, their configuration, and requests."""
 
 import base64
+import contextlib
 import http.server
 import json
 import threading
@@ -8,53 +9,88 @@ from pathlib import Path
 
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
-from tests.gateways import until
+from tests.gateways import FORM, WAIT_S, form, until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = {"authorization": "Bearer secret-a"}
 BOB = {"authorization": "Bearer secret-b"}
 JOBS = "/v1/audio/jobs"
+JSON = {"content-type": "application/json"}
+
+
+AUDIO = b"RIFF from outside"
 
 
 class Hearer:
-    """A server of somebody's: takes webhooks, has files, and answers as `statuses` say."""
+    """A server of somebody's: takes webhooks, has files, and answers as `statuses` say.
 
-    def __init__(self):
-        self.hooks, self.statuses, self.files = [], [], {"/a.wav": b"RIFF from outside"}
-        hearer = self
+    What is below /slow is answered once `released` is set; `at_once`: the most of these at a time.
+    Of /drip a byte comes now and then, without an end. `asked`: the paths of files.
+    """
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["content-length"]))
-                hearer.hooks.append((dict(self.headers.items()), body))
-                self.answer(hearer.statuses.pop(0) if hearer.statuses else 204, b"")
-
-            def do_GET(self):
-                status = hearer.statuses.pop(0) if hearer.statuses else 200
-                if isinstance(status, str):
-                    self.answer(302, b"", status)
-                else:
-                    content = hearer.files.get(self.path, b"")
-                    self.answer(status if content or status != 200 else 404, content)
-
-            def answer(self, status, body, location=None):
-                self.send_response(status)
-                if location:
-                    self.send_header("location", location)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.place = f"http://127.0.0.1:{self.server.server_port}"
+    def __init__(self, address="127.0.0.1", port=0):
+        self.hooks, self.asked, self.statuses = [], [], []
+        self.files = {"/none": b""}
+        self.released, self.waiting, self.at_once = threading.Event(), 0, 0
+        self.server = http.server.ThreadingHTTPServer((address, port), _Handler)
+        self.server.hearer = self
+        self.port = self.server.server_port
+        self.place = f"http://{address}:{self.port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,)).start()
 
+    def wait(self):
+        self.waiting += 1
+        self.at_once = max(self.at_once, self.waiting)
+        self.released.wait(WAIT_S)
+        self.waiting -= 1
+
     def close(self):
+        self.released.set()
         self.server.shutdown()
         self.server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        hearer = self.server.hearer
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path.startswith("/slow"):
+            hearer.wait()
+        hearer.hooks.append((self.path, dict(self.headers.items()), body))
+        self.answer(hearer.statuses.pop(0) if hearer.statuses else 204, b"")
+
+    def do_GET(self):
+        hearer = self.server.hearer
+        hearer.asked.append(self.path)
+        if self.path.startswith("/slow"):
+            hearer.wait()
+        status = hearer.statuses.pop(0) if hearer.statuses else 200
+        content = hearer.files.get(self.path, AUDIO)
+        if self.path == "/drip":
+            self.drip(hearer)
+        elif isinstance(status, str):
+            self.answer(302, b"", status)
+        else:
+            self.answer(status if content or status != 200 else 404, content)
+
+    def drip(self, hearer):
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not hearer.released.wait(0.02):
+                self.wfile.write(b"R")
+
+    def answer(self, status, body, location=None):
+        with contextlib.suppress(OSError):  # the asker has gone
+            self.send_response(status)
+            if location:
+                self.send_header("location", location)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
 
 
 def jobs_config(folder, *places):
@@ -77,23 +113,12 @@ def keys_of(folder, **limits):
     return str(path)
 
 
-def form(audio=b"RIFF", **fields):
-    """Body and headers of a form; a field that ends with _ is repeated as name[]."""
-    parts = [f'name="{name}"\r\n\r\n{text}'.encode() for name, text in fields.items()]
-    parts.append(b'name="file"; filename="talk.wav"\r\n\r\n' + audio)
-    body = b"".join(b"--X\r\ncontent-disposition: form-data; " + p + b"\r\n" for p in parts)
-    return body + b"--X--\r\n", {"content-type": "multipart/form-data; boundary=X"}
-
-
 def send(running, audio=b"RIFF", headers=(), **fields):
     """Status and job, or error, of a job that is posted as a form; without audio as JSON."""
-    body, kind = form(audio, **fields) if audio else (json.dumps(fields), _JSON)
+    body, kind = (form(audio, "talk.wav", **fields), FORM) if audio else (json.dumps(fields), JSON)
     status, _, answer = running.ask("POST", JOBS, body, {**kind, **dict(headers)})
     answer = json.loads(answer)
     return status, answer if status == 202 else answer["error"]
-
-
-_JSON = {"content-type": "application/json"}
 
 
 def accepted(running, *args, **fields):

@@ -39,10 +39,10 @@ def transcribe(transcriber):
     "file",
     [
         "en_ljspeech_LJ001-0005.ogg",
-        "de_kerstin_de_rhasspy-1319.ogg",
-        "fr_asterisk_demo-enterkeywords.ogg",
+        pytest.param("de_kerstin_de_rhasspy-1319.ogg", marks=pytest.mark.nightly),
+        pytest.param("fr_asterisk_demo-enterkeywords.ogg", marks=pytest.mark.nightly),
         "zh_aishell_sample_BAC009S0150W0206.ogg",
-        "es_librivox_aeneas_es.ogg",
+        pytest.param("es_librivox_aeneas_es.ogg", marks=pytest.mark.nightly),
     ],
 )
 def test_it_understands_people(transcribe, human_clips, file):
@@ -61,6 +61,7 @@ def test_an_unsure_language_is_told_by_its_text(transcribe, human_clips):
     assert heard.text == "Zij die oren hebben horen."
 
 
+@pytest.mark.nightly
 def test_a_language_that_is_no_candidate_is_not_heard(transcribe, human_clips):
     clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]
     heard = transcribe(clip, languages=["German", "nl", "en"])
@@ -97,7 +98,7 @@ def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
     assert counts.errors <= 2 * MOST * counts.length, text
 
 
-@pytest.mark.parametrize("vad", [None, False])
+@pytest.mark.parametrize("vad", [None, pytest.param(False, marks=pytest.mark.nightly)])
 def test_nothing_is_invented_where_nobody_speaks(transcriber, vad):
     """The network says "You", and is sure of it."""
     silence = np.zeros(5 * SAMPLE_RATE, np.float32)
@@ -107,6 +108,7 @@ def test_nothing_is_invented_where_nobody_speaks(transcriber, vad):
         assert transcriber.transcribe(asked).segments == ()
 
 
+@pytest.mark.nightly
 def test_one_word_is_kept_however_quiet(transcriber, human_clips):
     clip = human_clips["en_an4_train_an333-msrb-b.ogg"]
     samples = audio.whole(audio.decode(read_bytes(clip.path), Limits(60)))
@@ -115,6 +117,7 @@ def test_one_word_is_kept_however_quiet(transcriber, human_clips):
     assert heard.text.strip(" .").lower() == "yes"
 
 
+@pytest.mark.nightly
 def test_what_is_said_after_a_last_timestamp_is_not_lost(transcriber, human_clips):
     """Joined with short pauses, the first window's text ends a sentence before its audio does."""
     named = [clip for name, clip in human_clips.items() if name.startswith("en_kathleen")]

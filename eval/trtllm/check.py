@@ -61,7 +61,7 @@ LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| 
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
 _BANDS, _BANDS_SPREAD = 80, 4.0  # of the noise in a window
 _SPREAD = 0.06  # of the random weights: larger than usual, so that logits lie apart
-_WAIT_S = 60.0
+WAIT_S = 60.0
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
 
 
@@ -332,7 +332,7 @@ def compare_logits(
 
 def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
     request_id = executor.enqueue(request)
-    answers = executor.await_responses(_WAIT_S)
+    answers = executor.await_responses(WAIT_S)
     responses = [response for response in answers if response.id == request_id]
     if not responses or responses[0].logits is None:
         raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
@@ -345,10 +345,10 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
         runtime.submit(job)
     tokens: dict[int, list[int]] = {job.id: [] for job in jobs}
     unfinished = set(tokens)
-    end = time.monotonic() + _WAIT_S
+    end = time.monotonic() + WAIT_S
     while unfinished:
         if time.monotonic() > end:
-            raise DifferenceError(f"no end of windows {sorted(unfinished)} in {_WAIT_S:g} s")
+            raise DifferenceError(f"no end of windows {sorted(unfinished)} in {WAIT_S:g} s")
         for event in runtime.poll(1.0):
             tokens[event.job_id] += event.tokens
             if event.error is not None:

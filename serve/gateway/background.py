@@ -9,7 +9,7 @@ from pathlib import Path
 from serve.wire import alive as signs
 
 _TICK_S = 0.05
-_TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
+TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
 _MINUTE = 60  # signs of life
 
 
@@ -55,7 +55,7 @@ class LoopWatch(Background):
         while True:
             signs.beat(self._alive)
             self._late_s.append(0.0)
-            for _ in range(_TICKS):
+            for _ in range(TICKS):
                 due_s = clock() + _TICK_S
                 await asyncio.sleep(_TICK_S)
                 self._late_s[-1] = max(self._late_s[-1], clock() - due_s)

@@ -29,7 +29,7 @@ from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
-_LOOK_S = 1.0  # at most so often is the file looked at
+LOOK_S = 1.0  # at most so often is the file looked at
 _MINUTE_S = 60.0
 
 Clock = Callable[[], float]
@@ -265,7 +265,7 @@ class Callers:
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
         now = self._clock()
-        if now < self._looked_s + _LOOK_S:
+        if now < self._looked_s + LOOK_S:
             return
         self._looked_s = now
         version = self._look()

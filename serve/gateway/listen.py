@@ -36,7 +36,7 @@ logger = logging.getLogger("earshot.gateway")
 _BACKLOG = 1024
 _ACCEPTS = 64  # at most so many connections begin in a turn of the loop
 _KEEP_ALIVE_S = 60
-_PING_S = 10.0
+PING_S = 10.0
 _STOP_S = 2  # for answers on their way
 _TURNS = 3  # of the loop, in which a connection is accepted and gets its protocol
 _LOOK_S = 0.02  # between two looks at connections that are to end
@@ -194,7 +194,7 @@ class HttpServer(uvicorn.Server):
             ws_max_size=MAX_MESSAGE_BYTES,
             # A client that is made to wait is not read from, and so its answers are not; but a
             # ping that nobody takes ends its connection.
-            ws_ping_interval=_PING_S,
+            ws_ping_interval=PING_S,
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
             lifespan="off",

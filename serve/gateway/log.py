@@ -30,7 +30,7 @@ OK = "ok"
 
 _MINUTE_S = 60.0
 _WAITING = 10_000  # lines that are formatted and not written
-_FLUSH_S = 1.0
+FLUSH_S = 1.0
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 requests = logging.getLogger("earshot.requests")
@@ -150,7 +150,7 @@ class FewLines(logging.Filter):
         return place.lines <= most
 
 
-class _Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """Lines for people."""
 
     converter = staticmethod(time.gmtime)
@@ -161,7 +161,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-class _Json(_Text):
+class JsonFormatter(TextFormatter):
     """Lines that are JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -208,7 +208,7 @@ class Behind(logging.Handler):
     def flush(self) -> None:
         """Wait until all is written, but not for long."""
         with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(self._is_empty, _FLUSH_S)
+            self._lines.all_tasks_done.wait_for(self._is_empty, FLUSH_S)
 
     def _is_empty(self) -> bool:
         return not self._lines.unfinished_tasks
@@ -237,7 +237,7 @@ def prepare(kind: LogKind, descriptor: int | None = None) -> None:
         kind: what its lines look like; "off": there are none of requests.
         descriptor: where lines of requests go; None: to the others, which go to stderr.
     """
-    formatter = _Json() if kind == "json" else _Text()
+    formatter = JsonFormatter() if kind == "json" else TextFormatter()
     few = FewLines()
     others = logging.StreamHandler()
     handlers = {logging.getLogger(): others}

@@ -44,7 +44,7 @@ NOT_ALL_ANSWERED = 3
 """Exit status where the drain's limit came before the last answer."""
 
 _END_S = 2.0  # for answers on their way, once all that is left has been ended
-_SPARE_CONNECTIONS = 256  # beyond one for each request
+SPARE_CONNECTIONS = 256  # beyond one for each request
 _SPARE_DESCRIPTORS = 256  # for what is neither a connection nor an upload's file
 
 
@@ -68,31 +68,31 @@ class Gateway:
     ) -> None:
         processes, config = config.gateway.processes, share_of(config)
         server, shared = config.server, processes > 1
-        self._door = Door(config, folder, engines, gateway_alive(folder, number))
+        self.door = Door(config, folder, engines, gateway_alive(folder, number))
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self._state = State(self._door, config, pages)
+        self.state = State(self.door, config, pages)
         whole = functools.partial(
-            whole_page, folder, tritons, self._door.metrics, number, processes
+            whole_page, folder, tritons, self.door.metrics, number, processes
         )
         connections = _most_connections(server)
-        self._jobs = _open_jobs(config, self._door) if config.jobs.folder else None
-        routes = self._jobs.routes if self._jobs else ()
-        clients = build_app(self._door, whole, self._state, routes)
-        watchers = build_watchers_app(self._door, whole)
+        self.jobs = _open_jobs(config, self.door) if config.jobs.folder else None
+        routes = self.jobs.routes if self.jobs else ()
+        clients = build_app(self.door, whole, self.state, routes)
+        watchers = build_watchers_app(self.door, whole)
         inside = dataclasses.replace(server, tls_certificate="", tls_key="")
-        self._http = [
-            HttpServer(app, listener, within, self._door.admission, self._door.turns, connections)
+        self.http = [
+            HttpServer(app, listener, within, self.door.admission, self.door.turns, connections)
             for app, listener, within in (
                 (clients, listening_socket(server, "http_port", shared), server),
                 (watchers, listening_socket(server, "metrics_port", shared), server),
                 (watchers, own_door(gateway_door(folder, number)), inside),
             )
         ]
-        options = server_options(self._door.admission.max_request_bytes, connections, shared)
+        options = server_options(self.door.admission.max_request_bytes, connections, shared)
         self._grpc = grpc.aio.server(options=options)
-        self._grpc.add_generic_rpc_handlers((Methods(self._door),))
+        self._grpc.add_generic_rpc_handlers((Methods(self.door),))
         host = f"[{server.host}]" if ":" in server.host else server.host
         try:
             if server.tls_certificate:
@@ -107,38 +107,38 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to answer."""
-        await self._door.usage.exchange()  # what keys have had of the day
-        self._door.usage.start()
-        self._door.uploads.start()
-        self._door.upstreams.start()
-        self._door.shadow.start()
-        self._state.start()
-        self._door.watch.start()
-        for server in self._http:
+        await self.door.usage.exchange()  # what keys have had of the day
+        self.door.usage.start()
+        self.door.uploads.start()
+        self.door.upstreams.start()
+        self.door.shadow.start()
+        self.state.start()
+        self.door.watch.start()
+        for server in self.http:
             server.start()
         await self._grpc.start()
-        if self._jobs:
-            self._jobs.start()
+        if self.jobs:
+            self.jobs.start()
 
     async def drain(self) -> bool:
         """Answer what was accepted, refuse the rest; whether all of it was answered in time."""
         self._end_s = asyncio.get_running_loop().time() + self._drain_s
-        return await self._door.drain()
+        return await self.door.drain()
 
     async def close(self) -> None:
         """Hang up, on clients that are refused while they send when the drain's time is over."""
-        if self._jobs:
-            await self._jobs.close()
-        await self._state.close()
+        if self.jobs:
+            await self.jobs.close()
+        await self.state.close()
         left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
-        hung_up = [server.close(left_s) for server in self._http]
+        hung_up = [server.close(left_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *hung_up)
-        await self._door.uploads.close()
-        await self._door.shadow.close()
-        await self._door.upstreams.close()
-        await self._door.watch.close()
-        await self._door.usage.close()
-        await self._door.traces.close()
+        await self.door.uploads.close()
+        await self.door.shadow.close()
+        await self.door.upstreams.close()
+        await self.door.watch.close()
+        await self.door.usage.close()
+        await self.door.traces.close()
 
 
 def _open_jobs(config: Config, door: Door) -> "Jobs":
@@ -165,7 +165,7 @@ def share_of(config: Config) -> Config:
 
 def _most_connections(server: ServerConfig) -> int:
     """Count connections for each of three addresses: they and uploads' files have descriptors."""
-    wanted = server.max_inflight + _SPARE_CONNECTIONS
+    wanted = server.max_inflight + SPARE_CONNECTIONS
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
     if there_are < wanted:

@@ -38,7 +38,7 @@ from serve.contract.server_config import TracesConfig
 from serve.gateway.log import OK, Line
 from serve.gateway.spans import Spans, Traces
 
-_CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
+CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
 _NS = 1_000_000_000
 _MAX_STATE_CHARS = 4096  # servers of gRPC take 8 kB of metadata in all; W3C asks for 512 here
 _SERVER_ERROR = 500
@@ -152,7 +152,7 @@ class Telemetry(Traces):
 
         threading.Thread(target=work, name="spans", daemon=True).start()
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(CLOSE_S):
                 await ended.wait()
         except TimeoutError:
             self._exporter.shutdown()  # type: ignore[no-untyped-call]

@@ -25,8 +25,8 @@ from serve.gateway.refusals import Refusal
 
 _TICK_S = 0.05
 _TICKS_TO_TIDY = 5
-_PATIENCE_S = 5.0  # an upload may take so long before another may have its place
-_LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
+PATIENCE_S = 5.0  # an upload may take so long before another may have its place
+LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
 _COUNTER = struct.Struct("@Q")
 
@@ -139,7 +139,7 @@ class Uploads(Background):
         self._admission = admission
         self._received = received or Sockets().received
         self._uploads: dict[_Upload, None] = {}  # oldest first
-        self._connections: dict[str, _Connection] = {}
+        self.connections: dict[str, _Connection] = {}
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
 
@@ -170,7 +170,7 @@ class Uploads(Background):
         if message is grpc.aio.EOF:
             return None
         self._admission.untidy |= len(message) >= memory.LARGE_BYTES
-        connection = self._connections.get(upload.peer)
+        connection = self.connections.get(upload.peer)
         if connection is not None:
             connection.begin += len(message)  # counted as a request from now on
             connection.bytes = max(0, connection.bytes - len(message))
@@ -189,7 +189,7 @@ class Uploads(Background):
         if oldest is None:
             return False
         waited_s = asyncio.get_running_loop().time() - oldest.since_s
-        if waited_s < _PATIENCE_S:
+        if waited_s < PATIENCE_S:
             return False
         oldest.give_up(
             refusals.overloaded(
@@ -200,7 +200,7 @@ class Uploads(Background):
         return True
 
     def _total(self) -> int:
-        return sum(connection.bytes for connection in self._connections.values())
+        return sum(connection.bytes for connection in self.connections.values())
 
     async def _run(self) -> None:
         while True:
@@ -220,10 +220,10 @@ class Uploads(Background):
         ]
         peers = {upload.peer for upload in old}
         received = self._received(peers) if peers else {}
-        for gone in self._connections.keys() - received.keys():
-            del self._connections[gone]
+        for gone in self.connections.keys() - received.keys():
+            del self.connections[gone]
         for peer, count in received.items():
-            connection = self._connections.setdefault(peer, _Connection(count))
+            connection = self.connections.setdefault(peer, _Connection(count))
             connection.bytes = count - connection.begin
             if connection.bytes < 0:  # headers and the like, which no message counts
                 connection.begin, connection.bytes = count, 0
@@ -232,10 +232,10 @@ class Uploads(Background):
     def _give_up_newest(self, uploads: list[_Upload]) -> None:
         for upload in reversed(uploads):
             surplus = self._admission.bytes + self._total() - self._admission.max_bytes
-            connection = self._connections.get(upload.peer)
+            connection = self.connections.get(upload.peer)
             if surplus <= 0:
                 return
-            if connection is None or connection.bytes < _LARGE_BYTES:
+            if connection is None or connection.bytes < LARGE_BYTES:
                 continue
             # gRPC does not say which message of a connection has how much: each has its share.
             sharing = sum(other.peer == upload.peer for other in uploads if other.refusal is None)

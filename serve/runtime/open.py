@@ -19,7 +19,7 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
         ConfigError: the configuration says what the runtime would pass over.
         UnavailableError: the runtime or device is not usable on this machine.
     """
-    runtime: Runtime = _entry(_row_of(engine, config).open)(engine, first_of(config))
+    runtime: Runtime = pkgutil.resolve_name(_row_of(engine, config).open)(engine, first_of(config))
     return runtime
 
 
@@ -30,12 +30,9 @@ def open_behind(engine: Engine, config: RuntimeConfig, infer: Infer) -> Runtime:
         ConfigError: the configuration says what the runtime would pass over.
         EarshotError: as the runtime says.
     """
-    runtime: Runtime = _entry(_row_of(engine, config).open_behind)(engine, config, infer)
+    open_it = pkgutil.resolve_name(_row_of(engine, config).open_behind)
+    runtime: Runtime = open_it(engine, config, infer)
     return runtime
-
-
-def _entry(name: str) -> Any:
-    return pkgutil.resolve_name(name)
 
 
 def _row_of(engine: Engine, config: RuntimeConfig) -> Row:

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import random
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ from typing import TypeVar
 
 from serve.contract.config import Config
 from serve.contract.devices import counted
-from serve.contract.errors import DeadlineError, EarshotError
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, Order
 from serve.supervisor.engines import TRITON, Engines
@@ -43,6 +44,7 @@ from serve.wire.folder import CONFIG, run_folder
 logger = logging.getLogger("earshot")
 
 _LOOK_S = 0.1
+_PORTS = range(10_000, 32_768)
 
 T = TypeVar("T")
 
@@ -277,12 +279,22 @@ def running_server(
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Find ports that nobody listens on, for servers that need no well-known address."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind((host, 0))
-        return tuple(listener.getsockname()[1] for listener in sockets)
+    """Find ports that nobody listens on, for servers that need no well-known address.
+
+    They lie below those that the kernel gives to outgoing connections, one of which could take a
+    port before its server listens there.
+
+    Raises:
+        UnavailableError: of a thousand random ports too few could be had.
+    """
+    ports = list[int]()
+    for port in random.sample(_PORTS, 1000):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind((host, port))
+            ports.append(port)
+        if len(ports) == count:
+            return tuple(ports)
+    raise UnavailableError(f"found {len(ports)} free ports of {host}, expected {count}")
 
 
 def on_free_ports(server: ServerConfig) -> ServerConfig:

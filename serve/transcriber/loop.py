@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # longest that a poll may wait, so that arrivals and cancels are seen soon
 _IDLE_S = 10.0  # longest that the idle device thread sleeps; whatever arrives wakes it at once
-_JOIN_S = 30.0  # longest that `close` waits for the device thread
-_GRACE_S = 10.0  # beyond the deadline, after which a blocking caller gives up by itself
 _STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
 
 
@@ -67,13 +65,23 @@ class Transcriber:
         engine: for its tokenizer and sizes.
         runtime: owned from here on: called by the device thread alone, closed by `close`.
         config: limits, and when a window is decoded again.
+        grace_s: seconds beyond a request's deadline after which `transcribe` gives up by itself.
+        join_s: the most seconds that `close` waits for the device thread.
 
     Raises:
         ConfigError: the configuration asks for what the runtime cannot do.
         EngineError: the engine's tokenizer cannot be read.
     """
 
-    def __init__(self, engine: Engine, runtime: Runtime, config: TranscriberConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        runtime: Runtime,
+        config: TranscriberConfig,
+        grace_s: float = 10.0,
+        join_s: float = 30.0,
+    ) -> None:
+        self._grace_s, self._join_s = grace_s, join_s
         self.capabilities = runtime.capabilities
         self.tokenizer = Tokenizer.open(engine)
         check_config(config, self.capabilities, self.tokenizer)
@@ -158,7 +166,7 @@ class Transcriber:
                 answer.set_exception(event.error)
 
         handle = self.submit(request, on_event)
-        limit_s = self._config.request_timeout_s + _GRACE_S
+        limit_s = self._config.request_timeout_s + self._grace_s
         try:
             return answer.result(limit_s)
         except TimeoutError as error:
@@ -191,9 +199,9 @@ class Transcriber:
         self._ledger.close()
         self._intake.close()
         self._inbox.put(_wake_up)
-        self._thread.join(_JOIN_S)
+        self._thread.join(self._join_s)
         if self._thread.is_alive():
-            logger.error("the device thread did not stop within %g s", _JOIN_S)
+            logger.error("the device thread did not stop within %g s", self._join_s)
 
     def __enter__(self) -> Self:
         """Return the transcriber; leaving the block closes it."""

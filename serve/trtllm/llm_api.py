@@ -47,7 +47,6 @@ from serve.trtllm.runtime import (
 logger = logging.getLogger("earshot")
 
 _STDERR = 2  # its number
-_STOP_S = 20.0  # how long the library may take to shut down
 _STATUS_S = 5.0  # from a connection's end to the process's
 _ROOT = Path(__file__).resolve().parents[2]
 # The folder comes last, so that nothing in it stands before what the environment has.
@@ -115,13 +114,14 @@ class LlmApiExecutor:
     Args:
         engine: one whose manifest names the runtime "tensorrt_llm_api".
         config: one that passed `check_config`.
+        stop_s: how long the library may take to shut down.
 
     Raises:
         UnavailableError: the process or the library does not start; the message is its own.
         EngineError: the engine's tokenizer cannot be read.
     """
 
-    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
+    def __init__(self, engine: Engine, config: RuntimeConfig, stop_s: float = 20.0) -> None:
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
         tokenizer = Tokenizer.open(engine)
         special = (facts.sot, facts.no_timestamps, facts.transcribe, facts.translate)
@@ -150,6 +150,7 @@ class LlmApiExecutor:
             previous_text=False,
             beam_sizes=(width,),
         )
+        self._stop_s = stop_s
         self._ids = itertools.count()
         # None stands for a failure to look at.
         self._responses: queue.SimpleQueue[ExecutorResponse | None] = queue.SimpleQueue()
@@ -160,7 +161,7 @@ class LlmApiExecutor:
         with theirs:
             self._process = spawn(config, theirs)
         try:
-            self.version = self._begin(_settings(engine, config), config)
+            self.version = self._begin(start_settings(engine, config), config)
         except BaseException:  # Ctrl-C as well
             self._kill()
             self._connection.close()
@@ -240,9 +241,9 @@ class LlmApiExecutor:
         self._outbox.put([_to_json({})])
         self._outbox.put(None)
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
-            logger.error("TensorRT-LLM did not shut down within %g s and is killed", _STOP_S)
+            logger.error("TensorRT-LLM did not shut down within %g s and is killed", self._stop_s)
             self._kill()
         for thread in (self._reader, self._writer):
             thread.join(_STATUS_S)
@@ -279,7 +280,7 @@ class LlmApiExecutor:
                     self._connection.send_bytes(part)
 
 
-def _settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
+def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
     """Make the first message: the settings that the library is started with."""
     own = config.tensorrt_llm
     return {

@@ -5,11 +5,10 @@ import typing
 
 import pytest
 
-from build.builders import build_engine, builder_of, up_to_date
+from build.builders import builder_of, up_to_date
 from build.config import BuildConfig, Config
 from build.writer import write_manifest
 from serve.contract.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
-from serve.contract.errors import EngineError
 from serve.contract.runtimes import RuntimeName
 from tests.checkpoints import write_engine
 
@@ -58,18 +57,3 @@ def test_an_engine_without_mel_filters_is_not_up_to_date(checkpoint, target):
     (target / MEL_FILTERS_FILE).unlink()
     assert open_engine(target).manifest.files == files
     assert not up_to_date(checkpoint, Config(engine=str(target)), verified=False)
-
-
-def test_an_engine_that_fails_its_verification_does_not_take_its_place(checkpoint, target):
-    write_engine(checkpoint, target, "fp16")
-    seen = []
-
-    def refuse(engine):
-        seen.append((engine.manifest.precision, engine.path))
-        raise EngineError("too far off")
-
-    with pytest.raises(EngineError, match="too far off"):
-        build_engine(checkpoint, Config(engine=str(target)), print, refuse)
-    assert seen[0][0] == "int8" and seen[0][1] != target
-    assert open_engine(target).manifest.precision == "fp16"
-    assert list(target.parent.iterdir()) == [target]

@@ -9,10 +9,9 @@ from safetensors.torch import save_file
 from build.builders import build_engine, check, up_to_date
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, Config
-from build.draft import draft_facts, with_draft
+from build.draft import with_draft
 from build.quantize import quantize_rows
-from build.summary import summary
-from serve.contract.engine import Draft, open_engine, scale_name, tensor_specs
+from serve.contract.engine import Draft, scale_name, tensor_specs
 from serve.contract.errors import CheckpointError, ConfigError
 from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf, write_openai
 
@@ -162,18 +161,3 @@ def test_other_runtimes_refuse_a_draft(runtime):
     with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' hold no"):
         check(config)
     check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))
-
-
-def test_the_summary_names_the_draft(main, folder, tmp_path):
-    engine = write_engine(with_draft(main, str(folder)), tmp_path / "engine")
-    line = next(line for line in summary(engine).splitlines() if line.startswith("  draft"))
-    count = sum(t.numel() for n, t in random_weights(NANO).items() if ".decoder." in n)
-    assert f"{count / 1e6:.1f} M parameters more; 1 decoder layer, from {folder} (SHA" in line
-    assert draft_facts(main) is None
-    assert "draft" not in summary(write_engine(main, tmp_path / "plain"))
-
-
-def test_an_engine_opens_with_its_draft(main, folder, tmp_path):
-    both = with_draft(main, str(folder))
-    write_engine(both, tmp_path / "engine")
-    assert open_engine(tmp_path / "engine").manifest.draft == draft_facts(both)

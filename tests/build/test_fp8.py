@@ -42,8 +42,9 @@ def test_a_proof_holds_where_fp8_changes_no_more_than_int8(fp8_share, holds):
 def test_auto_takes_what_is_proved_on_what_has_it(
     precision, proof, expected, why, hopper, monkeypatch
 ):
-    monkeypatch.setattr(choose, "_has_bulk_copies", lambda device: hopper)
-    taken, reason = choose._takes_fp8(precision, GPU, proof)
+    capability = (9, 0) if hopper else (8, 9)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    taken, reason = choose.takes_fp8(precision, GPU, proof)
     assert taken == (expected and hopper)
     assert (why if hopper or precision == "full" else "this GPU has no FP8") in reason
 

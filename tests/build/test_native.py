@@ -1,35 +1,21 @@
 """build.native: what an engine for our own runtime holds."""
 
 import dataclasses
-import math
 import os
 
 import pytest
 import torch
 
-from build.checkpoint import open_checkpoint
 from build.native import convert
 from build.quantize import quantize_rows
-from serve.contract.engine import Dims, tensor_specs
+from serve.contract.engine import tensor_specs
 from serve.contract.errors import CheckpointError
-from tests.checkpoints import NANO, write_engine, write_openai
+from tests.checkpoints import write_engine
 
 
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "engines" / "nano"
-
-
-def test_an_int8_engine_of_base_is_much_smaller_than_its_checkpoint():
-    """Its vocabulary, which is a third of it, is there once and is rounded, too."""
-    dims = Dims(80, 1500, 512, 8, 6, 2048, 51865, 448, 512, 8, 6, 2048)
-
-    def size(precision):
-        specs = tensor_specs(dims, precision).values()
-        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
-
-    assert size("fp16") == pytest.approx(145.2e6, rel=0.01)
-    assert size("int8") < 0.55 * size("fp16")
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
@@ -63,17 +49,6 @@ def test_int8_weights_are_close_and_plain_ones_equal(checkpoint, target):
     vocabulary = quantize_rows(checkpoint.tensors["decoder.tokens"])
     assert torch.equal(weights["decoder.tokens"], vocabulary.codes)
     assert torch.equal(weights["decoder.tokens.scale"], vocabulary.scale)
-
-
-@pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_both_formats_give_identical_engines(nano_folder, checkpoint, weights, tmp_path, precision):
-    path = write_openai(tmp_path / "a.pt", NANO, weights)
-    hf = write_engine(checkpoint, tmp_path / "a", precision)
-    openai = write_engine(open_checkpoint(str(path), str(nano_folder)), tmp_path / "b", precision)
-    assert hf.manifest.files == openai.manifest.files  # sizes and hashes
-    assert dataclasses.replace(hf.manifest, source=None, checkpoint_bytes=0) == (
-        dataclasses.replace(openai.manifest, source=None, checkpoint_bytes=0)
-    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), 1e6])

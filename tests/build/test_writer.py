@@ -1,5 +1,6 @@
 """build.writer: what an engine holds, and that nothing half-done is ever seen."""
 
+import ctypes
 import errno
 import os
 import resource
@@ -7,11 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import build.native
-import build.writer
 from build.builders import fill
 from build.config import Config
 from build.writer import staged, write_manifest
@@ -126,10 +127,11 @@ def test_a_folder_that_cannot_be_made(checkpoint, tmp_path):
 def test_a_filesystem_that_cannot_swap_folders(checkpoint, target, monkeypatch):
     write_engine(checkpoint, target, "fp16")
 
-    def exchange(folder, _):
-        raise OSError(errno.EINVAL, "this filesystem cannot swap folders; remove the old engine")
+    def renameat2(*_):
+        ctypes.set_errno(errno.EINVAL)
+        return -1
 
-    monkeypatch.setattr(build.writer, "_exchange", exchange)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=renameat2))
     with pytest.raises(EngineError, match="remove the old engine"):
         write_engine(checkpoint, target)
     assert open_engine(target).manifest.precision == "fp16"
@@ -139,6 +141,7 @@ def test_a_filesystem_that_cannot_swap_folders(checkpoint, target, monkeypatch):
 HALF_BUILD = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from build.checkpoint import open_checkpoint
 from build.builders import fill
 from build.config import Config
@@ -168,7 +171,7 @@ def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
     write_engine(checkpoint, target, "fp16")
     assert len(list(target.parent.glob(".nano.building-*"))) == 2  # folder and lock, still held
     half_build.send_signal(signal.SIGKILL)
-    half_build.wait(timeout=30)
+    half_build.wait(timeout=60)
     assert open_engine(target).manifest.precision == "fp16"
     assert len(list(target.parent.glob(".nano.building-*"))) == 2
     write_engine(checkpoint, target)

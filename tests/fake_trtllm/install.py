@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from transformers import WhisperFeatureExtractor
+import transformers
 
 from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
@@ -81,21 +81,24 @@ class OnThread:
 
     def __init__(self, config, connection):
         mine = Connection(os.dup(connection.fileno()))
-        self._end = socket.socket(fileno=os.dup(connection.fileno()))
-        self._thread = threading.Thread(target=worker.serve, args=(mine, lambda: None), daemon=True)
-        self._thread.start()
+        self.end = socket.socket(fileno=os.dup(connection.fileno()))
+        self.killed = False
+        self.thread = threading.Thread(target=worker.serve, args=(mine, lambda: None), daemon=True)
+        self.thread.start()
 
     def wait(self, timeout):
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise subprocess.TimeoutExpired("a thread", timeout)
-        self._end.close()
-        return 0
+        if not self.killed:
+            self.thread.join(timeout)
+            if self.thread.is_alive():
+                raise subprocess.TimeoutExpired("a thread", timeout)
+        self.end.close()
+        return -9 if self.killed else 0
 
     def kill(self):
-        """All of it that the other side can see."""
+        """End all of it that the other side can see."""
+        self.killed = True
         with contextlib.suppress(OSError):  # it has ended already
-            self._end.shutdown(socket.SHUT_RDWR)
+            self.end.shutdown(socket.SHUT_RDWR)
 
 
 def imported(name):
@@ -191,5 +194,5 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
 def write_checkpoint_with_processor(folder):
     """A Hugging Face folder as the LLM API reads one, with random weights; returns it opened."""
     write_hf(folder, NANO, random_weights(NANO))
-    WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
     return open_checkpoint(str(folder))

@@ -23,7 +23,7 @@ def run(runtime, *jobs):
     for job in jobs:
         runtime.submit(job)
     tokens, last = {job.id: () for job in jobs}, {}
-    for _ in range(1000):
+    for _ in range(6000):  # a minute, lest it hang
         for event in runtime.poll(0.01):
             tokens[event.job_id] += event.tokens
             if event.finished:

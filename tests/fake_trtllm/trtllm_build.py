@@ -12,70 +12,17 @@ import sys
 from pathlib import Path
 
 import contract
+import facts
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-SWITCH = ("enable", "disable")
-DTYPE = ("auto", "float16", "float32", "bfloat16", "int32", "disable")
-# Those of tensorrt_llm/commands/build.py and plugin/plugin.py that take a value.
-INTS = {
-    "max_batch_size": 2048,
-    "max_input_len": 1024,
-    "max_seq_len": None,
-    "max_beam_width": 1,
-    "max_num_tokens": 8192,
-    "opt_num_tokens": None,
-    "max_encoder_input_len": 1024,
-    "max_prompt_embedding_table_size": 0,
-    "tokens_per_block": 32,
-    "workers": 1,
-}
-SWITCHES = {
-    "context_fmha": "enable",
-    "bert_context_fmha_fp32_acc": "disable",
-    "remove_input_padding": "enable",
-    "use_paged_context_fmha": "enable",
-    "use_fp8_context_fmha": "disable",
-    "multiple_profiles": "disable",
-    "paged_state": "enable",
-    "streamingllm": "disable",
-    "use_fused_mlp": "enable",
-    "reduce_fusion": "disable",
-    "user_buffer": "disable",
-    "norm_quant_fusion": "disable",
-    "pp_reduce_scatter": "disable",
-}
-PLUGINS = {
-    "bert_attention_plugin": "auto",
-    "gpt_attention_plugin": "auto",
-    "gemm_plugin": "disable",
-    "moe_plugin": "auto",
-    "nccl_plugin": "auto",
-    "lora_plugin": "disable",
-    "dora_plugin": "disable",
-    "mamba_conv1d_plugin": "auto",
-    "gemm_swiglu_plugin": "disable",
-    "gemm_allreduce_plugin": "disable",
-    "low_latency_gemm_plugin": "disable",
-    "low_latency_gemm_swiglu_plugin": "disable",
-    "fp8_rowwise_gemm_plugin": "disable",
-}
-
 
 def make_parser():
+    """Take the flags that `facts` states, with their values, and nothing else."""
     parser = argparse.ArgumentParser("trtllm-build", allow_abbrev=False)
-    for name in ("checkpoint_dir", "output_dir", "model_config", "build_config", "log_level"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--kv_cache_type", choices=("continuous", "paged", "disabled"))
-    parser.add_argument("--logits_dtype", choices=("float16", "float32"))
-    for name, default in INTS.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default in SWITCHES.items():
-        parser.add_argument(f"--{name}", choices=SWITCH, default=default)
-    for name, default in PLUGINS.items():
-        parser.add_argument(f"--{name}", choices=DTYPE, default=default)
-    for name in ("strip_plan", "weight_streaming", "fast_build", "monitor_memory", "dry_run"):
-        parser.add_argument(f"--{name}", action="store_true")
+    for name, kind in facts.FLAGS.items():
+        as_int = int if kind == "int" else str
+        parser.add_argument(f"--{name}", type=as_int, choices=facts.VALUES.get(kind))
     return parser
 
 
@@ -133,12 +80,13 @@ def main():
     target.mkdir(parents=True)
     save_file(tensors, target / "rank0.engine")
     shutil.copymode(source / "config.json", target / "rank0.engine")
-    build_config = {name: getattr(args, name) for name in INTS}
-    if build_config["max_seq_len"] is None:  # deduced, and the input clipped to it
-        build_config["max_seq_len"] = config["max_position_embeddings"]
+    given = {name: getattr(args, name) for name in facts.FLAGS}
+    build_config = {name: given[name] for name, kind in facts.FLAGS.items() if kind == "int"}
     build_config["max_input_len"] = min(build_config["max_input_len"], build_config["max_seq_len"])
     build_config["kv_cache_type"] = (args.kv_cache_type or "paged").upper()
-    build_config["plugin_config"] = {n: getattr(args, n) for n in (*SWITCHES, *PLUGINS)}
+    build_config["plugin_config"] = {
+        name: given[name] for name, kind in facts.FLAGS.items() if kind in ("plugin", "switch")
+    }
     text = json.dumps(
         {"version": "1.2.1", "pretrained_config": config, "build_config": build_config}
     )

@@ -19,7 +19,7 @@ from serve.gateway.jobs.store import AudioStore
 _AUDIO = "audio"  # in the jobs' folder
 _PART = ".part"
 _CHUNK_BYTES = 2**20
-_ORPHAN_S = 3600.0  # what is younger may be of a job that is being accepted
+ORPHAN_S = 3600.0  # what is younger may be of a job that is being accepted
 
 
 class AudioFolder:
@@ -118,7 +118,7 @@ class AudioFolder:
         Raises:
             FileError: the store fails.
         """
-        oldest = time.time() - _ORPHAN_S
+        oldest = time.time() - ORPHAN_S
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):
                 if path.name not in ids and path.stat().st_mtime < oldest:

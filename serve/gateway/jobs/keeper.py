@@ -18,7 +18,7 @@ from serve.gateway.refusals import Refusal
 logger = logging.getLogger("earshot.gateway")
 
 _THREADS = 4  # of each, so that a database that is away leaves others theirs
-_TABLE_S = 15.0  # longest call of the table; beyond `table._BUSY_S`
+TABLE_S = 15.0  # longest call of the table; beyond `table._BUSY_S`
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Keeper:
     def __init__(self, config: Config) -> None:
         self.audio = AudioFolder(Path(config.jobs.folder), config.jobs.store)
         self.table = Table(config)
-        self.for_audio, self._for_table = _Threads("audio"), _Threads("table", _TABLE_S)
+        self.for_audio, self._for_table = _Threads("audio"), _Threads("table", TABLE_S)
         # A table's calls are short, and who works on a job is to hold it by one while audio moves.
         self.do, self.quietly = self._for_table.do, self._for_table.quietly
 

@@ -51,11 +51,11 @@ logger = logging.getLogger("earshot.gateway")
 LEASE_S = 15.0
 """A job whose worker has said nothing for so long is another's."""
 
-_NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
-_MOST_BACK_OFF_S = 300.0
+NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
+MOST_BACK_OFF_S = 300.0
 _MOST_NOT_NOW_S = 300.0  # after which a key whose day is used up is tried again, too
 _AHEAD_S = 600.0  # beyond the farthest time that a job may be due
-_SWEEP_S = 30.0
+SWEEP_S = 30.0
 _FETCHES, _FETCHES_OF_A_KEY = 64, 4  # jobs with a url that are fetched, wait, or are asked for
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
@@ -105,7 +105,7 @@ class Runner(Workers):
         # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
         # else one that is away for a moment would cost each job that waits one of its tries.
         self._away = set(door.models.all)
-        self._swept_s = -_SWEEP_S  # as `_not_now` by a clock that nobody sets
+        self._swept_s = -SWEEP_S  # as `_not_now` by a clock that nobody sets
         counts.watch(self.tasks)
 
     def cancelled(self, id: str) -> None:
@@ -121,7 +121,7 @@ class Runner(Workers):
         return room and self._door.admission.requests < self._below
 
     async def _claimed(self) -> Job | None:
-        if time.monotonic() > self._swept_s + _SWEEP_S:
+        if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
         if self._door.admission.draining:
             return None
@@ -347,7 +347,7 @@ class Runner(Workers):
         elif refusal.reason != URL_AWAY:
             self._away.add(job.model)
         if counted:
-            wait_s = min(2.0**job.tries, _MOST_BACK_OFF_S)
+            wait_s = min(2.0**job.tries, MOST_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, refusal)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         await self._put_back(job, due, counted=counted)
@@ -386,4 +386,4 @@ def _slots(config: Config, engines: int) -> int:
 
 def _wait_s(refusal: Refusal) -> float:
     """Return the seconds after which a job that got no answer may be tried again."""
-    return min(max(_NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
+    return min(max(NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)

@@ -31,9 +31,9 @@ logger = logging.getLogger("earshot.gateway")
 
 _PREFIX = "whsec_"
 _MADE = f'`echo "{_PREFIX}$(openssl rand -base64 32)"` makes one'
-_AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks that are being sent
+AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks that are being sent
 _LEASE_S = 60.0  # beyond the longest try
-_FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
+FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
 _GONE = 410  # by which a receiver asks for no more
 
 
@@ -108,7 +108,7 @@ class Webhooks(Workers):
         return self._secret is not None
 
     async def _claimed(self) -> Job | None:
-        if self._secret is None or len(self.tasks) >= _AT_A_TIME:
+        if self._secret is None or len(self.tasks) >= AT_A_TIME:
             return None
         now, table = time.time(), self._keeper.table
         full = keys_with(self.jobs.values(), _OF_A_KEY)
@@ -142,7 +142,7 @@ class Webhooks(Workers):
         """Say what a try's answer makes of a webhook, and when it is due again."""
         if 200 <= status < 300:
             return "delivered", 0.0
-        wait_s = min(_FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MOST_S)
+        wait_s = min(FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MOST_S)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         late = due > (job.ended or 0.0) + self._give_up_s
         return ("given_up" if late or status == _GONE else "pending"), due

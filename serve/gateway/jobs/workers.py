@@ -12,7 +12,7 @@ from serve.gateway.jobs.table import Job
 
 logger = logging.getLogger("earshot.gateway")
 
-_LOOK_S = 1.0  # at least so often
+LOOK_S = 1.0  # at least so often
 
 
 def next_key(keys: Iterable[str], last: str) -> str | None:
@@ -69,7 +69,7 @@ class Workers(Background):
                 self._begin_work(job)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(LOOK_S):
                     await self._news.wait()
 
     def _begin_work(self, job: Job) -> None:

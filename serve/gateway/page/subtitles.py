@@ -23,7 +23,7 @@ from serve.gateway.door import Door
 from serve.gateway.uploads import body_chunks
 from serve.speech.formats import render
 
-_MOST_BYTES = 4 * 1024**2
+MOST_BYTES = 4 * 1024**2
 _MOST_CHARS = 300_000  # somebody who speaks quickly says 80,000 in an hour
 
 
@@ -78,9 +78,9 @@ class Subtitles:
 
 
 def _check_size(size: int) -> None:
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise refusals.too_large(
-            f"the transcript has {size} bytes or more; expected at most {_MOST_BYTES}"
+            f"the transcript has {size} bytes or more; expected at most {MOST_BYTES}"
         )
 
 

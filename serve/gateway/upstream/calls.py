@@ -24,7 +24,7 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-_SMALL_S = 2.0  # most that health and metadata take
+SMALL_S = 2.0  # most that health and metadata take
 _LARGE_BYTES = 2**20  # from here on the time that it takes matters less than the memory
 _ERROR_FIELD = b"\x0a"  # how a ModelStreamInferResponse with an error message begins
 
@@ -147,10 +147,10 @@ class Channel:
         """
         ask = self._channel.unary_unary(SERVICE + method)
         try:
-            return bytes(await ask(message, timeout=_SMALL_S, metadata=self._headers))
+            return bytes(await ask(message, timeout=SMALL_S, metadata=self._headers))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise refusals.no_answer_in_time(_SMALL_S) from None
+                raise refusals.no_answer_in_time(SMALL_S) from None
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise refusals.server_away() from None
             raise refusals.from_upstream(error.code().name, error.details() or "") from None

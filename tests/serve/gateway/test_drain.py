@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from tests.gateways import WAIT_S, until
-from tests.serve.gateway.openai.test_routes import END, FILE, TRANSCRIPTIONS, part
+from tests.gateways import END, FILE, TRANSCRIPTIONS, WAIT_S, part, until
 from tests.serve.gateway.test_run import Process
 
 ASK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -113,7 +112,7 @@ def test_what_has_come_as_the_server_closes_is_answered(running, connect, used):
         """In the loop, which has not seen these yet."""
         asks = before if used else connect(running.http)
         asks.sendall(head(FILE + END) + FILE + END)
-        await running.gateway._http[0].close(WAIT_S)
+        await running.gateway.http[0].close(WAIT_S)
         return asks
 
     assert refused(running.run(close()))
@@ -123,7 +122,7 @@ def test_who_is_idle_is_not_waited_for(running, connect):
     idle = connect(running.http)
     idle.sendall(ASK)
     assert answer(idle)[0] == 200
-    running.run(running.gateway._http[0].close(100 * WAIT_S))
+    running.run(running.gateway.http[0].close(100 * WAIT_S))
     assert idle.recv(1) == b""
 
 

@@ -14,48 +14,12 @@ from tests.gateways import message
 Request = service_pb2.ModelInferRequest
 
 
-def test_it_is_what_protobuf_reads():
-    sent = message(id="7", model_version="1")
-    found = envelope.read_envelope(sent)
-    whole = Request.FromString(sent)
-    assert [bytes(raw) for raw in found.raw] == list(whole.raw_input_contents)
-    del whole.raw_input_contents[:]
-    assert found.request == whole
-    assert found.structure_bytes == whole.ByteSize()
-
-
-def test_parts_make_the_same_request_with_a_key():
-    found = envelope.read_envelope(message())
-    parts = [found.request.SerializeToString(), *envelope.raw_parts(found.raw)]
-    made = Request.FromString(envelope.for_triton(parts, "a-1", segments=False))
-    assert made.parameters.pop("earshot_key").string_param == "a-1"
-    assert made == Request.FromString(message())
-
-
-def test_whisper_stream_is_a_parameter_of_the_one_model():
-    for segments in (False, True):
-        made = Request.FromString(envelope.for_triton([message("hello", "any")], "a-1", segments))
-        assert made.model_name == "whisper"
-        assert ("earshot_segments" in made.parameters) == segments
-
-
-def test_the_last_key_counts():
-    request = Request()
-    request.parameters["earshot_key"].string_param = "mine"
-    made = Request.FromString(
-        envelope.for_triton([request.SerializeToString()], "a-1", segments=True)
-    )
-    assert made.parameters["earshot_key"].string_param == "a-1"
-
-
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
         (b"\x0a\x05abc", "no ModelInferRequest"),  # shorter than it says
-        (b"\x0b", "no ModelInferRequest"),  # a group
         (b"\x38\x01", "no ModelInferRequest"),  # raw contents that are a number
         (b"\xff" * 11, "no ModelInferRequest"),  # a tag without end
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "no ModelInferRequest"),
         (b"\x2a\x01\xff", "no ModelInferRequest"),  # an input that is none
         (b"\x3a\x00" * 1000, "more than 256 fields"),
         (b"\x1a\x80\x80\x80\x01" + bytes(2**21), f"more than {MAX_STRUCTURE_BYTES} bytes"),
@@ -70,7 +34,7 @@ def test_what_is_no_request_is_refused(sent, told):
 def test_deeply_nested_messages_are_refused():
     nested = b""
     for _ in range(300):  # contents of an input of an input ...
-        nested = b"\x2a" + envelope._varint_bytes(len(nested)) + nested
+        nested = bytes([0x2A, len(nested) & 127 | 128, len(nested) >> 7]) + nested
     found = envelope.read_envelope(nested)
     with pytest.raises(Refusal):
         check_request(found.request, found.raw, streamed=False)
@@ -87,10 +51,6 @@ def refusal_of(change):
 
 def shared_memory(request):
     request.inputs[0].parameters["shared_memory_region"].string_param = "a"
-
-
-def shared_memory_out(request):
-    request.outputs.add(name="TEXT").parameters["shared_memory_region"].string_param = "a"
 
 
 def contents_beside(request):
@@ -119,7 +79,6 @@ def twice(request):
     ("change", "told"),
     [
         (shared_memory, "no shared memory"),
-        (shared_memory_out, "no shared memory"),
         (contents_beside, "contents beside"),
         (one_too_few, "1 raw_input_contents"),
         (one_byte_too_few, "1599 raw bytes; expected 1600"),

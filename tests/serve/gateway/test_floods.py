@@ -14,36 +14,18 @@ from websockets.sync.client import connect
 from serve.contract.server_config import ServerConfig
 from serve.gateway.listen import listening_socket
 from serve.gateway.protocols import MAX_CONTROLS, MAX_FRAGMENTS
-from serve.supervisor.run import free_ports
-from tests.gateways import WAIT_S, json_request, until
+from tests.gateways import WAIT_S, all_from, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
 CHUNKED = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@contextlib.contextmanager
-def connected(running, said=b""):
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(said)
-        yield connection
-
-
-def all_from(connection):
-    """What comes until the server has ended the connection."""
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while more := connection.recv(10_000):
-            received += more
-    return received
-
-
 def connections(running):
-    return [one for server in running.gateway._http for one in server.server_state.connections]
+    return [one for server in running.gateway.http for one in server.server_state.connections]
 
 
 def test_answers_do_not_wait_for_the_head_to_be_acknowledged(running):
-    with connected(running, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+    with running.connected(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         assert connection.recv(12) == b"HTTP/1.1 200"
         (one,) = connections(running)
         accepted = one.transport.get_extra_info("socket")
@@ -55,7 +37,7 @@ def test_answers_do_not_wait_for_the_head_to_be_acknowledged(running):
 
 @pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n" * 100_000, b"100000\r\n" + bytes(2**20)])
 def test_a_refusal_before_its_body_is_the_last_of_its_connection(running, more):
-    with connected(running, CHUNKED + b"1\r\nx\r\n") as connection:
+    with running.connected(CHUNKED + b"1\r\nx\r\n") as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(more)
         received = all_from(connection)
@@ -66,7 +48,7 @@ def test_a_refusal_before_its_body_is_the_last_of_its_connection(running, more):
 
 def test_a_refusal_of_a_whole_request_leaves_the_connection(running):
     whole = CHUNKED + b"1\r\nx\r\n0\r\n\r\n"  # at once
-    with connected(running) as connection:
+    with running.connected() as connection:
         for _ in range(2):
             connection.sendall(whole)
             answer = http.client.HTTPResponse(connection)
@@ -89,7 +71,7 @@ def test_a_refusal_of_a_whole_request_leaves_the_connection(running):
     ids=["header", "address", "headers", "trailer", "chunk's extension", "two lengths"],
 )
 def test_heads_without_end_and_two_lengths_end_the_connection(running, said):
-    with connected(running) as connection:
+    with running.connected() as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(said)
         received = all_from(connection)
@@ -103,21 +85,20 @@ def test_trailers_are_no_headers(running):
         f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         f"{len(body):x}\r\n"
     ).encode()
-    with connected(running, said + body + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n") as one:
+    with running.connected(said + body + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n") as one:
         assert one.recv(12) == b"HTTP/1.1 200"
 
 
 def test_an_upgrade_to_what_is_not_spoken_here_is_an_answer_and_the_end(running):
     said = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
-    with connected(running, said + b"\r\n") as connection:
+    with running.connected(said + b"\r\n") as connection:
         received = all_from(connection)
     assert received.startswith(b"HTTP/1.1 200 ") and b"connection: close" in received.lower()
 
 
 def test_requests_one_behind_the_other_are_ended_with_their_client(running):
     body = json.dumps(json_request("wait")).encode()
-    head = f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with connected(running, (head + body) * 2):
+    with running.connected(post(body) * 2):
         until(lambda: running.triton.requests)
     (key,) = running.triton.requests
     until(lambda: running.triton.cancelled == [key])
@@ -126,7 +107,7 @@ def test_requests_one_behind_the_other_are_ended_with_their_client(running):
 def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkeypatch, caplog):
     monkeypatch.setattr("serve.gateway.protocols.SEND_S", 0.3)
     asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
-    with connected(running) as connection:
+    with running.connected() as connection:
         connection.settimeout(1.0)
         with contextlib.suppress(OSError):
             connection.sendall(asked)
@@ -139,22 +120,21 @@ def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkey
 
 def test_who_says_nothing_makes_room_for_who_does(start):
     running = start(max_inflight=1)
-    most = running.gateway._http[0].max_connections
+    most = running.gateway.http[0].max_connections
     with contextlib.ExitStack() as others:
         for _ in range(most + 20):
-            others.enter_context(connected(running))
+            others.enter_context(running.connected())
         assert running.ask("GET", "/v2/health/live")[0] == 200
         until(lambda: len(connections(running)) <= most)
 
 
 def test_without_a_descriptor_left_a_connection_is_ended_and_the_next_one_taken():
-    (port,) = free_ports("127.0.0.1", 1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listening_socket(ServerConfig(http_port=port), "http_port"))
+        listener = stack.enter_context(listening_socket(ServerConfig(http_port=0), "http_port"))
         listener.setblocking(False)
         first, second = (
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+            stack.enter_context(socket.create_connection(listener.getsockname(), timeout=WAIT_S))
             for _ in range(2)
         )
         used = stack.enter_context(open(os.devnull)).fileno()
@@ -216,22 +196,6 @@ def test_a_flood_of_pings_ends_its_session(live):
     with contextlib.suppress(ConnectionError):
         client.socket.sendall(frame(9, b"x") * (20 * MAX_CONTROLS))
     assert ended_with(client) == 1008
-
-
-@pytest.mark.parametrize("frames", [1, 10])
-def test_a_message_counts_before_it_is_whole(live, frames):
-    running, client = live(max_request_mb=8, max_inflight_mb=8)
-    size, sent = 4 * 2**20, 3 * 2**20
-    if frames == 1:
-        client.socket.sendall(frame(1, bytes(sent), length=size))
-    else:
-        part = sent // frames
-        client.socket.sendall(frame(1, bytes(part), fin=False))
-        for _ in range(frames - 1):
-            client.socket.sendall(frame(0, bytes(part), fin=False))
-    until(lambda: running.door.admission.bytes >= sent // frames * frames)
-    client.socket.shutdown(socket.SHUT_RDWR)
-    until(lambda: running.door.admission.bytes == 0)
 
 
 def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):

@@ -3,17 +3,12 @@
 import contextlib
 import gzip
 import json
-import socket
 
 import numpy as np
 import pytest
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 
-from serve.contract.server_config import ServerConfig
-from serve.gateway.listen import listening_socket
-from tests.fake_upstream import LEAK
-from tests.gateways import WAIT_S, inputs, json_request, until
+from tests.gateways import all_from, inputs, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
 
@@ -30,20 +25,9 @@ def test_tritons_client_finds_everything(running):
     assert metadata["inputs"] == [{"name": "AUDIO", "datatype": "BYTES", "shape": [1]}]
 
 
-def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with (
-        listening_socket(ServerConfig(http_port=port), "http_port") as listener,
-        socket.create_connection(("127.0.0.1", port), WAIT_S),
-    ):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-@pytest.mark.parametrize("sent_binary", [True, False])
-@pytest.mark.parametrize("wanted_binary", [True, False, None])
+@pytest.mark.parametrize(
+    ("sent_binary", "wanted_binary"), [(True, True), (False, False), (True, None)]
+)
 def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted_binary):
     outputs = None
     if wanted_binary is not None:
@@ -62,24 +46,7 @@ def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted
     assert request.raw_input_contents[1] == bytes(1600)
 
 
-def test_json_is_answered_with_json(running):
-    outputs = [{"name": name} for name in ("TEXT", "LANGUAGE_PROB", "DURATION")]
-    asked = json.dumps(json_request(id="a", outputs=outputs))
-    status, headers, body = running.ask("POST", INFER, asked)
-    assert (status, headers["content-type"]) == (200, "application/json")
-    assert json.loads(body) == {
-        "model_name": "whisper",
-        "model_version": "1",
-        "id": "a",
-        "outputs": [
-            {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["hello"]},
-            {"name": "LANGUAGE_PROB", "datatype": "FP32", "shape": [1], "data": [0.2]},
-            {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [1.5]},
-        ],
-    }
-
-
-@pytest.mark.parametrize("opening", ["[", '{"inputs":', '{"parameters":{"a":', '{"id":['])
+@pytest.mark.parametrize("opening", ["[", '{"parameters":{"a":'])
 def test_deeply_nested_json_is_refused(running, opening):
     inside = json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":['
     for times, why in ((10_000, "recursion limit"), (200_000, "quotation marks and brackets")):
@@ -90,12 +57,8 @@ def test_deeply_nested_json_is_refused(running, opening):
 
 def test_declared_size_is_refused_before_the_body_is_sent(start):
     running = start(max_request_mb=1)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2000000\r\n"
-            "Inference-Header-Content-Length: 100\r\n\r\n".encode()
-        )
+    large = post(length=2_000_000, headers="Inference-Header-Content-Length: 100\r\n")
+    with running.connected(large) as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
@@ -123,16 +86,8 @@ def test_json_is_smaller_than_binary_data_may_be(start, monkeypatch):
 
 def test_a_body_larger_than_declared_is_another_request_and_no_good_one(running):
     body = json.dumps(json_request()).encode()
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
-            + b"more and more\r\n\r\n"
-        )
-        received = b""
-        while more := connection.recv(10_000):
-            received += more
+    with running.connected(post(body) + b"more and more\r\n\r\n") as connection:
+        received = all_from(connection)
     assert received.startswith(b"HTTP/1.1 200 ")
     assert b"HTTP/1.1 400 " in received
     assert len(running.triton.requests) == 1
@@ -164,14 +119,8 @@ def test_compressed_bodies_are_refused_by_name(running):
 
 def test_a_slow_body_is_given_up(start):
     running = start(upload_timeout_s=0.3)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
-        )
-        received = b""
-        while more := connection.recv(10_000):
-            received += more
+    with running.connected(post(b"{", length=1000)) as connection:
+        received = all_from(connection)
     assert received.startswith(b"HTTP/1.1 503 ")
     assert b"upload_timeout_s" in received
 
@@ -181,48 +130,13 @@ def test_a_slow_body_is_given_up(start):
 )
 def test_a_connection_that_says_no_more_is_closed(start, said):
     running = start(upload_timeout_s=0.3)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(said)
-        try:
-            while connection.recv(10_000):
-                pass
-        except ConnectionResetError:
-            pass
-
-
-def test_a_client_that_goes_cancels_by_key(running):
-    host, _, port = running.http.rpartition(":")
-    body = json.dumps(json_request("wait")).encode()
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        until(lambda: running.triton.requests)
-    (key,) = running.triton.requests
-    until(lambda: running.triton.ended == [key])
-    assert running.triton.cancelled == [key]
-
-
-def test_a_client_that_goes_while_it_sends_leaves_nothing(running):
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
-        )
-        until(lambda: running.door.admission.requests == 1)
-    until(lambda: running.door.admission.requests == 0)
-    assert running.triton.requests == {}
+    with running.connected(said) as connection:
+        all_from(connection)
 
 
 def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
     running = start(max_request_mb=1, max_inflight_mb=1)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000000\r\n\r\n".encode()
-        )
+    with running.connected(post(length=1_000_000)):
         until(lambda: running.door.admission.bytes == 1_000_000)
         status, headers, body = running.ask("POST", INFER, bytes(100_000))
         assert (status, headers["Retry-After"]) == (503, "1")
@@ -231,16 +145,11 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
 
 
 def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.run._SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr("serve.gateway.run.SPARE_CONNECTIONS", 0)
     running = start(max_inflight=2)
-    host, _, port = running.http.rpartition(":")
-    address = (host.strip("[]"), int(port))
     with contextlib.ExitStack() as others:
         for number in range(1, 3):
-            busy = others.enter_context(socket.create_connection(address, timeout=WAIT_S))
-            busy.sendall(
-                f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
-            )
+            others.enter_context(running.connected(post(b"{", length=1000)))
             until(lambda number=number: running.door.admission.requests == number)
         status, headers, body = running.ask("GET", "/v1/models")
         assert (status, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
@@ -248,72 +157,38 @@ def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, mon
     until(lambda: running.ask("GET", "/v2/health/live")[0] == 200)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/page/other", 404),
-        ("GET", "/v2/", 404),
-        ("GET", "/v2/models/whisper/config", 404),
-        ("GET", "/v2/models/whisper/stats", 404),
-        ("POST", "/v2/repository/index", 404),
-        ("GET", "/v2/systemsharedmemory/status", 404),
-        ("GET", INFER, 405),
-        ("GET", "/v2/models/other", 404),
-        ("POST", "/v2/models/other/infer", 404),
-        ("POST", "/v2/models/whisper/versions/2/infer", 404),
-        ("POST", "/v2/models/whisper_stream/infer", 400),
-    ],
-)
-def test_what_is_not_offered_is_refused_as_json(running, method, path, status):
-    found, _, body = running.ask(method, path, json.dumps(json_request()))
-    assert found == status
-    assert json.loads(body)["error"].startswith("RequestError: ")
+def test_what_is_not_offered_is_refused_as_json(running):
+    for method, status, paths in (
+        ("GET", 404, "/page/other /v2/ /v2/models/whisper/config /v2/models/other"),
+        ("GET", 405, INFER),
+        ("POST", 404, "/v2/repository/index /v2/models/whisper/versions/2/infer"),
+        ("POST", 404, "/v2/models/other/infer"),
+        ("POST", 400, "/v2/models/whisper_stream/infer"),
+    ):
+        for path in paths.split():
+            found, _, body = running.ask(method, path, json.dumps(json_request()))
+            assert (found, json.loads(body)["error"][:14]) == (status, "RequestError: "), path
 
 
-@pytest.mark.parametrize(
-    ("said", "status", "told"),
-    [
-        ("OptionError: no such language", 400, "OptionError: no such language"),
-        ("OverloadedError: full", 503, "OverloadedError: full"),
-        (LEAK, 503, "UnavailableError: the server failed"),
-        ("EarshotError: /home/a", 500, "EarshotError: the server failed"),
-        ("INTERNAL /home/a", 503, "UnavailableError: the server failed"),
-    ],
-)
-def test_errors_have_their_status_and_our_words(running, said, status, told):
-    found, error = running.infer(json.dumps(json_request(f"error:{said}")))
-    assert found == status
-    assert error.startswith(told)
-
-
-def test_tritons_client_reads_our_errors(running):
-    with pytest.raises(InferenceServerException, match="OptionError: no"):
-        running.http_client().infer("whisper", inputs(triton_http, "error:OptionError: no"))
-
-
-def test_while_triton_is_away_requests_are_refused(running):
-    running.triton.stop()
-    status, error = running.infer(json.dumps(json_request()))
-    assert (status, error.split(":")[0]) == (503, "UnavailableError")
-    status, headers, _ = running.ask("GET", "/v2/health/ready")
-    assert (status, headers["Retry-After"]) == (503, "1")
-    assert running.ask("GET", "/v2/health/live")[0] == 200
-    running.triton.start()
-
-
-def test_it_is_not_ready_when_the_models_process_stands_still(running):
-    ready = "/v2/health/ready"
+def test_it_is_ready_while_triton_is_there_and_its_model_beats(running):
+    ready, triton = "/v2/health/ready", running.triton
     assert running.ask("GET", ready)[0] == 200
-    running.triton.beat(age_s=1)
+    triton.beat(age_s=1)
     assert running.ask("GET", ready)[0] == 200
-    running.triton.beat(age_s=5)
+    triton.beat(age_s=5)
     assert running.ask("GET", ready)[0] == 503
-    running.triton.beat()
-    (running.triton.folder / "alive").unlink()
+    triton.beat()
+    (triton.folder / "alive").unlink()
     assert running.ask("GET", ready)[0] == 503
     assert running.ask("GET", "/v2/models/whisper/ready")[0] == 503
-
-
-def test_it_is_not_ready_when_triton_is_not(running):
-    running.triton.ready = False
-    assert running.ask("GET", "/v2/health/ready")[0] == 503
+    triton.beat()
+    triton.ready = False
+    assert running.ask("GET", ready)[0] == 503
+    triton.ready = True
+    triton.stop()
+    status, headers, _ = running.ask("GET", ready)
+    assert (status, headers["Retry-After"]) == (503, "1")
+    status, error = running.infer(json.dumps(json_request()))
+    assert (status, error.split(":")[0]) == (503, "UnavailableError")
+    assert running.ask("GET", "/v2/health/live")[0] == 200
+    triton.start()

@@ -9,9 +9,8 @@ from websockets.sync.client import connect
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.server_config import LiveConfig
 from tests.fake_upstream import inputs_of
-from tests.gateways import WAIT_S, Running, json_request
+from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Running, json_request, part
 from tests.serve.gateway.live.conftest import Talk
-from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
 
 HALF = "\\ud800"  # of a surrogate pair, as JSON may write it
 RAW_HALF = b"\xed\xa0\x80"  # the same as UTF-8 would have it, which has none

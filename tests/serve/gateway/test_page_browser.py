@@ -18,10 +18,7 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
-from serve.contract.messages import Segment, Timings, Transcript, Word
-from serve.speech.formats import render
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
 from tests.programs import path_of
@@ -109,7 +106,7 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(10, 1), max_request_mb=4
     )
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         yield running
         running.triton.release()
@@ -169,6 +166,13 @@ def done(page, text, name=CLIP.name):
     return card(page, name)
 
 
+def transcribed(page, text):
+    """The card of the clip, in which this is heard."""
+    say(page, text)
+    drop(page, CLIP)
+    return done(page, text)
+
+
 def reload(page):
     """Load the page anew, once all that it keeps is written."""
     expect(page.locator("#cards")).to_have_attribute("data-writes", "0")
@@ -201,9 +205,7 @@ def sent(gateway):
 
 
 def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(page, gateway):
-    say(page, "one two three")
-    drop(page, CLIP)
-    found = done(page, "one two three")
+    found = transcribed(page, "one two three")
     assert sent(gateway)["AUDIO"] == CLIP.read_bytes()
     expect(found.locator(".facts")).to_contain_text("Spanish")
     assert found.locator(".lit").count() == 0
@@ -216,6 +218,7 @@ def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(pag
     expect(found.get_by_role("slider")).to_have_attribute("aria-valuetext", re.compile("0:0[12]"))
 
 
+@pytest.mark.nightly
 def test_without_a_mouse(page):
     page.on("filechooser", lambda chooser: None)  # from here on there is none on a screen
     say(page, "one two three")
@@ -242,42 +245,9 @@ def test_without_a_mouse(page):
     assert page.evaluate("document.activeElement.textContent") == "Copy"
 
 
-def test_downloads_are_what_the_server_itself_would_write(page):
-    say(page, "one <two --> three")
-    drop(page, CLIP)
-    found = done(page, "one <two --> three")
-    spoken = "one <two --> three".split()
-    segments = tuple(
-        Segment(
-            *(i, i + 1.0, f" {word}", (), None, None, 0.0, 1.0),
-            words=(Word(i, i + 0.5, f" {word}", 1.0),),
-        )
-        for i, word in enumerate(spoken)
-    )
-    expected = Transcript(" ".join(spoken), "es", 1.0, 1.5, segments, Timings(0, 0, 0, 0))
-    for format, name in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")):
-        text = downloaded(page, found, name)
-        if name == "json":
-            table = json.loads(text)
-            assert (table["text"], table["language"]) == (expected.text, "spanish")
-            assert [word["word"] for one in table["segments"] for word in one["words"]] == spoken
-        else:
-            assert text == render(expected, CLIP.name, format)
-
-
-def test_subtitles_that_the_server_cannot_write_are_told(page):
-    say(page, "one")
-    drop(page, CLIP)
-    found = done(page, "one")
-    page.route("**/subtitles", lambda route: route.abort())
-    found.get_by_role("button", name=f"Download {CLIP.name} as srt").click()
-    expect(found.locator(".actions")).to_contain_text("The server cannot be reached.")
-
-
+@pytest.mark.nightly
 def test_a_reload_loses_nothing(page, gateway):
-    say(page, "one two")
-    drop(page, CLIP)
-    done(page, "one two")
+    transcribed(page, "one two")
     say(page, "wait for it")
     drop(page, CLIPS / "en_two.wav")
     expect(card(page, "en_two.wav").locator(".word")).to_have_text(["wait"])
@@ -306,10 +276,9 @@ def test_a_reload_loses_nothing(page, gateway):
     assert card(page, "en_two.wav").count() == 0
 
 
+@pytest.mark.nightly
 def test_it_is_not_left_unasked_before_a_correction_is_written(page):
-    say(page, "one two")
-    drop(page, CLIP)
-    found = done(page, "one two")
+    found = transcribed(page, "one two")
     other = page.context.new_page()  # its own use of the database has all others wait
     other.goto(page.url)
     other.evaluate(BUSY)
@@ -368,6 +337,7 @@ def likeness(heard, said):
     return np.max(products / np.sqrt(np.maximum(powers, 1e-9) * np.sum(said**2)))
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:AudioError: audio cannot be decoded")
     drop(page, CLIP)
@@ -410,6 +380,7 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     done(page, "at last")
 
 
+@pytest.mark.nightly
 def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
     say(page, "error:CutShortError: audio is cut short; ask with partial = true")
     drop(page, CLIP)
@@ -448,6 +419,7 @@ def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
         done(page, "hello")
 
 
+@pytest.mark.nightly
 def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     say(page, "one")
     folder = tmp_path / "talks"
@@ -470,24 +442,9 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:00,833\none\n"
 
 
-def test_dropped_files_of_other_kinds_are_passed_over_and_counted(page, tmp_path):
-    others = [tmp_path / "notes.txt", tmp_path / "cover.jpg"]
-    for path in others:
-        path.write_text("no audio")
-    say(page, "one")
-    drop(page, others[0], CLIP, others[1])
-    alert = page.get_by_role("alert")
-    expect(alert).to_have_text("2 files were skipped: they do not look like audio.")
-    done(page, "one")
-    assert page.get_by_role("article").count() == 1
-    drop(page, CLIPS / "en_two.wav")
-    expect(alert).to_be_hidden()
-
-
+@pytest.mark.nightly
 def test_words_are_corrected_where_they_stand_and_stay_so(page):
-    say(page, "one two three four")
-    drop(page, CLIP)
-    found = done(page, "one two three four")
+    found = transcribed(page, "one two three four")
     found.get_by_role("button", name="Correct").click()
     found.get_by_text("two", exact=True).click()
     expect(found.get_by_role("textbox", name="Correct: two")).to_be_focused()
@@ -538,10 +495,9 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     expect(found.locator(".facts")).not_to_contain_text("corrected")
 
 
+@pytest.mark.nightly
 def test_doubtful_words_are_marked_for_those_who_want_it(page):
-    say(page, "one clear mumbled")
-    drop(page, CLIP)
-    found = done(page, "one clear mumbled")
+    found = transcribed(page, "one clear mumbled")
     doubtful = found.locator(".doubtful")
     expect(doubtful).to_have_text(["mumbled"])
     expect(doubtful).to_have_attribute("title", "25 % sure")
@@ -563,12 +519,11 @@ def test_doubtful_words_are_marked_for_those_who_want_it(page):
     expect(found.locator(".doubtful")).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     page.locator("#settings").evaluate("element => { element.open = true; }")
     page.uncheck("#words")
-    say(page, "one two")
-    drop(page, CLIP)
-    found = done(page, "one two")
+    found = transcribed(page, "one two")
     found.get_by_text("two", exact=True).dblclick()
     page.keyboard.type("two and a half")
     page.keyboard.press("Enter")
@@ -577,6 +532,7 @@ def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
     assert downloaded(page, done(page, "one two and a half"), "txt") == "one\ntwo and a half\n"
 
 
+@pytest.mark.nightly
 def test_all_transcripts_are_searched(page):
     for name, text in (("a.wav", "Der Bär ist müde"), ("b.wav", "ein Barsch"), ("c.wav", "nichts")):
         say(page, text)
@@ -613,6 +569,7 @@ def test_all_transcripts_are_searched(page):
     expect(card(page, "b.wav")).to_be_visible()  # one alone is not searched
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("touch", [False, True])
 def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
     page = visit(viewport={"width": 380, "height": 700}, has_touch=touch)
@@ -655,10 +612,11 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
     expect(last).not_to_be_in_viewport()
 
 
+@pytest.mark.nightly
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
     offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
     running = Running(tmp_path, 600.0, triton_metrics=offers)
-    running.run(running.gateway._state.look())
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         page = visit(running)
         names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
@@ -691,6 +649,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     expect(found.locator(".lit")).to_have_text("one")
 
 
+@pytest.mark.nightly
 def test_the_servers_state_is_shown_to_whoever_wants_it(page):
     expect(page.get_by_text("p99")).to_be_hidden()
     page.get_by_text("For the people who run this server").click()
@@ -702,8 +661,10 @@ def test_the_servers_state_is_shown_to_whoever_wants_it(page):
     assert set(found) == {"Queue", "Slots", "RTFx", "p50", "p99"}
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)],
+)
 def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
     accessible(page)
@@ -738,6 +699,7 @@ def accessible(page):
     assert len(borders) > 2 and borders[0][0] >= 3.0, borders[0]
 
 
+@pytest.mark.nightly
 def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gateway):
     say(page, "one two three")
     assert page.locator("#num_speakers").is_disabled()
@@ -786,13 +748,11 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
 
 
 @pytest.fixture
-def with_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.workers._LOOK_S", 0.05)
-    jobs = JobsConfig(folder=str(tmp_path / "jobs"))
+def with_jobs(tmp_path, config):
     folder = tmp_path / "run"
     folder.mkdir()
-    running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=jobs)
-    running.run(running.gateway._state.look())
+    running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=config)
+    running.run(running.gateway.state.look())
     with contextlib.closing(running):
         yield running
 

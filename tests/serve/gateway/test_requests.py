@@ -11,12 +11,21 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway import log
-from serve.gateway.log import MOST_REFUSALS, Behind, FewLines, Line
+from serve.gateway.log import MOST, MOST_REFUSALS, Behind, FewLines, Line
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import (
+    END,
+    FILE,
+    FORM,
+    TRANSCRIPTIONS,
+    WAIT_S,
+    Clock,
+    message,
+    part,
+    until,
+)
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
-from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
 
 SECRET = "Zanzibar"  # what is said, and asked for
 
@@ -103,14 +112,6 @@ def test_what_is_no_request_for_text_has_no_line(running, caplog):
     running.triton.ready = True
 
 
-def test_kserve_over_http(running, line):
-    body = json.dumps(json_request(SECRET))
-    status, headers, _ = running.ask("POST", "/v2/models/whisper/infer", body)
-    found = line(headers["x-request-id"])
-    assert (status, found["route"], found["model"]) == (200, "http", "demo")
-    assert (found["audio_s"], found["queue_s"], found["outcome"]) == (1.5, 0.1, "ok")
-
-
 def test_kserve_over_grpc(running, line):
     _, call = running.call().with_call(message(SECRET), timeout=WAIT_S)
     found = line(dict(call.trailing_metadata())["x-request-id"])
@@ -183,7 +184,7 @@ def written():
         with open(read, encoding="utf-8") as file:
             return file.read().splitlines()
 
-    handler.setFormatter(log._Text())
+    handler.setFormatter(log.TextFormatter())
     written.handler = handler
     yield written
     logger.removeHandler(handler)
@@ -200,7 +201,7 @@ def test_text_is_one_line_of_words(written):
 
 
 def test_json_is_one_object_a_line(written):
-    written.handler.setFormatter(log._Json())
+    written.handler.setFormatter(log.JsonFormatter())
     Line(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
@@ -221,5 +222,45 @@ def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(30_000):  # of which the pipe takes a few hundred
         Line(id=f"req_{number}", route="http", outcome="ok").write()
-    monkeypatch.setattr(log, "_FLUSH_S", 0.01)
+    monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._left_out
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def said(clock):
+    """What comes through of one logger."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    handler.addFilter(FewLines(clock))
+    logger = logging.getLogger("tests.few_lines")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+def complain(times):
+    for number in range(times):
+        logging.getLogger("tests.few_lines").warning("no room for %d", number)
+
+
+def test_what_is_said_again_and_again_is_said_a_few_times_a_minute(said, clock):
+    complain(1000)
+    assert len(said) == MOST
+    clock.now_s += 59.0
+    complain(1)
+    assert len(said) == MOST
+    clock.now_s += 1.0
+    complain(2)
+    assert said[MOST:] == [f"no room for 0 (and {1001 - MOST} more before)", "no room for 1"]
+
+
+def test_other_things_are_said_meanwhile(said):
+    complain(1000)
+    logging.getLogger("tests.few_lines").error("something else")
+    assert said[-1] == "something else"

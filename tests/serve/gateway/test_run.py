@@ -1,8 +1,8 @@
 """The gateway's process: it listens, drains, and its exit status says how that went."""
 
+import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.gateway.metrics import joined
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
-from serve.wire.folder import engine_links
+from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import folder_of
-from tests.gateways import WAIT_S, message, until
+from tests.gateways import WAIT_S, json_request, message, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,21 +112,6 @@ class Process:
             self.process.communicate(timeout=WAIT_S)
 
 
-def test_the_process_ends_with_status_0_once_told(tmp_path):
-    process = Process(tmp_path)
-    try:
-        with grpc.insecure_channel(process.address) as channel:
-            grpc.channel_ready_future(channel).result(WAIT_S)
-            live = channel.unary_unary(f"{SERVICE}ServerLive")
-            assert live(b"", timeout=WAIT_S) == b"\x08\x01"
-            with pytest.raises(grpc.RpcError, match="UnavailableError"):
-                channel.unary_unary(f"{SERVICE}ModelInfer")(message(), timeout=WAIT_S)
-            process.process.send_signal(signal.SIGTERM)
-            assert process.process.wait(WAIT_S) == 0
-    finally:
-        process.end()
-
-
 def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):
     first = Process(tmp_path)
     try:
@@ -161,3 +146,61 @@ def test_a_port_that_is_taken_is_said(tmp_path):
     assert process.process.returncode == 1
     assert "error: cannot listen on 127.0.0.1" in said
     assert "server.http_port" in said
+
+
+@pytest.fixture
+def front(start):
+    return start(idle_unload_s=60.0)
+
+
+@pytest.fixture
+def other(front):
+    """Another stand-in, which no link names yet."""
+    triton = front.make_triton("other")
+    yield triton
+    triton.close()
+
+
+def exchange(front, triton):
+    new = front.folder / "new"
+    new.symlink_to(triton.folder)
+    new.replace(front.links[0])
+
+
+def test_new_requests_go_to_the_new_one_and_the_old_one_ends_what_it_has(front, other):
+    under_way, gone = (front.call().future(message("wait")) for _ in range(2))
+    until(lambda: len(front.triton.requests) == 2)
+    exchange(front, other)
+    front.call()(message("hello"), timeout=WAIT_S)
+    assert (len(front.triton.requests), len(other.requests)) == (2, 1)
+    assert is_held(front.triton.folder), "it has something to answer"
+    gone.cancel()
+    until(lambda: front.triton.cancelled)
+    assert not other.cancelled
+    front.triton.release()
+    assert under_way.result(WAIT_S)
+    until(lambda: not is_held(front.triton.folder))
+    assert is_held(other.folder)
+
+
+def test_requests_wait_where_there_is_none_and_are_answered_by_the_next(front, other):
+    front.links[0].unlink()
+    calls = [front.call().future(message("hello")) for _ in range(3)]
+    gone = front.call().future(message("hello"))
+    until(lambda: front.door.admission.requests == 4)
+    assert (front.folder / USED).is_file(), "the supervisor is told"
+    assert front.ask("GET", "/health")[0] == 200
+    gone.cancel()
+    until(lambda: front.door.admission.requests == 3)
+    assert not any(call.done() for call in calls) and not front.triton.requests
+    exchange(front, other)
+    assert all(call.result(WAIT_S) for call in calls)
+    assert len(other.requests) == 3
+    until(lambda: front.door.admission.requests == 0)
+
+
+def test_a_request_that_waits_too_long_is_told_so(start):
+    front = start(request_timeout_s=-29.5)  # half a second with what is granted beyond it
+    front.links[0].unlink()
+    status, error = front.infer(json.dumps(json_request()).encode())
+    assert status == 503 and "no answer within 0.5 s" in error

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import re
-import socket
-import struct
 import threading
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
-from serve.gateway.upstream.calls import SERVICE
 from serve.wire.client import Client
 from tests.gateways import WAIT_S, until
+from tests.serve.gateway.http2 import PREFACE, frame, head
 from tests.serve.gateway.live.conftest import Talk
 
 ALICE = {"authorization": "Bearer secret-a"}
@@ -29,18 +27,13 @@ def resident_mb():
 
 @pytest.fixture
 def keys_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.callers._LOOK_S", 0.0)
+    monkeypatch.setattr("serve.gateway.callers.LOOK_S", 0.0)
     path = tmp_path / "keys.toml"
     add_key(path, "alice", {"sha256": hash_of("secret-a"), "audio_s_per_day": 1.0})
     return path
 
 
 # ---------------------------------------------------------------- pipelines
-
-
-def connected(address):
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=WAIT_S)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +46,12 @@ def connected(address):
 )
 def test_pipelines_that_are_never_empty_take_little_memory(running, request_):
     """uvicorn would read 16 KiB of requests more after each answer."""
-    clients, sent, answers = [connected(running.http) for _ in range(4)], [0] * 4, [0] * 4
-    flood = request_ * 1000
+    sent, answers, flood = [0] * 4, [0] * 4, request_ * 1000
     before_mb = resident_mb()
     with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.connected()) for _ in range(4)]
         for client in clients:
-            stack.enter_context(client).setblocking(False)
+            client.setblocking(False)
 
         def go_on():
             for number, client in enumerate(clients):
@@ -76,7 +69,7 @@ def test_a_pipeline_is_answered_in_order(running):
     asked = b"".join(
         b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(300)
     )
-    with connected(running.http) as client:
+    with running.connected() as client:
         client.sendall(asked + b"GET / HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         answers = b"".join(iter(lambda: client.recv(2**16), b""))
     told = [int(number) for number in re.findall(rb"model[^\"]*?\b(\d+)\b", answers)]
@@ -87,34 +80,15 @@ def test_a_pipeline_is_answered_in_order(running):
 # ---------------------------------------------------------------- HTTP/2
 
 
-def frame(kind, flags, stream, data):
-    return struct.pack(">I", len(data))[1:] + struct.pack(">BBI", kind, flags, stream) + data
-
-
-def literal(name, value):
-    return bytes([0, len(name)]) + name + bytes([len(value)]) + value
-
-
-HEAD = b"".join(
-    literal(name, value)
-    for name, value in {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": f"{SERVICE}ServerReady".encode(),
-        b":authority": b"localhost",
-        b"te": b"trailers",
-        b"content-type": b"application/grpc",
-    }.items()
-)
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
 PING = frame(6, 0, 0, b"finished")
 PONG = frame(6, 1, 0, b"finished")
 
 
 def test_a_flood_of_calls_cancels_no_other_clients_call(running):
     """gRPC ends calls at random once more than 1,000 wait for the event loop."""
+    asked = head("ServerReady")
     calls = b"".join(
-        frame(1, 4, stream, HEAD) + frame(0, 1, stream, bytes(5)) for stream in range(1, 2400, 2)
+        frame(1, 4, stream, asked) + frame(0, 1, stream, bytes(5)) for stream in range(1, 2400, 2)
     )
     free, busy = threading.Event(), threading.Event()
 
@@ -129,7 +103,7 @@ def test_a_flood_of_calls_cancels_no_other_clients_call(running):
         running.submit(stand_still())
         assert busy.wait(WAIT_S)
         for _ in range(6):
-            client = stack.enter_context(connected(running.grpc))
+            client = stack.enter_context(running.connected(address=running.grpc))
             client.sendall(PREFACE + calls + PING)
             received = b""
             while PONG not in received:  # all before it has been read

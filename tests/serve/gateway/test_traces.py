@@ -17,12 +17,18 @@ from serve.contract.errors import ConfigError
 from serve.contract.messages import Phase
 from serve.contract.server_config import TracesConfig, UpstreamConfig
 from serve.gateway.checks import LENGTH, phases
-from serve.gateway.log import _Json
+from serve.gateway.log import JsonFormatter
 from serve.gateway.tracing import open_traces
 from tests.collector import Collector, tree
-from tests.gateways import WAIT_S, inputs, json_request, message, until
+from tests.gateways import (
+    TRANSCRIPTIONS,
+    WAIT_S,
+    inputs,
+    json_request,
+    message,
+    until,
+)
 from tests.serve.gateway.live.conftest import LIVE, Talk, loud_is_speech, sound, talk
-from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
 
 __all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text
 
@@ -67,14 +73,9 @@ def below(spans, parent):
     return found
 
 
-def post(running, *fields, headers=None):
-    body = FILE + b"".join(part(*field) for field in fields) + END
-    return running.ask("POST", TRANSCRIPTIONS, body, {**FORM, **(headers or {})})
-
-
 def test_a_request_is_a_tree_below_its_callers_span(traced, collector, caplog):
     with caplog.at_level(logging.INFO, "earshot.requests"):
-        status, headers, _ = post(traced, ("prompt", b"hello"), headers=said_by())
+        status, headers, _ = traced.transcribe(headers=said_by())
         root, spans = whole(collector, "POST /v1/audio/transcriptions")
     assert (status, root.trace_id, root.parent_id, root.kind) == (200, TRACE, PARENT, SERVER)
     assert headers["traceresponse"] == f"00-{TRACE}-{root.id}-01"
@@ -96,7 +97,7 @@ def test_a_request_is_a_tree_below_its_callers_span(traced, collector, caplog):
     assert tree(spans)[1].split()[:2] == ["POST", "/v1/audio/transcriptions"]
     (record,) = caplog.records
     assert f" trace_id={TRACE} " in record.getMessage()
-    assert f'"trace_id": "{TRACE}"' in _Json().format(record)
+    assert f'"trace_id": "{TRACE}"' in JsonFormatter().format(record)
 
 
 @pytest.mark.parametrize("way", ["http", "grpc", "grpc_stream"])
@@ -148,13 +149,13 @@ def phase_json(name):
 
 
 def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
-    status, headers, _ = post(traced, ("beam_size", b"x"))
+    status, headers, _ = traced.transcribe(beam_size="x")
     assert status == 400 and headers["traceresponse"][3:35] != TRACE
     root, spans = whole(collector, "POST /v1/audio/transcriptions")
     assert spans == [root] and root.parent_id == "" and not root.failed, "its client's doing"
     assert root.attributes["earshot.outcome"] == "invalid_argument"
     collector.spans.clear()
-    status, _, _ = post(traced, ("prompt", b"error:it broke"))
+    status, _, _ = traced.transcribe(prompt="error:it broke")
     root, spans = whole(collector, "POST /v1/audio/transcriptions")
     assert (status, root.attributes["http.response.status_code"], root.failed) == (503, 503, True)
     assert root.attributes["error.type"] == root.attributes["earshot.outcome"]
@@ -163,12 +164,12 @@ def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
 
 
 def test_another_server_goes_on_with_the_trace(start, collector, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
+    monkeypatch.setattr("serve.gateway.upstream.remote.INTERVAL_S", 0.02)
     traces = TracesConfig(collector.endpoint)
     behind = start(traces=traces)
     front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
     until(lambda: front.door.upstreams.servers[0].takes("demo"))
-    post(front, ("prompt", b"hello"), headers={**said_by(), "tracestate": "a=b"})
+    front.transcribe(headers=HOSTILE["a full tracestate"])
     server, _ = whole(collector, "inference.GRPCInferenceService/ModelInfer")
     root, spans = whole(collector, "POST /v1/audio/transcriptions")
     assert (server.trace_id, server.parent_id) == (TRACE, root.id)
@@ -196,13 +197,13 @@ def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, ta
 @pytest.mark.parametrize(("flags", "share"), [("00", 1.0), (None, 0.0)])
 def test_what_is_not_sampled_is_not_recorded_and_has_its_id(start, collector, flags, share):
     running = start(traces=TracesConfig(collector.endpoint, sample_share=share))
-    _, headers, _ = post(running, headers=said_by(flags) if flags else None)
+    _, headers, _ = running.transcribe(headers=said_by(flags) if flags else ())
     version, trace, span, sampled = headers["traceresponse"].split("-")
     assert (version, int(sampled, 16) & 1, len(span)) == ("00", 0, 16)
     assert trace == TRACE or not flags
     (request,) = running.triton.requests.values()
     assert "earshot_phases" not in request.parameters
-    post(running, headers=said_by())
+    running.transcribe(headers=said_by())
     root, spans = whole(collector, "POST /v1/audio/transcriptions")
     assert root.parent_id == PARENT and spans == collector.spans, "only that whose caller wants it"
 
@@ -212,7 +213,7 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
     with contextlib.closing(Collector()) as gone:
         pass
     running = start(traces=TracesConfig(gone.endpoint))
-    assert post(running)[0] == 200
+    assert running.transcribe()[0] == 200
     until(lambda: 'earshot_gateway_spans_total{state="failed"} 8.0' in running.page())
     assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
     lines = [record for record in caplog.records if "Failed to export" in record.getMessage()]
@@ -221,10 +222,10 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
 
 def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr("serve.gateway.telemetry._CLOSE_S", 0.05)
+    monkeypatch.setattr("serve.gateway.telemetry.CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
-        post(running)
+        running.transcribe()
         running.run(running.door.traces.close())
         assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
         assert 'state="sent"' not in running.page()
@@ -236,32 +237,30 @@ def test_without_an_endpoint_there_are_none(running):
         "POST", "/v2/models/whisper/infer", json.dumps(json_request()), said_by()
     )
     assert "traceresponse" not in headers and b"PHASES" not in answer
-    code = "import serve.gateway.run, sys; print('opentelemetry' in sys.modules)"
+    large = "{'opentelemetry', 'torch', 'openai'}"  # its process is small
+    code = f"import serve.gateway.run, sys; print({large} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert loaded.stdout == "False\n"
+    assert loaded.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(
-    ("environment", "posted_to"),
+    ("environment", "posted"),
     [
-        ({}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}/"}, "/v1/traces"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "{}/v1/traces"}, "/v1/traces"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_SDK_DISABLED": "true"}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_EXPORTER": "none"}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_SAMPLER": "always_off"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}/"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "{}/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "{}", "OTEL_TRACES_SAMPLER": "always_off"}, False),
     ],
 )
-def test_opentelemetrys_variables_are_honoured(
-    start, collector, monkeypatch, environment, posted_to
-):
+def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, environment, posted):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=asr,deployment=test")
     for name, value in environment.items():
         monkeypatch.setenv(name, value.format(collector.endpoint))
     running = start()
-    post(running)
+    running.transcribe()
     running.run(running.door.traces.close())
-    assert bool(collector.spans) == bool(posted_to)
+    assert bool(collector.spans) == posted
     for span in collector.spans:
         assert span.resource["service.name"] == "asr" and span.resource["deployment"] == "test"
 
@@ -285,24 +284,18 @@ def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told)
 FULL_STATE = ",".join(f"k{number}={'v' * 250}" for number in range(31))  # 8 kB, as much as may be
 HOSTILE = {
     "a long traceparent": {"traceparent": "0" * 60_000},
-    "a long end": {"traceparent": f"00-{TRACE}-{PARENT}-01-{'z' * 60_000}"},
     "no ids": {"traceparent": f"00-{'0' * 32}-{'0' * 16}-01"},
-    "another version": {"traceparent": f"ff-{TRACE}-{PARENT}-01"},
-    "capitals": {"traceparent": f"00-{TRACE.upper()}-{PARENT}-01"},
     "a long tracestate": said_by() | {"tracestate": "a=" + "b" * 60_000},
     "a full tracestate": said_by() | {"tracestate": FULL_STATE},
     "a member that is none": said_by() | {"tracestate": "a=1," + "Zanzibar " * 800},
-    "many members": said_by() | {"tracestate": ",".join(f"k{i}=v" for i in range(800))},
     "commas": said_by() | {"tracestate": "," * 8000},
-    "baggage": said_by() | {"baggage": "a=" + "b" * 60_000},
 }
 
 
 @pytest.mark.parametrize("headers", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_headers_change_nothing_and_are_not_logged(start, collector, caplog, headers):
+def test_hostile_headers_change_nothing_and_are_not_logged(traced, collector, caplog, headers):
     caplog.set_level(logging.INFO)
-    traced = start(traces=TracesConfig(collector.endpoint, sample_share=1.0))
-    status, found, _ = post(traced, ("prompt", b"hello"), headers=headers)
+    status, found, _ = traced.transcribe(headers=headers)
     assert status == 200
     root, _ = whole(collector, "POST /v1/audio/transcriptions")
     below_it = "tracestate" in headers or "baggage" in headers
@@ -312,21 +305,3 @@ def test_hostile_headers_change_nothing_and_are_not_logged(start, collector, cap
     assert all(len(record.getMessage()) < 500 for record in caplog.records)
     short = tuple((key, text) for key, text in headers.items() if len(text) < 7000)
     traced.call().with_call(message(), metadata=short, timeout=WAIT_S)
-
-
-def test_headers_beyond_all_measure_are_refused(traced):
-    for name in ("traceparent", "tracestate", "baggage"):
-        with contextlib.suppress(ConnectionError):  # while it still sends
-            status, _, _ = post(traced, ("prompt", b"hello"), headers={name: "x" * 100_000})
-            assert status in (400, 431)
-    assert post(traced, ("prompt", b"hello"))[0] == 200
-
-
-def test_a_full_tracestate_goes_on_to_another_server(start, collector, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
-    traces, behind = TracesConfig(collector.endpoint), start()
-    front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
-    until(lambda: front.door.upstreams.servers[0].takes("demo"))
-    for _ in range(20):
-        status, _, _ = post(front, headers=HOSTILE["a full tracestate"])
-        assert status == 200

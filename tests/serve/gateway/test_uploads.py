@@ -4,16 +4,17 @@ import asyncio
 import os
 import socket
 import time
+import weakref
 
 import grpc
 import pytest
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway import refusals, uploads
+from serve.gateway import memory, refusals, uploads
 from serve.gateway.limits import Admission
 from serve.gateway.refusals import Refusal
-from serve.gateway.upstream.calls import SERVICE
 from tests.gateways import WAIT_S, message, until
+from tests.serve.gateway.http2 import PREFACE, frame, head
 
 
 class SlowUpload:
@@ -22,21 +23,9 @@ class SlowUpload:
     def __init__(self, running, length=10**6):
         host, _, port = running.grpc.rpartition(":")
         self.socket = socket.create_connection((host, int(port)))
-        headers = b"".join(
-            b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-            for name, value in (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":authority", b"a"),
-                (b":path", SERVICE.encode() + b"ModelInfer"),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-            )
-        )
         self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, b"")
-            + frame(1, 4, 1, headers)
+            PREFACE
+            + frame(1, 4, 1, head("ModelInfer"))
             + frame(0, 0, 1, b"\0" + length.to_bytes(4, "big"))
         )
 
@@ -52,13 +41,8 @@ class SlowUpload:
             received += more
 
 
-def frame(kind, flags, stream, payload):
-    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-    return head + payload
-
-
 def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
-    running = start(upload_timeout_s=0.5)
+    running = start(upload_timeout_s=2.0)
     slow = SlowUpload(running)
     until(lambda: running.door.admission.requests == 1)
     assert running.call()(message())
@@ -68,7 +52,7 @@ def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
 
 
 def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
     running = start(max_inflight=2)
     slow = []
     for count in (1, 2):
@@ -91,11 +75,11 @@ def test_an_upload_has_some_time_before_it_loses_its_place(start):
 
 def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
     """Each is within bounds, all together are not, and none is ever whole."""
-    monkeypatch.setattr(uploads, "_LARGE_BYTES", 2**10)
+    monkeypatch.setattr(uploads, "LARGE_BYTES", 2**10)
     running = start()
     running.door.admission.max_bytes = 50_000
     slow = [SlowUpload(running) for _ in range(4)]
-    until(lambda: len(running.door.uploads._connections) == 4)
+    until(lambda: len(running.door.uploads.connections) == 4)
     for one in slow:
         one.send(15_000)
     until(lambda: running.door.admission.requests == 3)  # three fit
@@ -156,3 +140,32 @@ def test_the_kernel_says_how_much_came_in_over_a_connection(host):
         os.fstat(here.fileno())  # still open
         here.close()
         assert sockets.received([peer]) == {}
+
+
+class Held:
+    pass
+
+
+def test_what_refers_to_itself_goes():
+    held = Held()
+    held.itself = held
+    seen = weakref.ref(held)
+    del held
+    memory.give_back()
+    assert seen() is None
+
+
+def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):
+    given = []
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(running.door.admission.bytes))
+    running.call()(message(samples=2**18))
+    until(lambda: given)
+    until(lambda: not running.door.admission.untidy)
+    assert given[-1] == 0
+    given.clear()
+    assert running.infer("[" * 2**21)[0] == 400
+    until(lambda: given)
+    until(lambda: not running.door.admission.untidy)
+    given.clear()
+    running.call()(message())
+    assert not running.door.admission.untidy

@@ -10,7 +10,7 @@ import transformers
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
-from serve.native.alignment import Aligner, EndedWindow, median_of_7, smoothed
+from serve.native.alignment import Aligner, EndedWindow, smoothed
 from serve.native.forced import MOST_WINDOWS, Forced, ForcedStep
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -42,11 +42,6 @@ def plain(scores, frames):
         weights = torch.nn.functional.pad(weights, (3, 3), mode="reflect")
         weights = weights.unfold(-1, 7, 1).sort()[0][..., 3]
     return weights.mean(dim=0)
-
-
-def test_the_median_is_the_middle_one():
-    values = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(median_of_7(list(values)), values.sort(dim=0)[0][3])
 
 
 def test_windows_of_any_length_are_smoothed_together_as_each_alone():

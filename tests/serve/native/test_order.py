@@ -5,7 +5,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.config import RuntimeConfig
@@ -24,6 +24,7 @@ def waiting(id, urgent=False, beam_size=1):
     return SimpleNamespace(id=id, urgent=urgent, options=DecodingOptions(beam_size=beam_size))
 
 
+@settings(derandomize=True, deadline=None, database=None)
 @given(st.lists(st.booleans(), max_size=30), st.integers(0, 4))
 def test_urgent_windows_overtake_the_others_a_few_times_at_most(urgent, patience):
     line = Line(patience)

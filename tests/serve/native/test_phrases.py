@@ -57,12 +57,3 @@ def test_phrases_change_the_answers_of_those_who_ask_for_them_alone(
         i: one.tokens for i, one in alone.items()
     }
     assert any(alone[i].tokens != alone[100 + i].tokens for i in numbers)
-
-
-def test_a_draft_changes_nothing(runtime, job_of, trie):
-    for window in range(6, 9):
-        plain = run(runtime, [job_of(0, window)])[0].tokens
-        said = run(runtime, [job_of(1, window, phrases=trie)])[1].tokens
-        for draft in (said, plain, said[:5] + plain[5:]):
-            drafted = run(runtime, [job_of(2, window, draft, phrases=trie)])[2]
-            assert drafted.tokens == said

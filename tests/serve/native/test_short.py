@@ -9,7 +9,7 @@ from serve.native.kernels import definition
 from serve.native.kernels.definition import CrossKV
 from serve.native.kernels.onednn import OneDnnOps
 from serve.native.short import ShortWindows, merged
-from tests.serve.native.kernels.parity import HEADS, groups_of
+from tests.serve.native.kernels.parity import CPU_DTYPES, HEADS, groups_of
 
 LAYERS, FRAMES, DIM = 2, 1500, 64
 D = HEADS * DIM
@@ -69,11 +69,9 @@ def test_more_kinds_of_keys_than_stay_are_put_to_the_nearest():
     assert torch.cdist(few, centres).min(dim=-1).values.max() < 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 def test_attention_to_short_windows_beside_whole_ones(silence, dtype):
     """Windows of many lengths, of which some have one layout, and one is whole again."""
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN lays bfloat16 out on processors with AVX-512 alone")
     ops, lengths = OneDnnOps(dtype), (500, 150, 500, FRAMES, 750, 500)
     mine, full = opened(silence, *map(window_of, lengths), dtype=dtype)
     groups = groups_of((0, 0, 5), (1, 5, 5), (2, 10, 5), (3, 15, 1), (4, 16, 3), (5, 19, 5))

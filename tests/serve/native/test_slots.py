@@ -1,13 +1,15 @@
 """Slots: every slot and row is free or owned once, whatever the order of calls."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.native.slots import Place, Slots
 
+STEADY = settings(derandomize=True, deadline=None, database=None)
 CALLS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60)
 
 
+@STEADY
 @given(st.integers(1, 6), st.integers(0, 9), CALLS)
 def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
     slots = Slots(count, count + more)
@@ -28,6 +30,7 @@ def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
         assert slots.several == any(place.count > 1 for place in owned.values())
 
 
+@STEADY
 @given(st.integers(1, 6), st.integers(0, 9), CALLS, st.lists(st.integers(1, 4), max_size=9))
 def test_as_many_fit_as_can_be_acquired(count, more, calls, wanted):
     slots = Slots(count, count + more)

@@ -56,18 +56,16 @@ def facts(engine):
     return engine.manifest.tokenizer
 
 
-@pytest.fixture
-def detects(runtime):
-    """Skip what needs a language to be detected; that it is refused is a test of its own."""
-    if not runtime.capabilities.detect_language:
-        pytest.skip("this runtime detects no language")
+def of_subjects(wanted):
+    """Run a test for the subjects that have a capability, without parameters to be skipped."""
+    chosen = [subject for subject in SUBJECTS if subject.id in wanted]
+    return pytest.mark.parametrize("subject", chosen, indirect=True)
 
 
-@pytest.fixture
-def searches(runtime):
-    """Skip what needs several hypotheses; that they are refused is a test of its own."""
-    if runtime.capabilities.beam_width == 1:
-        pytest.skip("this runtime has one hypothesis of a window")
+ALL = {subject.id for subject in SUBJECTS}
+DETECTING = ALL - {"llm_api"}
+SAMPLING = ALL - {"llm_api"}
+SEARCHING = {"fake", "native-rows", "native-gpu-graphs-rows"}
 
 
 def test_with_nothing_to_do_nothing_happens(runtime):
@@ -76,9 +74,12 @@ def test_with_nothing_to_do_nothing_happens(runtime):
     assert (runtime.gauges().busy_slots, runtime.gauges().queued) == (0, 0)
 
 
-def test_capabilities_fit_the_configuration(runtime):
-    assert runtime.capabilities.max_windows == SLOTS
-    assert runtime.capabilities.beam_width >= 1
+def test_capabilities_fit_the_configuration(runtime, request):
+    able, name = runtime.capabilities, request.node.callspec.id
+    assert able.max_windows == SLOTS
+    assert (able.beam_width > 1) == (name in SEARCHING)
+    assert able.detect_language == (name in DETECTING)
+    assert able.sampling == (name in SAMPLING)
 
 
 def test_every_job_ends_once_even_beyond_the_slots(runtime, job, engine, facts):
@@ -114,14 +115,8 @@ def test_length_means_that_max_tokens_were_sampled(runtime, job):
     assert "length" in reasons
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9}, {"beam_size": 3}], ids=str)
-def test_only_a_loop_that_is_asked_for_ends_early_and_takes_nothing_back(
-    runtime, job, facts, options
-):
-    if options.get("beam_size", 1) > runtime.capabilities.beam_width:
-        pytest.skip("this runtime has no beams")
-    if "temperature" in options and not runtime.capabilities.sampling:
-        pytest.skip("this runtime cannot sample")
+def check_loops(runtime, job, facts, **options):
+    """Only a loop that is asked for ends early, and it takes nothing back."""
     jobs = [job(id, max_tokens=40, timestamps=False, **options) for id in range(3)]
     whole = run(runtime, jobs)
     mixed = run(runtime, [dataclasses.replace(one, loop_tokens=8 * (one.id != 1)) for one in jobs])
@@ -133,6 +128,17 @@ def test_only_a_loop_that_is_asked_for_ends_early_and_takes_nothing_back(
         assert id != 1 and 8 < len(said) < 40
         assert any(said[-p - 9 : -p - 1] == said[-9:-1] for p in range(1, 33))
         assert "beam_size" in options or entry.tokens == whole[id].tokens[: len(said)]
+
+
+def test_only_a_loop_that_is_asked_for_ends_early(runtime, job, facts):
+    check_loops(runtime, job, facts)
+    if runtime.capabilities.sampling:
+        check_loops(runtime, job, facts, temperature=0.9)
+
+
+@of_subjects(SEARCHING)
+def test_only_a_search_for_which_it_is_asked_ends_at_a_loop(runtime, job, facts):
+    check_loops(runtime, job, facts, beam_size=3)
 
 
 def test_the_context_bounds_what_is_sampled(runtime, job, engine):
@@ -190,7 +196,7 @@ def test_a_language_that_cannot_be_detected_is_refused(runtime, job):
             runtime.submit(job(1, language=None))
 
 
-@pytest.mark.usefixtures("detects")
+@of_subjects(DETECTING)
 def test_the_language_is_told_where_it_was_asked_for(runtime, job, facts):
     jobs = [job(id, language=None if id % 2 else "en") for id in range(6)]
     assert DETECT_LANGUAGE in jobs[1].prompt
@@ -204,7 +210,7 @@ def test_the_language_is_told_where_it_was_asked_for(runtime, job, facts):
             assert scores.language_prob is None
 
 
-@pytest.mark.usefixtures("detects")
+@of_subjects(DETECTING)
 def test_naming_the_language_found_changes_nothing(runtime, job, facts):
     codes = {token: code for code, token in facts.languages.items()}
     for id in range(3):
@@ -306,7 +312,7 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
     for event in runtime.poll(0.0):  # now others hold slots
         ended[event.job_id].tokens += event.tokens
         ended[event.job_id].last = event if event.finished else None
-    running = [id for id in range(SLOTS) if ended[id].last is None]
+    running = [id for id in range(2 * SLOTS - 1) if ended[id].last is None]
     runtime.cancel(running[0])
     runtime.cancel(running[0])
     runtime.cancel(12345)
@@ -319,7 +325,7 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
     run(runtime, [job(100 + id) for id in range(SLOTS)])
 
 
-@pytest.mark.usefixtures("searches")
+@of_subjects(SEARCHING)
 @pytest.mark.parametrize(
     "options", [{"beam_size": 3}, {"best_of": 3, "temperature": 0.8}], ids=["beam", "samples"]
 )

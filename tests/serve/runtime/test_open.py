@@ -1,6 +1,7 @@
 """From an engine to its runtime: what a runtime would pass over is refused by name."""
 
 import dataclasses
+import pkgutil
 
 import pytest
 
@@ -30,7 +31,7 @@ def opened(monkeypatch):
     def entry(name):
         return lambda *arguments: calls.append((name, arguments)) or name
 
-    monkeypatch.setattr(opening, "_entry", entry)
+    monkeypatch.setattr(pkgutil, "resolve_name", entry)
     return calls
 
 

@@ -1,6 +1,7 @@
 """A tone in every format, for tests of decoders."""
 
 import dataclasses
+import functools
 import io
 from fractions import Fraction
 
@@ -9,8 +10,17 @@ import numpy as np
 import soundfile
 from av.stream import Disposition
 
+from serve.speech.activity import FRAME
+
 RATE = 16_000
 SECONDS = 3.0
+
+
+class Ear:
+    """Hear speech wherever samples are not 0; stands for the model of `serve.speech.activity`."""
+
+    def probabilities(self, samples: np.ndarray) -> np.ndarray:
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
 
 
 def tone(rate: int = RATE, seconds: float = SECONDS, hertz: int = 300) -> np.ndarray:
@@ -32,9 +42,47 @@ def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int 
     return file.getvalue()
 
 
-def amr(fmt: str = "amr") -> bytes:
-    """The tone as phones record speech: 8 kHz, 12.2 kbit/s."""
-    return encode_ffmpeg(fmt, "libopencore_amrnb", 8_000, "mono", 12_200)
+SNDFILE = """
+WAV-PCM_16 WAV-FLOAT WAV-ULAW WAV-IMA_ADPCM WAVEX-PCM_24 AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS
+OGG-OPUS MP3-MPEG_LAYER_III RF64-PCM_16 AU-PCM_16 AU-ULAW CAF-PCM_16 CAF-ALAC_16 W64-PCM_16
+VOC-PCM_16 NIST-PCM_16 NIST-ULAW IRCAM-PCM_16 PVF-PCM_16 AVR-PCM_16 SVX-PCM_16 PAF-PCM_16
+HTK-PCM_16 WVE-ALAW
+""".split()
+"""What libsndfile writes: formats, and their subtypes."""
+
+FFMPEG = """
+mp4-aac mp4-aac-fragments adts-aac webm-libopus webm-libopus-live ogg-libopus mp3-libmp3lame
+mp3-libmp3lame-endless mpegts-aac mov-pcm_s16le caf-adpcm_ima_qt ac3-ac3 eac3-eac3 matroska-ac3
+asf-wmav2 avi-libmp3lame mpeg-mp2 flv-aac wv-wavpack tta-tta
+""".split()
+"""What FFmpeg writes: formats, their codecs, and the variant of some."""
+
+VARIANTS = {
+    "fragments": {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"},
+    "live": {"live": "1"},
+    "endless": {"write_xing": "0"},
+}
+
+PHONES = ("amr", "3gp")
+"""What phones record: speech of 8 kHz at 12.2 kbit/s."""
+
+
+@functools.cache
+def recording(name: str, seconds: float = SECONDS) -> bytes:
+    """Encode the tone in a format of `SNDFILE`, `FFMPEG` or `PHONES`; those of FFmpeg are 3 s."""
+    if name in SNDFILE:
+        rate = 8_000 if name == "WVE-ALAW" else RATE
+        return encode(tone(rate, seconds), *name.split("-"), rate)
+    if name in PHONES:
+        return encode_ffmpeg(name, "libopencore_amrnb", 8_000, "mono", 12_200)
+    return encode_variant(name, 44_100 if name in ("asf-wmav2", "flv-aac") else 48_000)
+
+
+def encode_variant(name: str, rate: int, layout: str = "stereo", hertz: int = 300) -> bytes:
+    """Encode the tone in a format of `FFMPEG`."""
+    fmt, codec, *variant = name.split("-")
+    options = VARIANTS[variant[0]] if variant else {}
+    return encode_ffmpeg(fmt, codec, rate, layout, hertz=hertz, **options)
 
 
 def wide_amr(frames: int = 150) -> bytes:

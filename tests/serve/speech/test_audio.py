@@ -1,36 +1,35 @@
 """Audio decoding: formats, rates, channels, and everything that must be refused."""
 
 import io
-import json
 import re
 import struct
 import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import soundfile
 import soxr
 
 from serve.contract.errors import AudioError, CancelledError, CutShortError
-from serve.speech import audio, containers, ffmpeg, pcm, sources
+from serve.speech import audio, ffmpeg, pcm, sources
 from serve.speech.meter import Limits, Meter, MeteredFile
 from tests.serve.speech.sounds import (
+    FFMPEG,
+    PHONES,
     RATE,
     SECONDS,
-    amr,
+    SNDFILE,
+    Sound,
     encode,
     encode_ffmpeg,
+    recording,
     tone,
+    tracks,
     wide_amr,
 )
 
 LIMIT_S = 60.0
-DATA = Path(__file__).parents[2] / "data"
-CLIPS = [json.loads(line) for line in (DATA / "manifest.jsonl").read_text("utf-8").splitlines()]
 
 
 def decode(data: bytes, max_s: float) -> np.ndarray:
@@ -52,81 +51,31 @@ def assert_is_tone(samples: np.ndarray, level: float = 0.5, slack_s: float = 0.0
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(level / np.sqrt(2), rel=0.1)
 
 
-@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 48_000])
 @pytest.mark.parametrize(
-    ("fmt", "subtype"),
-    [
-        ("WAV", "PCM_16"),
-        ("WAV", "FLOAT"),
-        ("WAV", "ULAW"),
-        ("WAVEX", "PCM_24"),
-        ("FLAC", "PCM_16"),
-        ("AIFF", "PCM_16"),
-        ("OGG", "VORBIS"),
-        ("NIST", "PCM_16"),
-        ("NIST", "ULAW"),
-        ("CAF", "PCM_24"),
-        ("CAF", "ALAC_16"),
-        ("W64", "PCM_16"),
-        ("VOC", "PCM_16"),
-        ("AU", "ULAW"),
-        ("IRCAM", "PCM_16"),
-        ("PVF", "PCM_16"),
-        ("AVR", "PCM_16"),
-        ("SVX", "PCM_16"),
-        ("PAF", "PCM_16"),
-    ],
+    "name", [name for name in SNDFILE if name not in ("HTK-PCM_16", "WVE-ALAW")]
 )
-def test_formats_and_rates(fmt: str, subtype: str, rate: int):
-    assert_is_tone(decode(encode(tone(rate), fmt, subtype, rate), LIMIT_S))
+def test_formats_of_libsndfile(name: str):
+    padded = name.endswith(("ADPCM", "OPUS"))
+    assert_is_tone(decode(recording(name), LIMIT_S), slack_s=0.06 if padded else 0.0)
 
 
-@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip["file"])
-def test_bundled_clips(clip: dict):
-    samples = decode((DATA / clip["file"]).read_bytes(), LIMIT_S * 2)
-    assert len(samples) / RATE == pytest.approx(clip["duration"], abs=0.02)
-    assert (np.abs(samples).max() > 0.01) == (clip["file"] != "silence.wav")
-
-
-@pytest.mark.parametrize("rate", [16_000, 44_100, 48_000])
-def test_mp3(rate: int):
-    assert_is_tone(decode(encode(tone(rate), "MP3", None, rate), LIMIT_S))
-
-
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
 @pytest.mark.parametrize(
-    ("fmt", "codec", "options"),
-    [
-        ("mp4", "aac", {}),
-        ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov"}),
-        ("adts", "aac", {}),
-        ("webm", "libopus", {}),
-        ("webm", "libopus", {"live": "1"}),
-        ("ogg", "libopus", {}),
-        ("mp3", "libmp3lame", {}),
-        ("mp3", "libmp3lame", {"write_xing": "0"}),
-        ("mov", "pcm_s16le", {}),
-        ("caf", "adpcm_ima_qt", {}),
-        ("ac3", "ac3", {}),
-        ("eac3", "eac3", {}),
-        ("matroska", "ac3", {}),
-        ("asf", "wmav2", {}),
-        ("avi", "libmp3lame", {}),
-        ("mpeg", "mp2", {}),
-        ("flv", "aac", {}),
-        ("wv", "wavpack", {}),
-        ("tta", "tta", {}),
-    ],
+    "name", ["WAV-PCM_16", "WAVEX-PCM_24", "FLAC-PCM_16", "MP3-MPEG_LAYER_III"]
 )
-def test_ffmpeg_formats(fmt: str, codec: str, options: dict[str, str]):
-    rate = 44_100 if fmt in ("asf", "flv") else 48_000
-    data = encode_ffmpeg(fmt, codec, rate, **options)
+def test_rates(name: str, rate: int):
+    assert_is_tone(decode(encode(tone(rate), *name.split("-"), rate), LIMIT_S))
+
+
+@pytest.mark.parametrize("name", FFMPEG)
+def test_formats_of_ffmpeg(name: str):
     # FFmpeg takes 3 dB from each channel when it makes two of one
-    assert_is_tone(decode(data, LIMIT_S), level=0.5 / np.sqrt(2), slack_s=0.1)
+    assert_is_tone(decode(recording(name), LIMIT_S), level=0.5 / np.sqrt(2), slack_s=0.1)
 
 
-@pytest.mark.parametrize("fmt", ["amr", "3gp"])
-def test_what_phones_record(fmt: str):
-    assert_is_tone(decode(amr(fmt), LIMIT_S), slack_s=0.1)
+@pytest.mark.parametrize("name", PHONES)
+def test_what_phones_record(name: str):
+    assert_is_tone(decode(recording(name), LIMIT_S), slack_s=0.1)
 
 
 def test_wide_band_amr():
@@ -137,19 +86,8 @@ def test_wide_band_amr():
 
 def test_films_are_heard_and_not_looked_at():
     """A decoder of pictures is code that a hostile file could aim at."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as container:
-        pictures = container.add_stream("mpeg4", rate=10)
-        sound = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
-        pictures.width = pictures.height = 64
-        container.mux(pictures.encode(av.VideoFrame(64, 64, "yuv420p")))
-        container.mux(pictures.encode(None))
-        frame = av.AudioFrame.from_ndarray(
-            (tone()[None] * 32767).astype(np.int16), format="s16", layout="mono"
-        )
-        frame.sample_rate = RATE
-        container.mux(sound.encode(frame))
-    assert_is_tone(decode(file.getvalue(), LIMIT_S), slack_s=0.1)
+    film = tracks("matroska", Sound(tone(24_000)), picture_s=SECONDS)
+    assert_is_tone(decode(film, LIMIT_S), slack_s=0.1)
     assert not {"mpeg4", "h264", "vp8", "mjpeg", "png"} & {*ffmpeg._DECODERS, *ffmpeg._PLAIN}
 
 
@@ -167,12 +105,6 @@ def test_a_broadcast_whose_streams_change_is_refused_by_name():
     assert isinstance(refused.value.__cause__, IndexError)
 
 
-def test_pcm_at_16_khz_is_exact():
-    samples = (np.arange(-32768, 32768) / 32768).astype(np.float32)
-    decoded = decode(encode(samples, "WAV", "PCM_16"), LIMIT_S)
-    np.testing.assert_array_equal(decoded, samples)
-
-
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
     """It is read without libsndfile; between other chunks, in several blocks."""
@@ -183,51 +115,6 @@ def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
     expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     assert isinstance(sources.open_source(data, Meter(Limits(LIMIT_S))), pcm.Pcm16)
     np.testing.assert_array_equal(decode(data, LIMIT_S), expected.mean(axis=1))
-
-
-@pytest.mark.parametrize(
-    ("at", "value"),
-    [(16, 14), (20, 3), (22, 0), (22, 2), (32, 4), (34, 24), (40, 0), (40, 0xFFFFFFFF)],
-    ids=["short", "float", "none", "two", "wide", "24 bits", "empty", "endless"],
-)
-def test_what_is_not_plain_16_bit_wav_is_left_to_the_libraries(at: int, value: int):
-    data = bytearray(encode(tone(), "WAV", "PCM_16"))
-    struct.pack_into("<I" if at in (16, 40) else "<H", data, at, value)
-    assert containers.pcm16_header(bytes(data)) is None
-
-
-def test_a_streams_channels_may_change():
-    """As where one broadcast is recorded behind another."""
-    parts = [encode_ffmpeg("adts", "aac", layout=layout) for layout in ("mono", "stereo", "mono")]
-    samples = decode(b"".join(parts), LIMIT_S)
-    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.3)
-    loud = [np.abs(samples[int(at * RATE) :][:RATE]).max() for at in (1.0, 4.0, 7.0)]
-    assert loud == pytest.approx([0.5, 0.5 / np.sqrt(2), 0.5], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("fmt", "subtype", "between"),
-    [
-        ("OGG", "VORBIS", b""),
-        ("OGG", "OPUS", b""),
-        ("MP3", None, b""),
-        ("MP3", None, b"TAG" + bytes(125)),
-        ("MP3", None, b"ID3\x04\0\0\0\0\x02\x05" + bytes(261)),
-    ],
-)
-def test_files_behind_each_other_are_all_heard(fmt: str, subtype: str | None, between: bytes):
-    """As in a recording of web radio, or after `cat`; libsndfile reads the first alone."""
-    parts = [encode(tone(), fmt, subtype) for _ in range(3)]
-    samples = decode(between.join(parts), LIMIT_S)
-    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.3)
-    assert np.abs(samples[round(7 * RATE) :][:RATE]).max() == pytest.approx(0.5, rel=0.1)
-
-
-def test_channels_are_averaged():
-    stereo = np.stack([tone(), np.zeros_like(tone())], axis=1)
-    assert_is_tone(decode(encode(stereo, "WAV", "FLOAT"), LIMIT_S), level=0.25)
-    six = np.repeat(tone()[:, None], 6, axis=1)
-    assert_is_tone(decode(encode(six, "FLAC"), LIMIT_S))
 
 
 @pytest.mark.parametrize("fmt", ["WAV", "RF64"])
@@ -263,13 +150,6 @@ def test_overshoot_is_clipped():
     assert samples.min() == -1.0
 
 
-def test_samples_are_copied():
-    given = tone()
-    result = from_samples(given, RATE, LIMIT_S)
-    given[:] = 0
-    assert_is_tone(result)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -303,63 +183,23 @@ def test_sound_of_an_unknown_kind_is_named():
         decode(encode_ffmpeg("au", "g726le", 8_000, "mono", 32_000), LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    ("fmt", "subtype"),
-    [
-        ("WAV", "PCM_16"),
-        ("WAV", "FLOAT"),
-        ("WAV", "IMA_ADPCM"),
-        ("AIFF", "PCM_16"),
-        ("FLAC", "PCM_16"),
-        ("OGG", "VORBIS"),
-        ("OGG", "OPUS"),
-        ("MP3", None),
-        ("RF64", "PCM_16"),
-        ("AU", "PCM_16"),
-    ],
-)
-@pytest.mark.parametrize("part", [0.9, 0.5, 0.2])
-def test_cut_short(fmt: str, subtype: str | None, part: float):
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 4 * RATE).astype(np.float32)
-    data = encode(noise, fmt, subtype)
-    with pytest.raises(AudioError, match="cut short"):
-        decode(data[: int(len(data) * part)], LIMIT_S)
-
-
 def noisy_tone() -> np.ndarray:
     noise = np.random.default_rng(0).uniform(-0.2, 0.2, int(SECONDS * RATE))
     return (tone() + noise).astype(np.float32)
 
 
-PARTIAL = {
-    "wav": lambda: encode(tone(), "WAV", "PCM_16"),
-    "wav-float": lambda: encode(tone(), "WAV", "FLOAT"),
-    "aiff": lambda: encode(tone(), "AIFF"),
-    "flac": lambda: encode(tone(), "FLAC"),
-    "ogg": lambda: encode(noisy_tone(), "OGG"),  # of several pages
-    "opus": lambda: encode(tone(), "OGG", "OPUS"),
-    "mp3": lambda: encode(tone(), "MP3"),
-    "sphere": lambda: encode(tone(), "NIST"),
-    "caf": lambda: encode(tone(), "CAF"),
-    "w64": lambda: encode(tone(), "W64"),
-    "rf64": lambda: encode(tone(), "RF64"),
-    "au": lambda: encode(tone(), "AU"),
-    "fragmented-mp4": lambda: encode_ffmpeg(
-        "mp4", "aac", movflags="frag_keyframe+empty_moov", frag_duration="200000"
-    ),
-    "webm": lambda: encode_ffmpeg("webm", "libopus"),
-    "live-webm": lambda: encode_ffmpeg("webm", "libopus", live="1"),
-    "adts": lambda: encode_ffmpeg("adts", "aac"),
-    "avi": lambda: encode_ffmpeg("avi", "libmp3lame"),
-    "wma": lambda: encode_ffmpeg("asf", "wmav2", 44_100),
-    "flv": lambda: encode_ffmpeg("flv", "aac", 44_100),
-    "amr": amr,
-}
+PARTIAL = """
+WAV-PCM_16 WAV-FLOAT WAV-IMA_ADPCM AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS
+MP3-MPEG_LAYER_III NIST-PCM_16 CAF-PCM_16 W64-PCM_16 RF64-PCM_16 AU-PCM_16 mp4-aac-fragments
+webm-libopus webm-libopus-live adts-aac avi-libmp3lame asf-wmav2 flv-aac amr
+""".split()
 
 
-@pytest.mark.parametrize("make", PARTIAL.values(), ids=PARTIAL)
-def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(make):
-    whole, warnings = make(), []
+@pytest.mark.parametrize("name", PARTIAL)
+def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name: str):
+    whole, warnings = recording(name), []
+    if name == "OGG-VORBIS":
+        whole = encode(noisy_tone(), "OGG")  # of several pages
     cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
     with pytest.raises(
         CutShortError, match=r"cut short.*; send the whole file, or ask with partial"
@@ -382,36 +222,6 @@ def test_nothing_is_nothing_in_part_either():
         list(audio.decode(data[: len(data) // 2], Limits(LIMIT_S, partial=True)))
 
 
-def test_cut_short_says_how_much_is_there():
-    data = encode(tone(), "WAV", "PCM_16")
-    with pytest.raises(AudioError, match=r"1\.50 s of the 3\.00 s"):
-        decode(data[: 44 + (len(data) - 44) // 2], LIMIT_S)
-
-
-@pytest.mark.parametrize(
-    ("fmt", "codec", "options"),
-    [
-        ("mp4", "aac", {}),
-        ("mp4", "aac", {"movflags": "frag_keyframe+empty_moov"}),
-        ("webm", "libopus", {}),
-        ("mp3", "libmp3lame", {}),
-    ],
-)
-def test_cut_short_ffmpeg(fmt: str, codec: str, options: dict[str, str]):
-    data = encode_ffmpeg(fmt, codec, **options)
-    with pytest.raises(AudioError, match="cut short"):
-        decode(data[: len(data) // 2], LIMIT_S)
-
-
-@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0])
-def test_streamed_wav_without_a_length(size: int):
-    data = bytearray(encode(tone(), "WAV", "PCM_16"))
-    assert data[36:40] == b"data"
-    data[4:8] = struct.pack("<I", size)
-    data[40:44] = struct.pack("<I", size)
-    assert_is_tone(decode(bytes(data), LIMIT_S))
-
-
 def test_streamed_flac_without_a_length():
     data = bytearray(encode(tone(), "FLAC"))
     data[21] &= 0xF0  # the 36 bits of the number of samples
@@ -421,10 +231,12 @@ def test_streamed_flac_without_a_length():
         decode(bytes(data), 2.0)
 
 
-@pytest.mark.parametrize("fmt", ["WAV", "AIFF", "OGG"])
-def test_no_samples(fmt: str):
+def test_no_samples():
+    for fmt in ("WAV", "AIFF", "OGG"):
+        with pytest.raises(AudioError, match="no samples"):
+            decode(encode(tone()[:0], fmt), LIMIT_S)
     with pytest.raises(AudioError, match="no samples"):
-        decode(encode(tone()[:0], fmt), LIMIT_S)
+        from_samples(tone()[:0], RATE, LIMIT_S)
 
 
 def test_empty_wav_does_not_read_its_metadata_as_sound():
@@ -450,38 +262,26 @@ def test_samples_of_the_wrong_scale():
         decode(encode(tone() * 32768, "WAV", "FLOAT"), LIMIT_S)
 
 
-@pytest.mark.parametrize("rate", [1, 999, 384_001, 1_000_000])
+@pytest.mark.parametrize("rate", [-16_000, 0, 999, 384_001])
 def test_absurd_rates(rate: int):
-    with pytest.raises(AudioError, match=f"{rate} samples a second"):
-        decode(encode(tone()[:2000], "WAV", None, rate), LIMIT_S)
+    if rate > 0:
+        with pytest.raises(AudioError, match=f"{rate} samples a second"):
+            decode(encode(tone()[:2000], "WAV", None, rate), LIMIT_S)
     with pytest.raises(AudioError, match=f"{rate} samples a second"):
         from_samples(tone()[:2000], rate, LIMIT_S)
 
 
-@pytest.mark.parametrize("rate", [0, -16_000])
-def test_impossible_rates(rate: int):
-    with pytest.raises(AudioError, match=f"{rate} samples a second"):
-        from_samples(tone(), rate, LIMIT_S)
+def test_samples_are_copied():
+    given = tone()
+    result = from_samples(given, RATE, LIMIT_S)
+    given[:] = 0
+    assert_is_tone(result)
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        tone().astype(np.float64),
-        (tone() * 32767).astype(np.int16),
-        tone().reshape(1, -1),
-        tone().tolist(),
-        np.float32(0.5),
-    ],
-)
-def test_wrong_type_or_shape(samples):
-    with pytest.raises(AudioError, match="expected float32 of shape"):
-        from_samples(samples, RATE, LIMIT_S)
-
-
-def test_no_raw_samples():
-    with pytest.raises(AudioError, match="no samples"):
-        from_samples(tone()[:0], RATE, LIMIT_S)
+def test_wrong_type_or_shape():
+    for samples in (tone().astype(np.float64), tone()[None], tone().tolist(), np.float32(0.5)):
+        with pytest.raises(AudioError, match="expected float32 of shape"):
+            from_samples(samples, RATE, LIMIT_S)
 
 
 @pytest.mark.parametrize("fmt", ["WAV", "FLAC", "OGG", "MP3"])
@@ -490,9 +290,6 @@ def test_too_long(fmt: str):
     assert len(decode(data, SECONDS)) == SECONDS * RATE
     with pytest.raises(AudioError, match=r"3\.0 s, the limit is 2\.9 s"):
         decode(data, 2.9)
-
-
-def test_too_long_samples():
     with pytest.raises(AudioError, match=r"3\.0 s, the limit is 2\.9 s"):
         from_samples(tone(), RATE, 2.9)
 
@@ -513,16 +310,6 @@ def test_a_bomb_does_not_exhaust_memory(declared: bool):
     assert peak_bytes < 20 * RATE * 4 + len(data) + 4_000_000
 
 
-def test_threads_do_not_disturb_each_other():
-    files = [encode(tone(rate), fmt, None, rate) for fmt in ("FLAC", "MP3") for rate in (16_000,)]
-    files += [encode_ffmpeg("mp4", "aac"), encode(tone(44_100), "OGG", None, 44_100)]
-    alone = [decode(data, LIMIT_S) for data in files]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda data: decode(data, LIMIT_S), files * 4))
-    for index, samples in enumerate(together):
-        np.testing.assert_array_equal(samples, alone[index % len(files)])
-
-
 # --- as a stream
 
 
@@ -530,32 +317,10 @@ def first_block(data: bytes) -> np.ndarray:
     return next(audio.decode(data, Limits(LIMIT_S)))
 
 
-def test_blocks_come_before_the_file_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch):
-    reads = []
-    honest = MeteredFile.readinto
-    monkeypatch.setattr(
-        MeteredFile, "readinto", lambda self, buffer: reads.append(1) or honest(self, buffer)
-    )
-    data = encode(tone(seconds=40), "FLAC")
-    blocks = sources.decode(data, Limits(LIMIT_S))
-    next(blocks)
-    early = len(reads)
-    list(blocks)
-    assert early < len(reads) / 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        (pcm.Pcm16, encode(tone(), "WAV", "PCM_16")),
-        (sources._SndFile, encode(tone(), "FLAC")),
-        (ffmpeg.FFmpegFile, encode_ffmpeg("mp4", "aac")),
-    ],
-)
-def test_closing_the_blocks_frees_the_decoder(
-    monkeypatch: pytest.MonkeyPatch, kind: type, data: bytes
-):
-    closed = []
+@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "mp4-aac"])
+def test_closing_the_blocks_frees_the_decoder(monkeypatch: pytest.MonkeyPatch, name: str):
+    data, closed = recording(name), []
+    kind = type(sources.open_source(data, Meter(Limits(LIMIT_S))))
     honest = kind.close
     monkeypatch.setattr(kind, "close", lambda self: closed.append(1) or honest(self))
     blocks = sources.decode(data, Limits(LIMIT_S))
@@ -628,16 +393,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encode(tone(seconds=50), "WAV", "PCM_16"),
-        encode(tone(seconds=50), "FLAC"),
-        encode(tone(seconds=50), "MP3"),
-        encode_ffmpeg("mp4", "aac"),
-    ],
-)
-def test_decoding_that_takes_too_long_ends(clock: list[float], data: bytes):
+@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4-aac"])
+def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
+    data = recording(name, 50.0)
     assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
     with pytest.raises(AudioError, match=r"than the 0\.01 s that transcriber.max_decode_s allows"):
         list(sources.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
@@ -659,32 +417,13 @@ def test_decoding_that_nobody_wants_ends_at_the_next_block(fmt: str):
         next(blocks)
 
 
-def empty_chunks(count: int, name: bytes) -> bytes:
-    return (name + bytes(4)) * count
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (encode(tone(), "WAV")[:12] + empty_chunks(30_000, b"junk"), "first 1000 chunks"),
-        # Other headers are read by libraries, which have so many reads.
-        (
-            encode(tone(seconds=0.1), "WAV", "FLOAT") + empty_chunks(30_000, b"junk"),
-            "after 4000 reads",
-        ),
-    ],
-    ids=["before the sound", "after it"],
-)
-def test_headers_that_never_end(data: bytes, message: str):
-    with pytest.raises(AudioError, match=message):
-        first_block(data)
-
-
-@pytest.mark.parametrize("fmt", ["FLAC", "OGG", "MP3", "AIFF"])
-def test_a_whole_files_header_takes_few_reads(monkeypatch: pytest.MonkeyPatch, fmt: str):
-    data = encode(np.random.default_rng(0).uniform(-1, 1, 30 * RATE).astype(np.float32), fmt)
-    monkeypatch.setattr("serve.speech.meter.MAX_HEADER_READS", 200)
-    assert len(next(sources.decode(data, Limits(LIMIT_S))))
+def test_headers_that_never_end():
+    endless = (b"junk" + bytes(4)) * 30_000
+    with pytest.raises(AudioError, match="first 1000 chunks"):
+        first_block(encode(tone(), "WAV")[:12] + endless)
+    # Other headers are read by libraries, which have so many reads.
+    with pytest.raises(AudioError, match="after 4000 reads"):
+        first_block(encode(tone(seconds=0.1), "WAV", "FLOAT") + endless)
 
 
 @pytest.mark.parametrize(("offset", "whence"), [(-1, 0), (-(2**63), 0), (2**63, 0), (2**63 - 1, 1)])

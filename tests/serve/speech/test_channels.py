@@ -68,17 +68,13 @@ def in_ffmpeg(fmt: str, codec: str, layout: str):
 MAKERS = [
     pytest.param(SEVEN_ONE, lambda x: wav(x, 0x63F), id="7.1 WAV"),
     pytest.param(FIVE_ONE, lambda x: wav(x, 0x60F), id="5.1 WAV, side"),
-    pytest.param(FIVE_ONE, lambda x: wav(x, None), id="5.1 WAV without a mask"),
     pytest.param(("FL", "FR", "FC"), lambda x: wav(x, 0x7), id="3.0 WAV"),
     pytest.param(FIVE_ONE, lambda x: encode(x, "WAVEX", "PCM_24"), id="5.1 WAV, 24 bits"),
     pytest.param(FIVE_ONE, lambda x: encode(x, "FLAC"), id="5.1 FLAC"),
-    pytest.param(SEVEN_ONE, lambda x: encode(x, "FLAC"), id="7.1 FLAC"),
     pytest.param(FIVE_ONE, in_ffmpeg("ac3", "ac3", "5.1(side)"), id="AC3"),
     pytest.param(FIVE_ONE, in_ffmpeg("mpegts", "eac3", "5.1(side)"), id="E-AC3 in MPEG-TS"),
     pytest.param(FIVE_ONE, in_ffmpeg("mp4", "aac", "5.1"), id="M4A"),
     pytest.param(FIVE_ONE, in_ffmpeg("matroska", "libopus", "5.1"), id="Opus in Matroska"),
-    pytest.param(FIVE_ONE, in_ffmpeg("ogg", "libopus", "5.1"), id="OGG Opus"),
-    pytest.param(FIVE_ONE, in_ffmpeg("mov", "pcm_s16le", "5.1"), id="MOV"),
     # The order of Vorbis is another one: FL FC FR.
     pytest.param(
         ("FL", "FC", "FR", "BL", "BR", "LFE"), lambda x: encode(x, "OGG", "VORBIS"), id="Vorbis"
@@ -99,14 +95,6 @@ def test_a_voice_in_the_front_centre_is_heard_alone(voice, layout, make):
 def _envelope(samples: np.ndarray) -> np.ndarray:
     whole = samples[: len(samples) // 800 * 800]
     return np.sqrt((whole.reshape(-1, 800) ** 2).mean(axis=1))
-
-
-def test_a_voice_that_comes_late_is_heard(voice):
-    silent = np.zeros(20 * RATE, np.float32)
-    samples, told = decode(encode(surround(np.concatenate([silent, voice]), FIVE_ONE), "FLAC"))
-    n = len(voice)
-    assert np.corrcoef(_envelope(samples[-n:]), _envelope(voice))[0, 1] > 0.9
-    assert len(told) == 1
 
 
 def test_voices_on_every_side_stay(voice):
@@ -132,7 +120,7 @@ def test_weights_of_a_downmix(place: int, weight: float):
     assert told == []
 
 
-@pytest.mark.parametrize("channels", [3, 4, 6, 8, 12])
+@pytest.mark.parametrize("channels", [3, 12])
 def test_many_microphones_are_averaged(voice, channels: int):
     rng = np.random.default_rng(0)
     heard = voice[:, None] * rng.uniform(0.5, 1, channels).astype(np.float32)
@@ -153,8 +141,7 @@ def test_ordinary_stereo_is_the_mean_bit_by_bit(voice):
         assert told == []
 
 
-@pytest.mark.parametrize("fmt", ["WAV", "FLAC"])
-@pytest.mark.parametrize("gain", [-1.0, -0.8, -1.3])
+@pytest.mark.parametrize(("fmt", "gain"), [("WAV", -1.0), ("FLAC", -0.8), ("WAV", -1.3)])
 def test_opposite_phase_takes_the_louder_channel(voice, fmt: str, gain: float):
     stereo = 0.7 * np.stack([voice, gain * voice], axis=1)
     samples, told = decode(encode(stereo, fmt, "PCM_16"))
@@ -174,11 +161,4 @@ def test_phase_that_turns_in_the_middle(voice):
     np.testing.assert_allclose(samples[before], voice[before], atol=1e-4)
     after = slice(half + RATE // 2, None)
     assert np.abs(samples[after] ** 2).sum() == pytest.approx((voice[after] ** 2).sum(), rel=0.01)
-    assert len(told) == 1
-
-
-def test_opposite_phase_with_noise_in_one_channel(voice):
-    noise = np.random.default_rng(0).normal(0, 0.003, len(voice)).astype(np.float32)
-    samples, told = decode(encode(np.stack([voice, -voice + noise], axis=1), "WAV", "PCM_16"))
-    assert np.corrcoef(np.abs(samples), np.abs(voice))[0, 1] > 0.98
     assert len(told) == 1

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from serve.contract.messages import Segment, Word
-from serve.speech.confidence import confidence_of, log_odds, with_confidence
+from serve.speech.confidence import confidence_of, with_confidence
 from tests.fakes import CONFIDENCE
 
 SEGMENT = Segment(0.0, 1.0, " so it is", (1, 2, 3), -0.5, 0.0, 0.0, 1.0)
@@ -23,10 +23,6 @@ def test_it_rises_with_both_and_stays_within_0_and_1():
     assert figures == sorted(set(figures))
     figures = [confidence_of(CONFIDENCE, 0.5, mean) for mean in (-1e9, -2.0, -0.5, 0.0)]
     assert figures == sorted(set(figures)) and figures[0] == 0.0 and figures[-1] < 1.0
-
-
-def test_certain_words_have_odds_too():
-    assert [log_odds(p) for p in (0.0, 0.5, 1.0)] == pytest.approx([-6.9068, 0.0, 6.9068], abs=1e-4)
 
 
 def test_words_below_the_threshold_are_marked():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serve.speech.coverage import is_sparse, part, quietest, untold, untold_s
+from serve.speech.coverage import is_sparse, part, untold, untold_s
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.timeline import Pause
 from serve.speech.windows import Piece, Window
@@ -90,9 +90,3 @@ def test_a_part_keeps_what_was_cut_out_of_it():
     assert (some.voice, some.left_out_s) == (((1.0, 8.0),), 0.0)
     for time_s in (0.5, 1.9, 3.0, 7.0):  # are where they were
         assert some.timeline.start(time_s) == pytest.approx(whole.timeline.start(10 + time_s))
-
-
-def test_the_quietest_place():
-    samples = NOISE.copy()
-    samples[8000:8800] *= 0.1
-    assert quietest(samples, 0, 16000) == pytest.approx(8400, abs=160)

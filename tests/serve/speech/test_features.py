@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
 
 from serve.contract.engine import mel_filters
 from serve.speech import features
@@ -19,6 +18,8 @@ def noise(seconds, seed=0):
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_equals_transformers_for_every_window_of_a_batch(n_mels):
     batch = np.stack([noise(30), noise(3.7, 1), noise(0)])
+    from transformers import WhisperFeatureExtractor
+
     extractor = WhisperFeatureExtractor(feature_size=n_mels)
     expected = extractor(list(batch), sampling_rate=16_000, return_tensors="np").input_features
     got = features.log_mel(torch.from_numpy(batch), mel_filters(n_mels))

@@ -10,15 +10,9 @@ from serve.speech.cutting import cut
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.packing import APART_S, cut_long, pack
 from serve.speech.stretches import cut_stretches
+from tests.serve.speech.sounds import Ear
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
-
-
-class Ear:
-    """Hears speech wherever samples are not 0; stands for the model."""
-
-    def probabilities(self, samples):
-        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
 
 
 def blocks(samples, size=30_000):
@@ -56,7 +50,7 @@ def assert_voice_is_where_somebody_speaks(window):
 PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
 @given(PARTS, st.sampled_from([7_777, 30_000, 10**8]))
 def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
     samples = numbered(parts)
@@ -137,13 +131,3 @@ def test_of_a_short_audio_in_which_nobody_speaks_nothing_is_left(seconds):
     (window,) = cut_long(blocks(np.zeros(round(seconds * SAMPLE_RATE), np.float32)), listener)
     assert (len(window.samples), window.last, window.voice) == (0, True, ())
     assert window.left_out_s == seconds
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_only_audio_of_more_than_a_window_is_packed(more):
-    samples = np.zeros(WINDOW_SAMPLES + more, np.float32)
-    samples[SECOND : 2 * SECOND] = 1.0
-    (window,) = cut_long(blocks(samples), listener)
-    packed_s = 1 + 2 * Options().pad / SAMPLE_RATE
-    assert window.duration_s == pytest.approx(packed_s if more else 30.0, abs=0.2)
-    assert window.duration_s + window.left_out_s == pytest.approx(len(samples) / SAMPLE_RATE)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,7 +17,6 @@ from eval.soak.attacks import greedy_mp4
 from serve.contract.errors import (
     AudioError,
     AudioLimitError,
-    CancelledError,
     DeadlineError,
     OverloadedError,
     UnavailableError,
@@ -28,7 +26,7 @@ from serve.speech import audio, sources
 from serve.speech.meter import Limits
 from serve.speech.sandbox import client, wire
 from serve.speech.sandbox import server as process
-from tests.serve.speech.sounds import RATE, encode, encode_ffmpeg, tone
+from tests.serve.speech.sounds import RATE, encode, encode_ffmpeg, recording, tone
 from tests.serving import wait_until
 
 LIMITS = Limits(60.0)
@@ -67,27 +65,9 @@ def one_of_its_processes():
 
 
 def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
-    """Where the engine is, they are taken before a block is asked for; here, what may be.
-
-    Twelve million samples, for the sake of the machine: 40 million a track take 1.4 GB each.
-    """
+    """Without limits this file takes more than `wire.MEMORY_BYTES` before the first block."""
     data = greedy_mp4(12_000_000)
     assert len(data) < 500
-    in_a_process_without_limits = (
-        "import pathlib, re, sys\n"
-        "from serve.contract.errors import AudioError\n"
-        "from serve.speech import sources\n"
-        "from serve.speech.meter import Limits\n"
-        "def peak_kb():\n"
-        "    status = pathlib.Path('/proc/self/status').read_text()\n"
-        "    return int(re.search(r'VmHWM:\\s+(\\d+)', status)[1])\n"
-        "before = peak_kb()\n"
-        "try:\n    list(sources.decode(sys.stdin.buffer.read(), Limits(60.0)))\n"
-        "except AudioError:\n    print(peak_kb() - before)\n"
-    )
-    command = [sys.executable, "-c", in_a_process_without_limits]
-    done = subprocess.run(command, input=data, capture_output=True, timeout=60, check=True)
-    assert int(done.stdout) * 1024 > 2 * wire.MEMORY_BYTES
     taken = []
     honest = client._memory.note
     monkeypatch.setattr(
@@ -116,17 +96,9 @@ def test_too_little_memory_has_a_name(monkeypatch):
         decode(bytes(500))
 
 
-def test_what_is_open_beside_it_goes_on():
-    blocks = audio.decode(LONG, LIMITS)
-    first = next(blocks)
-    for _ in range(3):
-        with pytest.raises(AudioError):
-            decode(greedy_mp4(100_000_000))
-    np.testing.assert_allclose(np.concatenate([first, *blocks]), tone(seconds=50), atol=1e-4)
-
-
-@pytest.mark.parametrize("data", [LONG, encode_ffmpeg("mp4", "aac"), encode(tone(), "MP3")])
-def test_samples_are_those_that_are_decoded_here(data, tmp_path):
+@pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4-aac"])
+def test_samples_are_those_that_are_decoded_here(name, tmp_path):
+    data = recording(name, 50.0)
     expected = audio.whole(sources.decode(data, LIMITS))
     np.testing.assert_array_equal(decode(data), expected)
     (tmp_path / "file").write_bytes(data)
@@ -182,7 +154,7 @@ def test_whoever_leaves_takes_the_process_along(busy):
     if busy:
         its.suspend()
     blocks.close()
-    wait_until(lambda: not its.is_running(), "it goes on for nobody", 10.0)
+    wait_until(lambda: not its.is_running(), "it goes on for nobody")
 
 
 def test_it_is_copied_while_it_has_one_thread():
@@ -193,7 +165,7 @@ def test_it_is_copied_while_it_has_one_thread():
 def test_a_process_that_ended_before_its_file_came_is_replaced():
     before = spare()
     before.kill()
-    wait_until(lambda: not before.is_running(), "it was not reaped", 10.0)
+    wait_until(lambda: not before.is_running(), "it was not reaped")
     assert len(decode(LONG)) == 50 * RATE
 
 
@@ -208,7 +180,7 @@ def test_nothing_is_left_of_files():
             with contextlib.suppress(AudioError):
                 next(blocks)
             blocks.close()
-        wait_until(lambda: not with_files(), "a process is left", 10.0)
+        wait_until(lambda: not with_files(), "a process is left")
         waiting = spare()
         assert server().children() == [waiting]
         return psutil.Process().num_fds(), server().num_fds(), waiting.num_fds()
@@ -242,18 +214,6 @@ def test_a_server_that_cannot_be_started_has_a_name(monkeypatch):
     with pytest.raises(UnavailableError, match="send 16-bit WAV, which needs none"):
         decode(LONG)
     client._server.stop()
-
-
-def test_a_request_that_ends_does_not_wait_for_its_process():
-    stopped = threading.Event()
-    blocks = audio.decode(LONG, LIMITS, stopped.is_set)
-    next(blocks)
-    its = one_of_its_processes()
-    its.suspend()
-    threading.Timer(0.3, stopped.set).start()
-    with pytest.raises(CancelledError):
-        list(blocks)
-    its.wait(10)  # nobody reads what it would send: it is ended
 
 
 def test_a_server_that_was_killed_is_started_anew_and_what_it_began_goes_on():
@@ -310,18 +270,11 @@ def test_it_ends_with_the_process_that_started_it():
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.is_running()
         parent.kill()
-    wait_until(lambda: not child.is_running(), "it outlives who started it", 10.0)
+    wait_until(lambda: not child.is_running(), "it outlives who started it")
 
 
 def test_many_at_once_each_get_their_own():
     files = [encode(tone(seconds=2 + i), "FLAC") for i in range(6)] * 4
     with ThreadPoolExecutor(8) as pool:
         assert list(map(len, pool.map(decode, files))) == [(2 + i) * RATE for i in range(6)] * 4
-    wait_until(lambda: not with_files(), "a process is left", 10.0)
-
-
-def test_what_a_library_raises_as_it_opens_a_file_is_the_files_fault(monkeypatch):
-    data = encode_ffmpeg("mpegts", "aac")
-    monkeypatch.setattr("av.open", lambda *_, **__: [][0])
-    with pytest.raises(AudioError, match="of no kind known here"):
-        list(sources.decode(data, LIMITS))
+    wait_until(lambda: not with_files(), "a process is left")

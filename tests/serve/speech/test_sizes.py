@@ -50,22 +50,24 @@ def assert_all_is_there(data: bytes, warns: bool = True) -> None:
         assert re.match(NOT_COMPLETED, warnings[0]), warnings[0]
 
 
-@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT", "ULAW"])
+SIZES = [
+    (32_036, 32_000),  # written after the first second
+    (32_037, 32_001),
+    (36, 0),  # never written
+    (96_036, 0),
+    (2_000_000_036, 2_000_000_000),
+    (0x3FFFFFFF, 0x3FFFFFDB),
+    (36, 10_000_000),  # the sizes contradict each other
+    (0, 2_000_000_000),
+]
+
+
 @pytest.mark.parametrize(
-    ("file", "sound"),
+    ("file", "sound", "subtype"),
     [
-        (32_036, 32_000),  # written after the first second
-        (96_036, 32_000),
-        (32_037, 32_001),
-        (36, 0),  # never written
-        (96_036, 0),
-        (2_000_000_036, 2_000_000_000),
-        (2_000_000_000, 1_999_999_964),
-        (1_500_000_036, 1_500_000_000),
-        (0x40000024, 0x40000000),
-        (0x3FFFFFFF, 0x3FFFFFDB),
-        (36, 10_000_000),  # the sizes contradict each other
-        (0, 2_000_000_000),
+        *((*sizes, "PCM_16") for sizes in SIZES),
+        *((*SIZES[0], subtype) for subtype in ("PCM_24", "FLOAT", "ULAW")),
+        *((36, 0, subtype) for subtype in ("PCM_24", "FLOAT", "ULAW")),
     ],
 )
 def test_a_wav_whose_size_was_not_completed(file: int, sound: int, subtype: str):
@@ -84,8 +86,10 @@ def test_the_files_size_proves_that_of_the_sound_wrong():
     assert_all_is_there(wav(len(whole) - 8, 123_456_789))
 
 
-@pytest.mark.parametrize("factor", [1.1, 1.5, 2, 10])
-@pytest.mark.parametrize("fmt", ["WAV", "AIFF", "W64", "CAF", "AU"])
+@pytest.mark.parametrize(
+    ("fmt", "factor"),
+    [("WAV", 1.1), ("WAV", 10), ("AIFF", 1.5), ("W64", 2), ("CAF", 1.1), ("AU", 10)],
+)
 def test_a_plausible_size_is_that_of_a_file_cut_short(fmt: str, factor: float):
     data = encode(np.tile(noisy(), 4), fmt, "PCM_16")
     cut = data[: int(len(data) / factor)]
@@ -106,9 +110,8 @@ def test_a_plausible_size_is_that_of_a_file_cut_short(fmt: str, factor: float):
         b"APETAGEX" + bytes(100),
         bytes(4096),
         b"\x01\x02\x03",
-        b"recorded by a hand\n" * 99,
     ],
-    ids=["LIST", "cut", "two", "tag", "APE", "zeros", "few", "text"],
+    ids=["LIST", "cut", "two", "tag", "APE", "zeros", "few"],
 )
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
 def test_what_follows_the_sound_is_no_sound(behind: bytes, subtype: str):
@@ -147,41 +150,27 @@ def au(sound: int) -> bytes:
     "make",
     [
         lambda: aiff(0, 0, 0),
-        lambda: aiff(46, 8, 0),
         lambda: aiff(32_046, 32_008, 16_000),
-        lambda: aiff(2_000_000_046, 2_000_000_000, 1_000_000_000),
         lambda: w64(0, 0),
-        lambda: w64(104, 24),
         lambda: w64(32_128, 32_024),
-        lambda: w64(2_000_000_104, 2_000_000_000),
         lambda: rf64(32_000, 32_000),
         lambda: rf64(8_000_000_100, 8_000_000_000),
         lambda: caf(0),
-        lambda: caf(4),
         lambda: caf(32_004),
-        lambda: caf(2_000_000_000),
         lambda: caf((1 << 63) - 1),
         lambda: au(0),
         lambda: au(32_000),
-        lambda: au(2_000_000_000),
     ],
 )
 def test_other_formats_whose_size_was_not_completed(make: Callable[[], bytes]):
     assert_all_is_there(make())
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: aiff(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
-        lambda: w64((1 << 64) - 1, (1 << 64) - 1),
-        lambda: rf64(0, 0),
-        lambda: caf(-1),
-        lambda: au(0xFFFFFFFF),
-    ],
-)
-def test_other_formats_streams(make: Callable[[], bytes]):
-    assert_all_is_there(make(), warns=False)
+def test_other_formats_streams():
+    endless = 0xFFFFFFFF
+    for data in (aiff(endless, endless, endless), rf64(0, 0), caf(-1), au(endless)):
+        assert_all_is_there(data, warns=False)
+    assert_all_is_there(w64((1 << 64) - 1, (1 << 64) - 1), warns=False)
 
 
 @pytest.mark.parametrize("size", [0, 32_000, 2_000_000_000, 0xFFFFFFFF])

@@ -59,7 +59,3 @@ def test_beyond_the_end_there_is_nothing(stretches, expected):
     assert [(w.start_s, w.duration_s) for w in windows] == expected
     assert windows[-1].last
     assert sum(w.duration_s + w.left_out_s for w in windows) == WHOLE_S
-
-
-def test_others_have_their_turn_while_audio_goes_by():
-    assert windows_of([(99.0, 100.0)], size=SAMPLE_RATE)[:-1] == [None]

@@ -4,12 +4,13 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Segment, Word
 from serve.speech.timeline import Pause, Timeline
 
+FIXED = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
 
 
@@ -23,14 +24,7 @@ def timelines(draw):
 TIMES = st.lists(st.floats(0.0, 30.0), min_size=2, max_size=8).map(sorted)
 
 
-@given(timelines(), TIMES)
-def test_times_never_run_backwards_and_stay_inside(timeline, times):
-    whole = 30.0 + sum(pause.length_s for pause in timeline.pauses)
-    for mapped in ([*map(timeline.start, times)], [*map(timeline.end, times)]):
-        assert mapped == sorted(mapped)
-        assert mapped[0] >= timeline.start_s and mapped[-1] <= timeline.start_s + whole + 1e-6
-
-
+@FIXED
 @given(timelines(), TIMES)
 def test_what_comes_later_never_begins_before_the_end_of_what_was_before(timeline, times):
     segments = [
@@ -41,6 +35,7 @@ def test_what_comes_later_never_begins_before_the_end_of_what_was_before(timelin
     assert all(a <= b + 2e-3 for a, b in itertools.pairwise(found))
 
 
+@FIXED
 @given(timelines(), TIMES)
 def test_words_keep_their_order_and_never_last_longer(timeline, times):
     pairs = list(itertools.pairwise(times))
@@ -49,16 +44,6 @@ def test_words_keep_their_order_and_never_last_longer(timeline, times):
     assert all(a <= b + 1e-6 for a, b in itertools.pairwise(flat))
     for (a, b), (start, end) in zip(pairs, words, strict=True):
         assert end - start <= b - a + 1e-6
-
-
-@given(st.floats(0.0, 3600.0), TIMES)
-def test_without_pauses_nothing_changes(start_s, times):
-    timeline = Timeline(start_s)
-    segment = dataclasses.replace(SEGMENT, start=1.23456, words=(Word(1.0, 2.0, " a", 0.5),))
-    assert timeline.restore([segment]) == [segment]
-    for time_s in times:
-        assert timeline.start(time_s) == timeline.end(time_s) == start_s + time_s
-    assert timeline.word(times[0], times[1]) == (start_s + times[0], start_s + times[1])
 
 
 TALK = Timeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)

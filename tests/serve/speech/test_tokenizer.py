@@ -101,32 +101,6 @@ def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
     assert tokenizer.decode(ids).endswith(" dog fox")
 
 
-class Counting:
-    """A tokenizer that counts the characters which it is given."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-        self.characters = 0
-
-    def encode(self, text, **options):
-        self.characters += len(text)
-        return self.pieces.encode(text, **options)
-
-
-def test_of_a_long_text_only_what_can_count_is_tokenized(tokenizer: Tokenizer, monkeypatch):
-    end = "dog " * 400
-    expected = tokenizer.previous_text(end)
-    counting = Counting(tokenizer._pieces)
-    monkeypatch.setattr(tokenizer, "_pieces", counting)
-    assert tokenizer.previous_text("fox " * 1_000_000 + end) == expected
-    assert counting.characters < 10_000
-
-
-@pytest.mark.parametrize("prompt", ["", "   ", "\n"])
-def test_blank_previous_text_is_none(tokenizer: Tokenizer, prompt: str):
-    assert tokenizer.facts.sot_prev not in tokenizer.prompt_ids("en", "transcribe", True, prompt)
-
-
 @pytest.mark.parametrize("token", ["<|endoftext|>", "<|startoftranscript|>", "<|0.00|>", "<|en|>"])
 def test_previous_text_cannot_smuggle_special_tokens(tokenizer: Tokenizer, token: str):
     with pytest.raises(OptionError, match="prompt holds the special token"):
@@ -143,8 +117,9 @@ def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
         assert tokenizer.language_code(by_code[1]) == code
 
 
+@pytest.mark.nightly
 def test_names_equal_those_of_transformers():
-    from transformers.models.whisper.tokenization_whisper import (  # noqa: PLC0415 - heavy
+    from transformers.models.whisper.tokenization_whisper import (
         LANGUAGES,
         TO_LANGUAGE_CODE,
     )
@@ -171,8 +146,6 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
     [
         ("englsh", "'englsh' is unknown; did you mean 'english'"),
         ("xqzw", "'xqzw' is unknown; expected a code"),
-        ("xx-US", "'xx-US' is unknown; expected a code"),
-        ("en-US and more", "'en-US and more' is unknown; expected a code"),
         ("auto", "'auto' is unknown; expected a code"),  # what is close to it, pushto, is not meant
         ("", "'' is unknown; expected a code"),
     ],
@@ -187,18 +160,6 @@ def test_a_language_that_this_engine_lacks(tmp_path: Path):
     assert tokenizer.languages == {"en", "es"}
     with pytest.raises(OptionError, match="'cantonese' is not among this engine's 2"):
         tokenizer.prompt_ids("cantonese", "transcribe", True, "")
-
-
-def test_unknown_task(tokenizer: Tokenizer):
-    with pytest.raises(OptionError, match="task 'sing' is unknown; expected one of transcribe"):
-        tokenizer.prompt_ids("en", "sing", True, "")
-
-
-@pytest.mark.parametrize("text", ["lazy dog", "mañana será otro día", "你好，世界", "né 🎧 ok"])
-def test_text_survives(tokenizer: Tokenizer, text: str):
-    assert tokenizer.decode(ids_of(tokenizer, text)[-15:]).endswith(text[-3:])
-    if len(ids_of(tokenizer, text)) < N_TEXT_CTX // 2 - 1:
-        assert tokenizer.decode(ids_of(tokenizer, text)) == " " + text
 
 
 def test_partial_characters_do_not_break(tokenizer: Tokenizer):
@@ -221,29 +182,12 @@ def test_special_and_timestamp_ids_are_dropped(tokenizer: Tokenizer):
     assert tokenizer.decode([]) == ""
 
 
-def test_every_id_decodes(tokenizer: Tokenizer):
-    for token in range(tokenizer.facts.timestamp_begin + 1501):
-        text = tokenizer.decode([token])
-        assert bool(text) == (token < tokenizer.facts.eot)
-
-
-def test_language_code_of_something_else(tokenizer: Tokenizer):
-    with pytest.raises(KeyError):
-        tokenizer.language_code(tokenizer.facts.sot)
-
-
-def test_missing_file(tmp_path: Path):
-    engine = make_engine(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
-        Tokenizer.open(engine)
-
-
-def test_damaged_file(tmp_path: Path):
-    engine = make_engine(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
-        Tokenizer.open(engine)
+def test_a_damaged_or_missing_file(tmp_path: Path):
+    engine, path = make_engine(tmp_path), tmp_path / "tokenizer.json"
+    for spoil in (lambda: path.write_text("{}", encoding="utf-8"), path.unlink):
+        spoil()
+        with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
+            Tokenizer.open(engine)
 
 
 def test_tokenizer_of_another_engine(tmp_path: Path):

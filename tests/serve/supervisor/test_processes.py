@@ -21,7 +21,7 @@ from serve.wire import uploads
 from serve.wire.client import Client
 from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 HTTP, GRPC = "earshot_gateway_requests_total", 'route="grpc"'
 
 
@@ -96,7 +96,6 @@ def test_either_hands_large_files_over(server):
     wait_until(lambda: not any(list(folder.iterdir()) for folder in taken), "files are left")
 
 
-@pytest.mark.nightly
 def test_a_cancel_by_one_leaves_the_others_requests(server):
     request = Request(audio=audio_file(119.0))
     with contextlib.ExitStack() as stack:

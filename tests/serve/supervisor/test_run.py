@@ -118,6 +118,7 @@ def test_a_model_that_dies_is_started_again(survivor, caplog):
         survivor.require_unbroken()
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_dies_is_started_again(survivor):
     before = restarts(survivor)
     gone = gateway_of(survivor)
@@ -146,6 +147,7 @@ def test_a_stall_ends_every_request_and_the_server_comes_back(survivor, seconds)
     assert survivor.pids != triton
 
 
+@pytest.mark.nightly
 def test_a_stall_that_no_request_meets_ends_nothing(survivor):
     triton, whisper = survivor.pids, whisper_of(survivor)
     alive = survivor.folder / "engine-0" / ALIVE
@@ -183,6 +185,7 @@ def test_a_missing_engine_is_said_in_one_sentence(nano_config, tmp_path):
     assert len(str(one.value).splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_a_damaged_engine_is_said_in_one_sentence(nano_config, nano_engine, tmp_path):
     damaged = tmp_path / "engine"
     damaged.mkdir()
@@ -196,7 +199,11 @@ def test_a_damaged_engine_is_said_in_one_sentence(nano_config, nano_engine, tmp_
     assert len(str(one.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("checked", [True, False], ids=["checked before", "taken meanwhile"])
+@pytest.mark.parametrize(
+    "checked",
+    [True, pytest.param(False, marks=pytest.mark.nightly)],
+    ids=["checked before", "taken meanwhile"],
+)
 def test_a_port_in_use_is_named(nano_config, monkeypatch, checked):
     if not checked:
         monkeypatch.setattr(run_module, "check_ports", lambda server: None)
@@ -258,6 +265,7 @@ def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config)
     assert "stopped; all was answered" in log
 
 
+@pytest.mark.nightly
 def test_what_the_drain_could_not_answer_is_said(nano_config):
     with (
         pytest.raises(DeadlineError, match=r"ended without an answer.*drain_timeout_s"),

@@ -200,6 +200,7 @@ def test_a_model_that_stands_still_is_not_ready_and_ready_again(running):
     assert triton.failure() is None
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_a_model_that_stands_still_too_long_has_failed(alone):
     with alone(stall_timeout_s=4.0) as (_, triton):
@@ -208,6 +209,7 @@ def test_a_model_that_stands_still_too_long_has_failed(alone):
         assert "said nothing for 4 s; server.stall_timeout_s is 4" in triton.failure()
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
     """The model would answer them once it goes on, and Triton dies of such an answer."""
@@ -222,6 +224,7 @@ def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
             assert "not healthy" in call.result().error_message
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_model_that_dies_is_a_failure(alone, number):
@@ -231,6 +234,7 @@ def test_a_model_that_dies_is_a_failure(alone, number):
         assert "process ended" in triton.failure()
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_the_models_go_with_a_triton_that_is_killed(alone):
     with alone() as (_, triton):

@@ -19,7 +19,7 @@ from serve.supervisor.run import running_server
 from serve.wire.client import Client
 from tests.serving import CLIP, LONG, audio_file, metrics_page, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 DEVICES = ["cpu-0", "cpu-1"]
 
 
@@ -91,7 +91,6 @@ def test_requests_spread_over_the_engines(server, client):
     assert health(server) == {"status": "ok", "engines": dict.fromkeys(DEVICES, True)}
 
 
-@pytest.mark.nightly
 def test_one_that_dies_is_avoided_and_comes_back(server, client):
     before = counts(server, "restarts_total")
     # So long that none has ended once all have begun.
@@ -127,7 +126,6 @@ def ending_of(stream):
         return type(error)
 
 
-@pytest.mark.nightly
 def test_the_end_waits_for_what_either_has_accepted(server, client):
     before = counts(server, "accepted_total")
     request = Request(audio=audio_file(119.0))

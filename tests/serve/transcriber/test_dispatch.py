@@ -6,7 +6,6 @@ import types
 import pytest
 import torch
 
-from serve.contract.config import TranscriberConfig
 from serve.contract.errors import OptionError
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.windows import Window
@@ -16,7 +15,6 @@ from serve.transcriber.plan import Plan
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
 
 SLOTS = 2
-CONFIG = TranscriberConfig()
 
 
 @pytest.fixture(autouse=True)
@@ -48,56 +46,6 @@ def owners(runtime, since=0):
         (int(first), round(first % 1 * 100))
         for first in (float(job.features[0]) for job in runtime.jobs[since:])
     ]
-
-
-def submit_until(dispatcher, runtime, count):
-    """Poll and submit until so many jobs have been submitted."""
-    while len(runtime.jobs) < count:
-        for event in runtime.poll(0):
-            if dispatcher.record(event) is not None:
-                dispatcher.submit_windows()
-
-
-def test_who_has_had_least_goes_first():
-    """But every fourth turn is that of the longest wait, which is the long one's."""
-    dispatcher, runtime = make(max_windows=4)
-    dispatcher.enqueue(make_active(1, windows=30))
-    dispatcher.submit_windows()
-    assert owners(runtime) == [(1, 0), (1, 1), (1, 2)]
-    dispatcher.enqueue(make_active(2, windows=3))
-    dispatcher.enqueue(make_active(3, windows=3))
-    submit_until(dispatcher, runtime, 9)
-    assert owners(runtime, since=3) == [(1, 3), (2, 0), (3, 0), (2, 1), (1, 4), (3, 1)]
-    dispatcher.check_invariants({1, 2, 3})
-
-
-def test_short_requests_go_before_the_first_windows_of_long_ones():
-    """Also where twenty long ones have just come."""
-    dispatcher, runtime = make(lambda job: Play(delay=100), max_windows=4)
-    for id in range(1, 21):
-        dispatcher.enqueue(make_active(id, windows=30))
-    dispatcher.submit_windows()
-    dispatcher.enqueue(make_active(21, windows=1))
-    dispatcher.submit_windows()
-    assert owners(runtime) == [(1, 0), (2, 0), (3, 0), (21, 0)]
-    runtime.poll(0)
-    assert runtime.gauges().busy_slots == 4
-
-
-def test_a_short_request_goes_next_whatever_waits():
-    dispatcher, runtime = make(lambda job: Play(delay=3), max_windows=4)
-    for id in range(1, 21):
-        dispatcher.enqueue(make_active(id, windows=30))
-    for _ in range(60):
-        dispatcher.submit_windows()
-        for event in runtime.poll(0):
-            dispatcher.record(event)
-    before = len(runtime.jobs)
-    dispatcher.enqueue(make_active(21, windows=1))
-    dispatcher.submit_windows()
-    assert owners(runtime)[before] == (21, 0), "at once, while the others wait for a slot"
-    runtime.poll(0)
-    assert runtime.gauges().queued == 0, "and it has one"
 
 
 @pytest.mark.parametrize(("slots", "free"), [(1, -1), (3, -3), (4, 1), (63, 1), (64, 2), (256, 8)])
@@ -163,15 +111,6 @@ def test_while_somebody_streams_live_text_alone_is_urgent(monkeypatch):
     )
 
 
-def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
-    dispatcher, runtime = make(max_windows=3)
-    for id in range(1, 30):
-        dispatcher.enqueue(make_active(id, windows=1))
-    dispatcher.submit_windows()
-    dispatcher.submit_windows()
-    assert len(runtime.jobs) == 6
-
-
 @pytest.mark.gpu
 def test_pinned_memory_is_not_written_again_before_it_is_copied():
     """The copies wait behind a busy GPU while the host goes on to the next windows."""
@@ -180,7 +119,7 @@ def test_pinned_memory_is_not_written_again_before_it_is_copied():
     dispatcher.submit_windows()  # the memory is there
     torch.cuda.synchronize()
     torch.cuda._sleep(500_000_000)
-    while len(dispatcher._ready):
+    while len(runtime.jobs) < 60:
         dispatcher.submit_windows()
     assert owners(runtime) == [(1, i) for i in range(60)]
     assert all(not job.features[10:].any() for job in runtime.jobs)
@@ -210,163 +149,6 @@ def test_a_refused_window_is_told_and_does_not_stay():
     assert isinstance(error, OptionError)
     assert owners(runtime) == [(2, 0)]
     assert dispatcher.windows == 1
-
-
-def test_cancelled_requests_submit_nothing_more_and_free_their_slots():
-    dispatcher, runtime = make(lambda job: Play(delay=100), max_windows=5)
-    gone = make_active(1, windows=30)
-    dispatcher.enqueue(gone)
-    dispatcher.submit_windows()
-    runtime.poll(0)
-    assert runtime.gauges().busy_slots == 4
-    gone.ended = True
-    dispatcher.cancel(gone)
-    assert not dispatcher.idle, "until the runtime has confirmed"
-    dispatcher.check_invariants(set())
-    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 4
-    assert dispatcher.idle
-    assert dispatcher.submit_windows() == []
-    assert runtime.gauges().busy_slots == 0
-
-
-def test_who_had_a_window_taken_is_told():
-    taken = []
-    runtime = FakeRuntime(lambda job: Play(), dataclasses.replace(CAPABILITIES, max_windows=4))
-    dispatcher = Dispatcher(runtime, torch.zeros(80, 201), taken.append)
-    one, two = make_active(1, windows=2), make_active(2, windows=1)
-    for each in (one, two):
-        dispatcher.enqueue(each)
-    dispatcher.submit_windows()
-    assert taken == [two, one, one]
-
-
-def test_a_retry_keeps_features_and_place():
-    dispatcher, runtime = make()
-    dispatcher.enqueue(make_active(1, windows=1))
-    dispatcher.submit_windows()
-    (event,) = runtime.poll(0)
-    dispatcher.retry(dispatcher.record(event), 0.4)
-    first, second = runtime.jobs
-    assert second.id != first.id
-    assert second.features is first.features
-    assert (second.options.temperature, dispatcher.retries, dispatcher.windows) == (0.4, 1, 1)
-
-
-@pytest.mark.parametrize(("temperature", "draft"), [(0.0, (7, 8)), (0.4, ())])
-def test_a_retry_at_the_same_temperature_guesses_the_same_tokens(temperature, draft):
-    dispatcher, runtime = make(lambda job: Play((7, 8)))
-    dispatcher.enqueue(make_active(1, windows=1))
-    dispatcher.submit_windows()
-    events = [event for _ in range(3) for event in runtime.poll(0)]
-    *_, ended = [dispatcher.record(event) for event in events]
-    dispatcher.retry(ended, temperature)
-    first, second = runtime.jobs
-    assert (first.draft, second.draft) == ((), draft)
-    assert second.options == dataclasses.replace(
-        first.options, temperature=temperature, seed=second.options.seed
-    )
-
-
-def test_the_check_finds_a_job_without_a_request():
-    dispatcher, _ = make()
-    dispatcher.enqueue(make_active(1, windows=1))
-    dispatcher.submit_windows()
-    dispatcher.check_invariants({1})
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants(set())
-
-
-def test_a_request_has_one_place_in_the_row():
-    dispatcher, runtime = make(max_windows=1)
-    long, short = make_active(1, windows=9), make_active(2, windows=1)
-    for each in (long, short, long, long):
-        dispatcher.enqueue(each)
-    assert len(dispatcher._ready) == 2
-    dispatcher.check_invariants({1, 2})
-    dispatcher.submit_windows()
-    assert owners(runtime) == [(2, 0), (1, 0)]
-
-
-def test_a_request_without_a_window_has_no_turn():
-    dispatcher, _ = make()
-    dispatcher.enqueue(make_active(1, windows=0))
-    assert dispatcher.idle
-
-
-def test_cleared_means_idle():
-    dispatcher, _ = make()
-    assert dispatcher.idle
-    dispatcher.enqueue(make_active(1, windows=9))
-    assert not dispatcher.idle, "a window waits"
-    dispatcher.submit_windows()
-    dispatcher.clear()
-    assert dispatcher.idle
-
-
-def test_the_check_finds_more_jobs_than_may_be():
-    dispatcher, _ = make()
-    for id in range(4):
-        dispatcher.enqueue(make_active(id, windows=1))
-    dispatcher.submit_windows()
-    dispatcher.check_invariants({0, 1, 2, 3})
-    dispatcher._max_jobs = 3
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({0, 1, 2, 3})
-
-
-def test_the_check_finds_more_long_requests_windows_than_may_be():
-    dispatcher, _ = make()
-    dispatcher.enqueue(make_active(1, windows=4))
-    dispatcher.submit_windows()
-    dispatcher.check_invariants({1})
-    dispatcher._max_long_jobs = 0
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({1})
-
-
-def test_the_check_finds_who_waits_in_vain():
-    dispatcher, _ = make()
-    waiting = make_active(1, windows=1)
-    dispatcher.enqueue(waiting)
-    dispatcher.check_invariants({1})
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({2})
-    waiting.next_window()
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({1})
-
-
-def test_the_check_finds_a_job_of_a_request_both_ended_and_pending():
-    dispatcher, _ = make()
-    ended = make_active(1, windows=1)
-    dispatcher.enqueue(ended)
-    dispatcher.submit_windows()
-    ended.ended = True
-    dispatcher.check_invariants(set())
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({1})
-
-
-def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
-    batches = []
-
-    def log_mel(samples, filters):
-        batches.append([int(row[0]) for row in samples])
-        if 2 in batches[-1]:
-            raise ZeroDivisionError("a bug")
-        return samples
-
-    monkeypatch.setattr("serve.speech.features.log_mel", log_mel)
-    dispatcher, runtime = make()
-    requests = [make_active(id, windows=1) for id in (1, 2, 3)]
-    for each in requests:
-        dispatcher.enqueue(each)
-    ((failed, error),) = dispatcher.submit_windows()
-    assert failed is requests[1]
-    assert "ZeroDivisionError('a bug')" in str(error)
-    assert owners(runtime) == [(1, 0), (3, 0)]
-    assert batches == [[1, 2, 3], [1], [2], [3]], "a good batch is one computation"
-    assert dispatcher.windows == 2
 
 
 @pytest.mark.parametrize(

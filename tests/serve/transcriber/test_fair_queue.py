@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue, rank_of
 
 
@@ -31,30 +29,6 @@ def test_every_fourth_turn_is_that_of_the_longest_wait():
     assert [queue.pop() for _ in range(9)] == [1, 2, 3, 0, 4, 6, 7, 5, 8]
 
 
-def test_who_has_gone_is_forgotten_though_others_always_go_first():
-    random.seed(0)
-    queue = waiting(*[0] * 50)
-    for id in range(50, 10_000):
-        queue.pop()
-        queue.add(id, (0, random.random()), id)
-    assert len(queue._by_rank) < 300
-
-
-def test_nobody_starves_beside_a_stream_of_new_ones():
-    queue = waiting(100, 200)
-    popped = []
-    for id in range(10, 60):
-        queue.add(id, (0,), id)
-        popped.append(queue.pop())
-    assert {0, 1} <= set(popped[:8])
-
-
-def test_only_new_ones_where_nobody_else_may():
-    queue = waiting(1, 0, 3, 0)
-    assert [queue.pop(below=NEWCOMERS) for _ in range(3)] == [1, 3, None]
-    assert (len(queue), queue.pop()) == (2, 0)
-
-
 def test_only_live_text_where_no_file_may():
     queue = FairQueue()
     for id, (priority, had) in enumerate([("file", 0), ("live", 1), ("live", 0), ("job", 0)]):
@@ -70,18 +44,6 @@ def test_who_was_removed_has_no_turn_and_may_come_back():
     assert (0 in queue, 1 in queue, list(queue)) == (False, True, [1, 2])
     queue.add(0, (5,), "back")
     assert [queue.pop() for _ in range(4)] == [1, 2, "back", None]
-
-
-def test_nobody_waits_twice():
-    queue = waiting(0)
-    with pytest.raises(AssertionError, match="0 waits already"):
-        queue.add(0, (1,), 0)
-
-
-def test_cleared_means_that_nobody_waits():
-    queue = waiting(0, 1)
-    queue.clear()
-    assert (len(queue), queue.pop()) == (0, None)
 
 
 def test_each_gets_each_of_its_turns_once():

@@ -4,43 +4,16 @@ import dataclasses
 
 import pytest
 
+from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.contract.errors import OptionError
+from serve.contract.errors import ConfigError, OptionError
+from serve.runtime.protocol import Detection
 from serve.speech import words
 from serve.transcriber.languages import Languages
 from tests.fakes import CAPABILITIES, Echo, fake_engine
 from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
 
 MIXED = {"language": None, "multilingual": True}
-
-
-def test_most_of_the_text_names_the_language():
-    mixed = Languages(None, each=True)
-    for index, (code, prob) in enumerate([("es", 0.9), ("en", 0.5), ("en", 0.7)]):
-        mixed.note(index, code, prob)
-    assert [mixed.own(index) for index in range(3)] == ["es", "en", "en"]
-    assert mixed.of_most({0: 5.0, 1: 3.0, 2: 3.0}) == ("en", pytest.approx(0.6))
-    assert mixed.of_most({0: 6.0, 1: 3.0, 2: 3.0}) == ("es", 0.9), "of equals the first"
-    assert mixed.of_most({0: 0.0, 1: 0.0, 2: 0.0}) == ("es", 0.9)
-    assert Languages(None, each=True).of_most({}) == (None, None)
-
-
-def test_without_it_all_windows_have_the_one_that_was_named_or_found():
-    one = Languages(None, each=False)
-    one.note(0, "es", 0.9)
-    assert (one.of(3), one.own(3)) == ("es", None)
-    assert one.of_most({0: 1.0}) == ("es", 0.9)
-    assert Languages("de", each=False).of_most({}) == ("de", None)
-
-
-def test_an_unsure_window_does_not_name_the_language_of_all():
-    found = Languages(None, each=False)
-    found.note(0, "zh", 0.6)
-    assert found.decided(0.85) is None and found.of(0) == "zh"
-    found.note(1, "en", 0.9)
-    assert found.decided(0.85) == "en"
-    assert (found.of(0), found.of(1), found.of(2)) == ("zh", "en", "en")
-    assert found.of_most({0: 9.0, 1: 1.0}) == ("en", 0.9)
 
 
 def test_after_some_unsure_windows_the_likeliest_is_taken():
@@ -55,32 +28,16 @@ def test_after_some_unsure_windows_the_likeliest_is_taken():
     assert silent.of_most({}) == ("es", 0.9)
 
 
-class Doubting:
-    """Is unsure and hears Spanish in the first window, then English for certain."""
-
-    def __init__(self, tokenizer):
-        self.languages = tokenizer.facts.languages
-        self.echo = Echo(tokenizer)
-        self.asked = []
-
-    def __call__(self, job):
-        self.asked.append(DETECT_LANGUAGE in job.prompt)
-        first = len(self.asked) == 1
-        code, prob = ("es", 0.5) if first else ("en", 0.95)
-        return dataclasses.replace(
-            self.echo(job), language=self.languages[code], language_prob=prob
-        )
-
-
 class TestUnsure(TranscriberTests):
     """Through the transcriber."""
 
     def test_the_next_window_is_asked_too(self, start, tokenizer):
-        script = Doubting(tokenizer)
+        script = Station(tokenizer, ("es", 0.5), *[("en", 0.95)] * 9)
         transcriber, runtime = start(script, vad="off", language_certainty=0.85)
         answer = transcriber.transcribe(request("so", audio=noise(100.0), language=None))
-        assert script.asked[:2] == [True, True] and not any(script.asked[2:])
-        assert answer.language == "en" and len(runtime.jobs) >= 4
+        asked = [DETECT_LANGUAGE in job.prompt for job in runtime.jobs]
+        assert asked[:2] == [True, True] and not any(asked[2:])
+        assert answer.language == "en" and len(asked) >= 4
 
 
 class Tower:
@@ -164,13 +121,6 @@ class TestSeveralByDefault(TranscriberTests):
         answer, _, _ = self.answer(start, tokenizer, ("hr", 0.99), ("sr", 0.99))
         assert {segment.language for segment in answer.segments} == {None}
         assert (answer.language, answer.warnings) == ("hr", ())
-
-    def test_what_is_left_of_a_window_is_in_its_language(self, start, tokenizer):
-        asked = Languages("en", each=False)
-        asked.note_own(1, "es", 0.99)
-        asked.set_rest(2, 1)
-        asked.set_rest(3, 0)
-        assert [asked.own(index) for index in range(4)] == [None, "es", "es", None]
 
     def test_the_clients_language_wins_and_it_is_told(self, start, tokenizer):
         heard = [("es", 0.99), ("en", 0.99), ("es", 0.99), ("de", 0.6)]
@@ -257,20 +207,90 @@ class TestMultilingual(TranscriberTests):
         answer = transcriber.transcribe(timed)
         assert sorted(asked) == sorted(segment.language for segment in answer.segments)
 
+
+class TestDetection(TranscriberTests):
+    """Languages that a request, or the config, leaves to be detected among."""
+
+    def detections(self, start, echo, options, **config):
+        transcriber, runtime = start(echo, **config)
+        transcriber.transcribe(request("so", audio=noise(70.0), **{"language": None, **options}))
+        assert len(runtime.jobs) > 1
+        found = [job.detection for job in runtime.jobs if DETECT_LANGUAGE in job.prompt]
+        return {dataclasses.replace(detection, close=()) for detection in found}
+
+    @pytest.mark.parametrize("each", [False, True])
+    def test_those_of_the_request_reach_the_runtime(self, start, echo, tokenizer, each):
+        asked = {"languages": ["German", "es", "DE"], "multilingual": each}
+        known = tokenizer.facts.languages
+        # Where each window has a language, none is decoded in another window's.
+        switch = 0.0 if each else TranscriberConfig.language_switch
+        expected = Detection((known["de"], known["es"]), 0.25, 3, switch)
+        config = {"language_certainty": 0.25, "language_tries": 3, "languages": ("fr",)}
+        assert self.detections(start, echo, asked, **config) == {expected}
+
+    def test_where_it_says_none_they_are_as_configured(self, start, echo, tokenizer):
+        french = (tokenizer.facts.languages["fr"],)
+        assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
+            french
+        }
+        usual = TranscriberConfig()
+        expected = Detection(
+            (), usual.language_certainty, usual.language_tries, usual.language_switch
+        )
+        assert self.detections(start, echo, {}) == {expected}
+
+    def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):
+        transcriber, runtime = start(echo, languages=("fr", "de"))
+        assert transcriber.transcribe(request("so", language="es")).language == "es"
+        assert DETECT_LANGUAGE not in runtime.jobs[0].prompt
+
     @pytest.mark.parametrize(
         ("able", "options", "message"),
         [
+            ({}, {"languages": "en"}, "languages = 'en'; expected a list of codes"),
+            ({}, {"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
+            (
+                {},
+                {"languages": ["en", "de"], "language": "en"},
+                r"languages = \['en', 'de'\] with language = 'en'; expected one of them",
+            ),
+            (
+                {"languages": False},
+                {"languages": ["en"]},
+                r"languages = \['en'\], but the runtime fake cannot choose among some languages",
+            ),
             ({}, {"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
-            ({}, {"language": "en"}, "multilingual = true with language = 'en'; expected one"),
-            ({"detect_language": False}, {}, "multilingual = true, but the runtime fake cannot"),
+            (
+                {},
+                {"multilingual": True, "language": "en"},
+                "multilingual = true with language = 'en'; expected one",
+            ),
+            (
+                {"detect_language": False},
+                {"multilingual": True},
+                "multilingual = true, but the runtime fake cannot",
+            ),
         ],
     )
     def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
         transcriber, _ = start(echo, dataclasses.replace(CAPABILITIES, **able))
         with pytest.raises(OptionError, match=message):
-            transcriber.transcribe(request(**{**MIXED, **options}))
+            transcriber.transcribe(request(**{"language": None, **options}))
 
-    def test_an_english_only_engine_refuses_it(self, start, echo, tmp_path):
+    def test_an_english_only_engine_refuses_them(self, start, echo, tmp_path):
         transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
-        with pytest.raises(OptionError, match="multilingual = true, but this engine is English"):
-            transcriber.transcribe(request(**MIXED))
+        for asked, told in (({"languages": ["en"]}, r"\['en'\]"), ({"multilingual": True}, "true")):
+            (name,) = asked
+            with pytest.raises(OptionError, match=f"{name} = {told}, but this engine is English"):
+                transcriber.transcribe(request(**asked, language=None))
+
+    @pytest.mark.parametrize(
+        ("able", "languages", "message"),
+        [
+            ({}, ("xx",), "transcriber.languages: language 'xx' is unknown"),
+            ({"languages": False}, ("en",), r"transcriber.languages = \['en'\], but the runtime"),
+        ],
+    )
+    def test_a_wrong_config_does_not_start(self, start, echo, able, languages, message):
+        with pytest.raises(ConfigError, match=message):
+            start(echo, dataclasses.replace(CAPABILITIES, **able), languages=languages)

@@ -1,22 +1,19 @@
 """The transcriber over a fake runtime, when all goes well: answers and windows."""
 
 import dataclasses
-import threading
 import time
 
 import numpy as np
 import pytest
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.contract.errors import CancelledError, OptionError
+from serve.contract.errors import CancelledError
 from serve.contract.messages import SegmentReady
 from serve.speech.judging import LOOP_START
-from serve.speech.tokenizer import Tokenizer
-from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
+from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
     FOREVER,
     UNSURE,
-    WAIT_S,
     Client,
     TranscriberTests,
     noise,
@@ -67,69 +64,17 @@ class TestAnswers(TranscriberTests):
         assert shorter.tokens[1:-1] == shorter.segments[0].tokens
         assert [job.draft for job in runtime.jobs] == [(), shorter.tokens, ()]
 
-    def test_before_the_first_request_everything_is_zero(self, start, echo):
-        transcriber, _ = start(echo)
-        assert set(dataclasses.asdict(transcriber.stats()).values()) == {0}
-        with transcriber as same:
-            assert same is transcriber
-
     def test_what_never_was_a_request_can_be_counted_as_rejected(self, start, echo):
         transcriber, runtime = start(echo)
         transcriber.reject()
         assert transcriber.stats().rejected == 1
         quiescent(transcriber, runtime)
 
-    def test_a_prompt_is_tokenized_by_a_worker_while_others_go_on(self, start, echo, monkeypatch):
-        going_on, threads = threading.Event(), []
-        whole = Tokenizer.previous_text
-
-        def slow(self, text):
-            if text == "slow":
-                threads.append(threading.current_thread().name)
-                assert going_on.wait(WAIT_S)
-            return whole(self, text)
-
-        monkeypatch.setattr(Tokenizer, "previous_text", slow)
-        transcriber, runtime = start(echo)
-        client = Client().send(transcriber, request("slow"))
-        assert transcriber.transcribe(request("fast")).text == "fast"
-        assert not client.ended.is_set()
-        going_on.set()
-        assert client.transcript.text == "slow"
-        assert [name.startswith("earshot-decode") for name in threads] == [True]
-        quiescent(transcriber, runtime)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"prompt": "<|en|>"}, "prompt holds the special token"),
-            ({"prompt": "word " * 400, "max_tokens": 224}, "the prompt leaves room for 221"),
-        ],
-    )
-    def test_a_prompt_that_cannot_be_is_the_requests_failure(self, start, echo, options, message):
-        transcriber, runtime = start(echo)
-        error = Client().send(transcriber, request(**options)).error
-        assert isinstance(error, OptionError) and message in str(error)
-        assert transcriber.stats().failed == 1
-        quiescent(transcriber, runtime)
-
-    def test_the_language_may_be_named_in_full(self, start, echo):
-        transcriber, _ = start(echo)
-        assert transcriber.transcribe(request(language="Spanish")).language == "es"
-
     def test_without_timestamps_a_window_is_one_segment(self, start, echo):
         transcriber, runtime = start(echo)
         answer = transcriber.transcribe(request("one two", audio=noise(3.0), timestamps=False))
         assert [(s.start, s.end, s.text) for s in answer.segments] == [(0.0, 3.0, " one two")]
         assert runtime.jobs[0].options.timestamps is False
-
-    def test_an_english_only_engine_answers_in_english(self, start, tmp_path):
-        engine = fake_engine(tmp_path, multilingual=False)
-        script = Echo(Tokenizer.open(engine))
-        capabilities = dataclasses.replace(CAPABILITIES, detect_language=False)
-        transcriber, _ = start(script, capabilities, on=engine)
-        answer = transcriber.transcribe(request("hello", language=None))
-        assert (answer.text, answer.language, answer.language_prob) == ("hello", "en", None)
 
     def test_silence_gives_no_text(self, start, tokenizer):
         transcriber, _ = start(Echo(tokenizer, no_speech_prob=0.9, **UNSURE))
@@ -163,15 +108,14 @@ class TestWindows(TranscriberTests):
         stats = transcriber.stats()
         assert (stats.windows, stats.retries) == (1, 2)
 
-    @pytest.mark.parametrize(("likeliest", "kept"), [(0.0, 0.0), (0.5, 0.5)])
-    def test_if_all_fail_the_likeliest_attempt_stands(self, start, tokenizer, likeliest, kept):
+    def test_if_all_fail_the_likeliest_attempt_stands(self, start, tokenizer):
         def script(job):
-            at_best = job.options.temperature == likeliest
+            at_best = job.options.temperature == 0.5
             return Echo(tokenizer, avg_logprob=-2.0 if at_best else -3.0)(job)
 
         transcriber, runtime = start(script, temperatures=(0.0, 0.5, 1.0))
         answer = transcriber.transcribe(request())
-        assert [(s.text, s.temperature) for s in answer.segments] == [(" hello", kept)]
+        assert [(s.text, s.temperature) for s in answer.segments] == [(" hello", 0.5)]
         assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.5, 1.0]
 
     def test_a_loop_is_decoded_again_as_any_repetition(self, start, tokenizer):
@@ -300,8 +244,8 @@ class TestWindows(TranscriberTests):
         """However many hours of audio were sent before it."""
         transcriber, runtime = start(Echo(tokenizer, delay=3))
         hour = request("long", audio=noise(225.0), sample_rate=1_000)
-        long = [Client().send(transcriber, hour) for _ in range(20)]
-        until(lambda: len(runtime.jobs) > 60)
+        long = [Client().send(transcriber, hour) for _ in range(8)]
+        until(lambda: len(runtime.jobs) > 24)
         before = len(runtime.jobs)
         short = Client().send(transcriber, request("short"))
         assert short.transcript.text == "short"
@@ -309,23 +253,21 @@ class TestWindows(TranscriberTests):
         first = next(i for i, text in enumerate(texts) if "short" in text)
         # While its second of audio was decoded and the device thread went round.
         assert first <= 4 * CAPABILITIES.max_windows
-        assert transcriber._intake.held_windows() <= 20 + 2 * CAPABILITIES.max_windows
         assert not any(client.ended.is_set() for client in long)
         for client in long:
             client.handle.cancel()
             assert isinstance(client.error, CancelledError)
         quiescent(transcriber, runtime)
-        assert transcriber._intake.held_windows() == 0
 
     def test_the_first_text_does_not_wait_for_the_last_audio(self, start, echo):
         """What is wrong with the end of the audio is told after its first segments, once."""
         transcriber, runtime = start(echo)
-        audio = noise(600.0)
+        audio = noise(200.0)
         audio[-1] = np.nan
         client = Client().send(transcriber, request(audio=audio))
         assert "NaN" in str(client.error)
         *segments, _ = client.events
-        assert len(segments) > 5
+        assert len(segments) > 3
         assert all(isinstance(event, SegmentReady) for event in segments)
         stats = transcriber.stats()
         assert (stats.failed, stats.ok, stats.audio_s) == (1, 0, 0.0)
@@ -333,7 +275,7 @@ class TestWindows(TranscriberTests):
 
     def test_long_audio_does_not_fill_the_runtime(self, start, echo):
         transcriber, runtime = start(echo, step_s=0)
-        answer = transcriber.transcribe(request("so", audio=noise(900.0)))
-        assert len(runtime.jobs) >= 30
+        answer = transcriber.transcribe(request("so", audio=noise(400.0)))
+        assert len(runtime.jobs) >= 13
         assert len(answer.text.split()) == len(runtime.jobs)
         assert runtime.most_in_hand <= 2 * CAPABILITIES.max_windows

@@ -6,11 +6,9 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.contract.config import Config, RuntimeConfig, TranscriberConfig
+from serve.contract.config import Config, RuntimeConfig
 from serve.contract.errors import ConfigError, EarshotError, EngineError
 from serve.contract.server_config import LiveConfig
-from serve.speech.features import SAMPLE_RATE
-from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime
 from tests.harness import TranscriberTests
@@ -89,21 +87,6 @@ class TestOpening(TranscriberTests):
         assert job.options.timestamps == (not lacks)
         assert runtime.closed
 
-    def test_the_warm_up_is_quiet_noise_of_a_second(self, product, echo, monkeypatch):
-        requests = []
-        honest = Transcriber.transcribe
-
-        def transcribe(self, request):
-            requests.append(request)
-            return honest(self, request)
-
-        monkeypatch.setattr(Transcriber, "transcribe", transcribe)
-        product(echo)[1]().close()
-        (request,) = requests
-        assert (len(request.audio), request.sample_rate) == (SAMPLE_RATE, SAMPLE_RATE)
-        assert 0 < abs(request.audio).max() < 0.01
-        assert request.language is None, "detection is warmed up too"
-
     def test_a_runtime_that_cannot_work_yet_is_not_warmed_up(self, product, echo):
         runtime, opened = product(echo)
         with opened(warm_up=False) as transcriber:
@@ -116,32 +99,8 @@ class TestOpening(TranscriberTests):
             opened()
         assert runtime.closed
 
-    @pytest.mark.parametrize("error", [ConfigError("no"), KeyboardInterrupt()])
-    def test_a_transcriber_that_cannot_be_made_closes_the_runtime(
-        self, product, echo, monkeypatch, error
-    ):
-        def fail(*_):
-            raise error
-
-        runtime, opened = product(echo)
-        monkeypatch.setattr(serve.transcriber.open, "Transcriber", fail)
-        with pytest.raises(type(error)):
-            opened()
-        assert runtime.closed
-
     def test_a_wrong_configuration_closes_the_runtime(self, product, echo):
         runtime, opened = product(echo, sampling=False)
         with pytest.raises(ConfigError, match=r"temperatures.*cannot sample; expected \[0.0\]"):
             opened()
         assert runtime.closed
-
-    def test_a_search_that_the_runtime_cannot_do_is_no_default(self, product, echo):
-        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=4)
-        with pytest.raises(
-            ConfigError, match=r"^transcriber\.beam_size = 5 needs runtime\.rows of at least 5 "
-        ):
-            opened()
-        assert runtime.closed
-        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=5)
-        opened().close()
-        assert [job.options.beam_size for job in runtime.jobs] == [5]

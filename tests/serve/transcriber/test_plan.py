@@ -87,70 +87,44 @@ def test_who_never_learnt_to_translate_does_not(plan):
     [
         ({"temperature": 1.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 2.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 225}, "max_tokens = 225; expected at most 224"),
         ({"max_tokens": 224, "prompt": "word " * 400}, "the prompt leaves room for 221"),
         ({"beam_size": 0}, "beam_size = 0; expected at least 1"),
         ({"beam_size": 9}, "beam_size = 9; expected at most 8"),
-        ({"beam_size": -(10**30)}, "beam_size = -1000.*; expected at least 1"),
-        ({"beam_size": 2.5}, "beam_size = 2.5; expected"),
         ({"beam_size": True}, "beam_size = True; expected an integer"),
-        ({"beam_size": "five"}, "beam_size = 'five'; expected an integer"),
-        ({"best_of": 9}, "best_of = 9; expected at most 8"),
         ({"patience": float("nan")}, "patience = nan; expected a finite number"),
-        ({"patience": float("inf")}, "patience = inf; expected a finite number"),
         ({"patience": 0.0}, "patience = 0.0; expected at least 0.1"),
-        ({"patience": [2]}, r"patience = \[2\]; expected a number"),
         ({"length_penalty": -1.0}, "length_penalty = -1.0; expected at least 0"),
-        ({"length_penalty": 1e300}, r"length_penalty = 1e\+300; expected at most 10"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0; expected at least 0.1"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size = -1; expected at least 0"),
         ({"no_repeat_ngram_size": 10**30}, "no_repeat_ngram_size = 1000.*; expected at most 448"),
         ({"draft": (1, -1)}, r"draft = \(1, -1\); expected at most 448 token ids below"),
-        ({"draft": (1, 10**6)}, "draft = "),
         ({"draft": (1,) * 449}, "draft = "),
         ({"draft": [1]}, "draft = "),
+        ({"vad": "maybe"}, "vad = 'maybe'; expected auto, on, off"),
+        (
+            {"hallucination_silence_threshold": float("nan")},
+            "hallucination_silence_threshold = nan; expected seconds",
+        ),
         ({"vad_threshold": 1.0}, "vad_threshold = 1.0; expected less than 1"),
-        ({"vad_pad_s": -1.0}, "vad_pad_s = -1.0; expected at least 0"),
         ({"vad_min_silence_s": "a"}, "vad_min_silence_s = 'a'; expected a number"),
         ({"clip_timestamps": "0,10"}, "clip_timestamps = '0,10'; expected a list of seconds"),
-        ({"clip_timestamps": (0, True)}, "clip_timestamps = .*; expected a list of seconds"),
         ({"clip_timestamps": (5, 3)}, "clip_timestamps has 5 to 3 s after 0 s; expected start"),
-        ({"clip_timestamps": (0, 3, 3, 3)}, "clip_timestamps has 3 to 3 s after 3 s; expected"),
-        ({"clip_timestamps": (0, 3, 2)}, "clip_timestamps has 2 to inf s after 3 s; expected"),
         ({"clip_timestamps": (-1, 3)}, "clip_timestamps has -1 to 3 s"),
         ({"clip_timestamps": (0, float("nan"))}, "clip_timestamps has 0 to nan s"),
-        ({"clip_timestamps": range(4)}, "expected a list of seconds"),
         ({"clip_timestamps": (0.0,) * 2049}, "clip_timestamps has 2049 numbers; expected at most"),
         ({"mode": "serial"}, "mode = 'serial'; expected parallel or sequential"),
-        ({"mode": 1}, "mode = 1; expected parallel or sequential"),
         ({"hotwords": 5}, "hotwords = 5; expected text"),
-        ({"short_encoder": 1}, "short_encoder = 1; expected true or false"),
-        ({"voice": (1.0, 0.5)}, "voice has 1 to 0.5 s after 0 s"),
         ({"voice": (0.0, 1.0), "vad": True}, "voice came with vad; expected one of them"),
         ({"voice": (0.0, 1.0), "clip_timestamps": (0.0,)}, "voice came with clip_timestamps"),
         ({"unfinished": 1}, "unfinished = 1; expected true or false"),
-        ({"partial": 1}, "partial = 1; expected true or false"),
-        ({"suppress_blank": 1}, "suppress_blank = 1; expected true or false"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),
         ({"sample_rate": None}, "sample_rate"),
-        ({"audio": b"RIFF"}, "sample_rate"),
     ],
 )
 def test_wrong_options_are_refused_by_name(plan, options, name):
     with pytest.raises(OptionError, match=name):
         plan(SEARCH, **{"language": "en", **options})
-
-
-@pytest.mark.parametrize("audio", [[0.0, 0.1], "a.wav", None])
-def test_audio_of_a_wrong_type_is_refused(plan, audio):
-    with pytest.raises(AudioError, match=type(audio).__name__):
-        plan(audio=audio)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +157,6 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
             "best_of = 5 needs runtime.rows of at least 5 and .* 4 ",
         ),
         ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
-        ({}, {"length_penalty": 0}, "length_penalty = 0.0, but .*; expected 1.0"),
-        ({}, {"repetition_penalty": 1.1}, "repetition_penalty = 1.1, but .*; expected 1.0"),
-        ({}, {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size = 3, but .*; expected 0"),
         ({}, {"suppress_blank": False}, "suppress_blank = false, but .*; expected true"),
         ({"beam_width": 4, "beam_sizes": (1, 4)}, {"beam_size": 2}, "beam_size = 2, .* 1 or 4"),
         ({"beam_width": 4, "beam_sizes": (4,)}, {}, "beam_size = 1, which .*; expected 4"),
@@ -231,8 +202,6 @@ def test_a_long_prompt_shortens_what_may_follow(plan):
 
 def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
     assert plan(language="en", prompt="word " * 400, max_tokens=221).options.max_tokens == 221
-    assert plan(language="en", max_tokens=224).options.max_tokens == 224
-    assert plan(language="en", max_tokens=1).options.max_tokens == 1
     grows = {"mode": "sequential", "prompt": "word " * 400}
     assert plan(language="en", max_tokens=224, **grows).options.max_tokens == 224
 
@@ -248,15 +217,6 @@ def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer, engine)
             *(tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest),
         ).texts
     )
-
-
-@pytest.mark.parametrize(
-    "name", ["language", "task", "temperature", "max_tokens", "beam_size", "mode"]
-)
-def test_two_megabytes_of_an_option_are_not_echoed(plan, name):
-    with pytest.raises(OptionError, match=name) as refused:
-        plan(SEARCH, **{name: "x" * 2_000_000})
-    assert len(str(refused.value)) < 300
 
 
 def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(plan):
@@ -275,16 +235,6 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
     ):
         with pytest.raises(OptionError, match=f"^low_confidence {message}"):
             plan({"words": True}, confidence=confidence, **options)
-
-
-@pytest.mark.parametrize("temperature", [0, 0.0, 1, 1.0])
-def test_temperatures_reach_from_0_to_1(plan, temperature):
-    assert plan(language="en", temperature=temperature).options.temperature == temperature
-
-
-def test_a_greedy_runtime_takes_the_temperature_0(plan):
-    made = plan({"sampling": False}, language="en", temperature=0.0)
-    assert (made.options.temperature, made.fixed_temperature) == (0.0, True)
 
 
 def test_a_plan_says_what_was_asked(plan):

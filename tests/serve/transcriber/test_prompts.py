@@ -7,7 +7,7 @@ import pytest
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ConfigError, OptionError
 from serve.transcriber.plan import check_config
-from serve.transcriber.prompts import Prompts, Texts
+from serve.transcriber.prompts import Texts
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
     FOREVER,
@@ -39,24 +39,6 @@ class TestPrompts:
         prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))
         assert prompt.ids == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
         assert (prompt.prefix, TEXTS.prompt(START, TEXTS.before).prefix) == (3, 0)
-
-    def test_only_the_first_window_has_the_prefix(self):
-        prompts = Prompts(START, dataclasses.replace(TEXTS, prefix=(50,)))
-        assert [prompts.of(index).prefix for index in (0, 1, 2)] == [1, 0, 0]
-
-    def test_in_sequence_the_clients_text_scrolls_away(self):
-        prompts = Prompts(START, TEXTS)
-        assert prompts.of(0) == TEXTS.prompt(START, TEXTS.before)
-        prompts.add((50, 51), 0.5, failed=False)
-        assert prompts.of(1).ids == (99, 1, 2, 6, 7, 50, 51, *START)
-
-    @pytest.mark.parametrize(("temperature", "failed"), [(0.6, False), (0.0, True)])
-    def test_after_a_window_that_failed_it_begins_anew(self, temperature, failed):
-        prompts = Prompts(START, TEXTS)
-        prompts.add((50, 51), temperature, failed)
-        assert prompts.of(1).ids == (99, 1, 2, *START)
-        prompts.add((52,), 0.0, failed=False)
-        assert prompts.of(1).ids == (99, 1, 2, 52, *START)
 
 
 class Counting:
@@ -178,7 +160,6 @@ class TestSequence(TranscriberTests):
             ({"mode": "sequential"}, "mode = sequential, but the runtime fake cannot begin with"),
             ({"hotwords": "fox"}, "hotwords is given, but the runtime fake cannot begin with"),
             ({"prefix": "fox"}, "prefix is given, but the runtime fake cannot begin with text"),
-            ({"prompt": "fox"}, "prompt is given, but the runtime fake cannot begin with text"),
         ],
     )
     def test_a_runtime_without_text_in_prompts_refuses_it_by_name(
@@ -197,7 +178,6 @@ class TestSequence(TranscriberTests):
         [
             ({"hotwords": "fox <|en|>"}, "hotwords holds the special token"),
             ({"hotwords": "word " * 400}, "hotwords has 1999 characters, more than 223 tokens"),
-            ({"prefix": "fox <|0.00|>"}, "prefix holds the special token"),
             ({"prefix": "fox " * 60, "hotwords": "word " * 40}, "prefix has 239 characters, more"),
         ],
     )

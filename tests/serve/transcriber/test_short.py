@@ -2,15 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.speech import activity
-from serve.speech.activity import FRAME
 from tests.fakes import CAPABILITIES, Play
 from tests.harness import UNSURE, TranscriberTests, noise, request
+from tests.serve.speech.sounds import Ear
 
 
 def seen(runtime):
@@ -21,12 +20,12 @@ class Doubted:
     """A script that says other things of windows of which the encoder saw less."""
 
     def __init__(self, echo, **play):
-        self._echo, self._play = echo, play
+        self.echo, self.play = echo, play
 
     def __call__(self, job):
-        play = self._echo(job)
+        play = self.echo(job)
         whole = job.features.shape[-1] == 3000
-        return play if whole else dataclasses.replace(play, **self._play)
+        return play if whole else dataclasses.replace(play, **self.play)
 
 
 class TestShort(TranscriberTests):
@@ -87,10 +86,6 @@ class TestShort(TranscriberTests):
     def test_text_that_ends_before_the_voice_is_doubted_and_its_rest_is_heard_whole(
         self, start, tokenizer, monkeypatch
     ):
-        class Ear:
-            def probabilities(self, samples):
-                return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
-
         monkeypatch.setattr(activity, "Detector", Ear)
         facts = tokenizer.facts
         text = tokenizer.text_ids("prefix", " one two three four five", 99)

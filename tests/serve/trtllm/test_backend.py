@@ -280,7 +280,7 @@ def only_text(engine, target):
 
 
 def in_process(config, asked):
-    from serve.transcriber.open import open_transcriber  # noqa: PLC0415
+    from serve.transcriber.open import open_transcriber
 
     transcriber = open_transcriber(config, start=open_tensorrt_llm)
     try:

@@ -8,13 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from serve.contract.config import RuntimeConfig, TranscriberConfig
-from serve.contract.messages import Request
+from serve.contract.config import RuntimeConfig
 from serve.native.runtime import NativeRuntime
 from serve.runtime.open import open_runtime
-from serve.speech.features import SAMPLE_RATE
-from serve.speech.languages import LANGUAGE_NAMES
-from serve.transcriber.open import open_transcriber
 from tests.runtimes import SLOTS, TRTLLM, mel_job, opener, run
 
 
@@ -42,18 +38,3 @@ def test_it_says_what_the_native_runtime_says(runtime, native_engine):
         assert ours[each.id].result == theirs[each.id].result
         found, expected = (ended[each.id].last.scores.avg_logprob for ended in (ours, theirs))
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
-
-
-def test_audio_becomes_text_through_the_whole_path(compiled):
-    """Manifest to runtime to transcriber: the same call as for a native engine."""
-    config = dataclasses.replace(
-        TRTLLM,
-        engine=str(compiled.path),
-        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5), vad="off"),
-    )
-    samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
-    with open_transcriber(config) as transcriber:
-        transcript = transcriber.transcribe(Request(samples.numpy(), sample_rate=SAMPLE_RATE))
-    assert transcript.duration == 40.0
-    assert transcript.language in LANGUAGE_NAMES
-    assert transcriber.stats().windows >= 3

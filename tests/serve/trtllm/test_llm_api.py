@@ -4,14 +4,12 @@ import dataclasses
 import json
 import multiprocessing
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 
-from serve.contract.config import TranscriberConfig, load_config
-from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.config import TranscriberConfig
 from serve.contract.errors import (
     ConfigError,
     DeviceError,
@@ -19,21 +17,15 @@ from serve.contract.errors import (
     OptionError,
     UnavailableError,
 )
-from serve.contract.messages import Request
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
-from serve.runtime.protocol import DecodingOptions
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import Window
-from serve.transcriber.active import ActiveRequest
-from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.loop import Transcriber
-from serve.transcriber.plan import Plan, plan_request
-from serve.trtllm import llm_api as trtllm_api
 from serve.trtllm import worker
+from serve.trtllm.llm_api import LlmApiExecutor, start_settings
 from tests.fake_trtllm.install import OnThread, copy_engine, install_api
-from tests.fakes import FakeRuntime, Play
 from tests.runtimes import LLM_API, run, samples_job
+from tests.serving import WAIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +67,6 @@ def opened(engine, fake):
         runtime.close()
 
 
-def test_the_stand_in_refuses_unknown_arguments(fake, engine):
-    with pytest.raises(TypeError):
-        fake.SamplingParams(max_new_tokens=3)
-    with pytest.raises(TypeError):
-        fake.KvCacheConfig(cross_kv_fraction=0.5)
-    with pytest.raises(ValueError, match="LLM got invalid argument: max_batch"):
-        fake.LLM(model=str(engine.path / "checkpoint"), max_batch=3)
-
-
 class TestRequests:
     def test_the_library_is_configured_for_whisper(self, opened, engine):
         _, llm = opened(kv_cache_fraction=0.6, cross_kv_fraction=0.7)
@@ -116,12 +99,18 @@ class TestRequests:
         assert np.array_equal(samples, made.features.numpy())
         assert params.max_tokens == 7
         assert given(params).keys() == {"max_tokens", "temperature", "logprobs", "detokenize"}
-        assert params.greedy
 
-    def test_windows_in_flight_stay_within_the_slots(self, opened, job):
-        runtime, llm = opened()
+    def test_windows_in_flight_stay_within_the_slots(self, opened, job, monkeypatch):
+        (runtime, llm), slots = opened(), LLM_API.runtime.slots
+        encode = llm.encode
+
+        def encode_when_all_wait(active):
+            wait_until(lambda: len(llm.requests) >= slots, "too few windows in flight")
+            encode(active)
+
+        monkeypatch.setattr(llm, "encode", encode_when_all_wait)
         run(runtime, [job(id, max_tokens=4) for id in range(9)])
-        assert llm.most_active == LLM_API.runtime.slots
+        assert llm.most_active == slots
         assert max(llm.encoded_together) <= LLM_API.runtime.encoder_batch + 1
 
     def test_tokens_stream_one_by_one(self, opened, job):
@@ -153,18 +142,13 @@ class TestRequests:
         runtime, llm = opened()
         for id in range(5):
             runtime.submit(job(id, max_tokens=400))
-        for _ in range(1000):
-            runtime.poll(0.01)
-            if len(llm.requests) == 5:
-                break
+        wait_until(lambda: len(llm.requests) == 5, "requests do not reach the library")
         for id in range(5):
             runtime.cancel(id)
         assert {e.job_id for e in runtime.poll(0.0) if e.finished == "cancelled"} == set(range(5))
-        for _ in range(1000):
-            time.sleep(0.01)
-            if not (llm._queue or llm._active):
-                return
-        pytest.fail("the library goes on with what nobody waits for")
+        wait_until(
+            lambda: not (llm.queue or llm.active), "the library goes on with aborted requests"
+        )
 
 
 class TestRefusals:
@@ -190,31 +174,6 @@ class TestRefusals:
         assert runtime.poll(0.0) == []
         assert llm.requests == []
 
-    def test_the_transcriber_refuses_by_name_at_once(self, opened, engine):
-        runtime = opened()[0]
-        able = runtime.capabilities
-        with pytest.raises(ConfigError, match=r"tensorrt_llm_api cannot sample; expected \[0\.0\]"):
-            Transcriber(engine, runtime, TranscriberConfig())
-        tokenizer, config = Tokenizer.open(engine), TranscriberConfig()
-        good = {"language": "en", "timestamps": False}
-        refusals = {
-            "timestamps = true": {"timestamps": True},
-            "language is not given": {"language": None},
-            "prompt is given": {"prompt": "names"},
-            "temperature = 0.4": {"temperature": 0.4},
-        }
-        for words, change in refusals.items():
-            request = Request(b"", **{**good, **change})
-            with pytest.raises(
-                OptionError, match=rf"{words}.*the runtime tensorrt_llm_api (cannot|dec)"
-            ):
-                plan_request(request, tokenizer, able, config, engine.manifest)
-        shipped = load_config("configs/large-v3-turbo-trtllm-api.toml")
-        assert shipped.transcriber.temperatures == (0.0,)
-        assert not shipped.runtime.cuda_graph  # NVIDIA tests none in FP16
-        plan = plan_request(Request(b"", **good), tokenizer, able, config, engine.manifest)
-        assert DETECT_LANGUAGE not in plan.start
-
     def test_settings_of_engines_are_refused(self, engine, fake):
         refusals = {
             r"no_speech_probe = True, but this engine is for": {"no_speech_probe": True},
@@ -225,20 +184,6 @@ class TestRefusals:
         for words, changes in refusals.items():
             with pytest.raises(ConfigError, match=words):
                 open_runtime(engine, settings(**changes))
-
-    def test_the_dispatcher_hands_out_samples_and_computes_no_log_mel(self, monkeypatch, engine):
-        monkeypatch.setattr("serve.speech.features.log_mel", None)
-        able = dataclasses.replace(FakeRuntime(lambda _: Play()).capabilities, takes="samples")
-        runtime = FakeRuntime(lambda _: Play(), able)
-        active = ActiveRequest(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
-        samples = np.arange(5, dtype=np.float32)
-        samples.flags.writeable = False
-        active.add_window(Window(0.0, samples, last=True))
-        dispatcher = Dispatcher(runtime, engine.load_mel_filters())
-        dispatcher.enqueue(active)
-        assert dispatcher.submit_windows() == []
-        assert runtime.jobs[0].features.tolist() == [0, 1, 2, 3, 4]
-        assert runtime.jobs[0].features.dtype is torch.float32
 
 
 def given(params):
@@ -286,14 +231,6 @@ class TestFailures:
         with pytest.raises(DeviceError, match="illegal memory access"):
             runtime.submit(job(2))
 
-    def test_a_library_that_takes_no_requests_is_a_device_error(self, opened, job):
-        runtime, llm = opened()
-        llm.shutdown()
-        runtime.submit(job(1))
-        with pytest.raises(DeviceError, match="LLM is shutting down"):
-            for _ in range(1000):
-                runtime.poll(0.05)
-
     def test_what_the_library_says_on_starting_reaches_the_user(self, engine, fake, monkeypatch):
         def start(self, **options):
             raise RuntimeError("CUDA out of memory")
@@ -304,38 +241,38 @@ class TestFailures:
 
     def test_polls_wait_no_longer_than_asked(self, opened, job, monkeypatch):
         runtime, llm = opened()
-        monkeypatch.setattr(llm, "_step", lambda *_: None)  # never says anything
+        monkeypatch.setattr(llm, "step", lambda *_: None)  # never says anything
         runtime.submit(job(1))
         assert runtime.poll(0.2) == []
         runtime.cancel(1)
         (event,) = runtime.poll(0.0)
         assert event.finished == "cancelled"
 
-    def test_a_library_that_does_not_stop_is_killed(self, opened, monkeypatch, caplog):
-        runtime, llm = opened()
-        monkeypatch.setattr(trtllm_api, "_STOP_S", 0.1)
-        monkeypatch.setattr(trtllm_api, "_STATUS_S", 0.1)
+    def test_a_library_that_does_not_stop_is_killed(self, engine, fake, monkeypatch, caplog):
+        executor = LlmApiExecutor(engine, settings(), stop_s=0.1)
+        llm = fake.LLM.instances[-1]
         wake, honest = threading.Event(), llm.shutdown
-        monkeypatch.setattr(llm, "shutdown", lambda: wake.wait(10) and honest())
-        runtime.close()
+        monkeypatch.setattr(llm, "shutdown", lambda: wake.wait(WAIT_S) and honest())
+        executor.close()
         assert "did not shut down within 0.1 s and is killed" in caplog.text
         wake.set()
-        assert runtime._executor._process.wait(10) == 0
+        llm.thread.join(WAIT_S)
+        assert not llm.thread.is_alive()
 
     def test_a_server_that_goes_while_the_library_loads_leaves_nothing(self, engine, fake):
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
             process = OnThread(None, theirs)
-            ours.send_bytes(json.dumps(trtllm_api._settings(engine, settings())).encode())
-        assert process.wait(30) == 0
-        assert not fake.LLM.instances[-1]._thread.is_alive()
+            ours.send_bytes(json.dumps(start_settings(engine, settings())).encode())
+        assert process.wait(WAIT_S) == 0
+        assert not fake.LLM.instances[-1].thread.is_alive()
 
     def test_closing_ends_the_thread(self, opened, job):
         runtime, llm = opened()
         runtime.submit(job(1, max_tokens=400))
         runtime.poll(0.05)
         runtime.close()
-        assert not llm._thread.is_alive()
+        assert not llm.thread.is_alive()
         assert "earshot-llm-api" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from serve.contract.codec import to_json
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.contract.errors import UnavailableError as Unavailable
@@ -104,34 +103,6 @@ def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
     with pytest.raises(OptionError, match=r"^beam_size = 2, which .*; expected 1 or 3$"):
         runtime.submit(make_job(5, beam_size=2))
     runtime.close()
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"beam_size": 2},
-        {"best_of": 2},
-        {"patience": 2.0},
-        {"length_penalty": 0.5},
-        {"repetition_penalty": 1.1},
-        {"no_repeat_ngram_size": 3},
-        {"suppress_blank": False},
-    ],
-)
-def test_a_search_that_the_library_is_not_asked_for_is_refused(opened, option):
-    runtime, executor = opened()
-    ((name, value),) = option.items()
-    with pytest.raises(
-        OptionError, match=f"^{name} = {to_json(value)}, .* tensorrt_llm .*; expected "
-    ):
-        runtime.submit(make_job(1, **option))
-    assert executor.requests == []
-
-
-def test_max_tokens_is_cut_to_the_context(opened):
-    runtime, executor = opened()
-    runtime.submit(make_job(max_tokens=1000))
-    assert executor.requests[0].max_tokens == 448 - len(TIMED)
 
 
 def test_the_encoder_batches_what_its_budget_allows(opened):
@@ -310,7 +281,7 @@ def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):
 
 
 def test_an_engine_of_another_runtime_is_refused(engine, tmp_path):
-    from serve.trtllm.executor import open_tensorrt_llm  # noqa: PLC0415
+    from serve.trtllm.executor import open_tensorrt_llm
 
     native = Engine(tmp_path, dataclasses.replace(engine.manifest, runtime="native"))
     with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):

@@ -1,15 +1,12 @@
 """The client against a scripted KServe server in this process."""
 
 import contextlib
-import queue
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -19,19 +16,14 @@ from serve.contract.errors import (
     CancelledError,
     DeadlineError,
     EarshotError,
-    OptionError,
     OverloadedError,
     RequestError,
     UnavailableError,
 )
 from serve.contract.messages import Finished, Request, SegmentReady
-from serve.supervisor.run import free_ports
-from serve.wire import client as client_module
 from serve.wire import tensors
 from serve.wire.client import Client, PendingTranscript
-from tests.serving import SEGMENT, TRANSCRIPT
-
-WAIT_S = 10
+from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S
 
 
 def reply(outputs):
@@ -118,25 +110,6 @@ def test_an_answer_arrives_whole_and_the_request_said_everything(client, script)
     assert asked.raw_input_contents == [b"\5\0\0\0audio", b"\2\0\0\0es", b"\x09\0\0\0"]
 
 
-def test_a_value_that_no_tensor_holds_is_refused_here(client, script):
-    with pytest.raises(OptionError, match="beam_size = 'five'; expected a whole number"):
-        client.transcribe(b"audio", beam_size="five")
-    with pytest.raises(OptionError, match=r"best_of = 2\.5; expected a whole number"):
-        list(client.stream(Request(audio=b"audio", best_of=2.5)))
-    assert script.asked == []
-
-
-def test_samples_are_sent_as_samples(client, script):
-    samples = np.linspace(-1, 1, 5, dtype=np.float32)
-    client.transcribe(samples, sample_rate=8_000)
-    (asked,) = script.asked
-    assert [(i.name, list(i.shape)) for i in asked.inputs] == [
-        ("SAMPLES", [5]),
-        ("SAMPLE_RATE", [1]),
-    ]
-    assert asked.raw_input_contents[0] == samples.tobytes()
-
-
 def test_a_stream_gives_segments_before_the_answer_exists(client, script):
     script.hold.clear()
     events = client.stream(Request(audio=b"audio"))
@@ -144,16 +117,6 @@ def test_a_stream_gives_segments_before_the_answer_exists(client, script):
     script.hold.set()
     assert list(events) == [Finished(TRANSCRIPT)]
     assert script.asked[0].model_name == "whisper_stream"
-
-
-def test_many_threads_share_a_client(client):
-    def one(i):
-        if i % 2:
-            return client.transcribe(b"audio")
-        return list(client.stream(Request(audio=b"audio")))[-1].transcript
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(one, range(40))) == [TRANSCRIPT] * 40
 
 
 @pytest.mark.parametrize(
@@ -179,12 +142,6 @@ def test_an_error_in_a_stream_is_raised(client, script):
     script.fail = (None, "AudioError: audio has 0 bytes")
     with pytest.raises(AudioError, match=r"^audio has 0 bytes$"):
         list(client.stream(Request(audio=b"")))
-
-
-def test_an_answer_of_another_server_is_refused(client, script):
-    del script.outputs["DURATION"]
-    with pytest.raises(EarshotError, match="holds no DURATION"):
-        client.transcribe(b"audio")
 
 
 def test_a_cancelled_call_ends_at_both_sides(client, script):
@@ -261,11 +218,11 @@ class Impatient:
     """Stands for a future whose wait ends with an error; keeps how long it was to be."""
 
     def __init__(self, error):
-        self._error = error
+        self.error = error
 
     def result(self, timeout_s):
         self.timeout_s = timeout_s
-        raise self._error
+        raise self.error
 
 
 @pytest.mark.parametrize(
@@ -279,39 +236,6 @@ def test_a_wait_that_is_given_up_cancels_the_request(interruption, error):
         pending.result()
     assert cancelled.is_set()
     assert answer.timeout_s > 4.0, "gRPC has to come first"
-
-
-@pytest.mark.parametrize("left_s", [7.0, -3.0])
-def test_a_wait_for_a_message_ends_a_little_after_the_deadline(client, left_s):
-    waits = []
-
-    def get(timeout):
-        waits.append(timeout)
-        raise queue.Empty
-
-    with pytest.raises(DeadlineError, match=f"no answer within {WAIT_S} s"):
-        client._next(SimpleNamespace(get=get), time.monotonic() + left_s)
-    (wait_s,) = waits
-    assert wait_s == pytest.approx(max(0.0, left_s) + client_module._GRACE_S, abs=0.5)
-
-
-def test_a_stream_has_the_clients_deadline(client, monkeypatch):
-    ends = []
-
-    def next_message(messages, end):
-        ends.append(end - time.monotonic())
-        return Finished(TRANSCRIPT)
-
-    monkeypatch.setattr(client, "_next", next_message)
-    list(client.stream(Request(audio=b"audio")))
-    assert ends == [pytest.approx(WAIT_S, abs=2.0)]
-
-
-def test_leaving_the_block_hangs_up(address):
-    with Client(address) as client:
-        assert client.ready()
-    with pytest.raises(ValueError, match="closed channel"):
-        client.ready()
 
 
 def test_hanging_up_ends_streams(address, script):
@@ -330,15 +254,9 @@ def test_a_server_that_says_nothing_is_told_from_none():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Client(address) as client:
-            assert client.state(0.2) == "silent"
+            assert client.state(1.0) == "silent"
     with Client(address) as client:
-        assert client.state(WAIT_S) == "absent"
-
-
-def test_no_server_is_said_with_its_address():
-    (port,) = free_ports("127.0.0.1", 1)
-    with contextlib.closing(Client(f"127.0.0.1:{port}")) as client:
-        assert client.ready() is False
+        assert client.state(WAIT_S) == "absent" and client.ready() is False
         for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):
-            with pytest.raises(UnavailableError, match=f"server at 127.0.0.1:{port}"):
+            with pytest.raises(UnavailableError, match=f"server at {address}"):
                 ask(b"audio")

@@ -17,7 +17,7 @@ from serve.wire import tensors
 from tests.fakes import CAPABILITIES, fake_engine
 from tests.serving import SEGMENT, TRANSCRIPT
 
-fixed = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+fixed = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 WORDS = st.sampled_from([b"en", b"translate", b"sing", b"", b"\xff\xfe", "Zoë".encode(), b"\0"])
 NUMBERS = {
     "FP32": st.floats(width=32),
@@ -74,7 +74,7 @@ def test_inputs_are_a_request_that_can_be_planned_or_are_refused(plan):
             ended["planned"] += 1
 
     check()
-    assert min(ended.values()) > 10, ended
+    assert min(ended.values()) > 5, ended
 
 
 JSON = (

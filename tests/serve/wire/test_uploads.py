@@ -2,15 +2,11 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
 from serve.contract.messages import AudioFile
-from serve.speech.audio import decode, whole
-from serve.speech.meter import Limits
 from serve.wire import tensors, uploads
-from tests.serving import audio_file
 
 
 @pytest.fixture
@@ -61,12 +57,3 @@ def test_what_is_let_go_takes_no_room_and_nothing_is_read_in_its_place(tmp_path)
     assert file[0:4] == b"" and len(file) == 4
     for other in others:
         other.close()
-
-
-@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
-def test_a_file_is_heard_as_its_bytes_are(tmp_path, format):
-    data = audio_file(1.0, format)
-    (tmp_path / "a").write_bytes(data)
-    file = AudioFile(os.open(tmp_path / "a", os.O_RDONLY))
-    heard = [whole(decode(audio, Limits(60.0))) for audio in (data, file)]
-    np.testing.assert_array_equal(*heard)

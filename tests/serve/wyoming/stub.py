@@ -18,14 +18,14 @@ class Stub:
 
     @contextlib.asynccontextmanager
     async def running(self):
-        server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        server = await asyncio.start_server(self.take, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
             server.close()
 
-    async def _take(self, reader, writer):
+    async def take(self, reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             size = int(head.lower().split("content-length: ")[1].split("\r\n")[0])

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import io
 import wave
+from types import SimpleNamespace
 
 import pytest
 from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
-from wyoming.event import Event
+from wyoming.event import Event, async_read_event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 
@@ -20,8 +23,8 @@ from serve.wyoming.bridge import Bridge
 from serve.wyoming.session import Settings
 from serve.wyoming.upstream import Upstream
 from tests.serve.wyoming.stub import Stub
+from tests.serving import WAIT_S
 
-WAIT_S = 20.0
 FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 SOUND = bytes(range(256)) * 125  # a second
 
@@ -35,24 +38,40 @@ class House:
     def client(self):
         return AsyncTcpClient("127.0.0.1", self.port, read_timeout=WAIT_S)
 
+    @contextlib.asynccontextmanager
+    async def raw(self, sent):
+        """A client that sends these bytes and then reads events."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        yield SimpleNamespace(read_event=lambda: async_read_event(reader))
+        writer.close()
 
-def in_house(test, **settings):
-    """Run a coroutine of a house; its bridge ends with nobody left in it."""
 
-    async def run():
-        async with Stub().running() as stub:
-            key, timeout_s = settings.pop("key", ""), settings.pop("timeout_s", WAIT_S)
-            upstream = Upstream(settings.pop("url", stub.url), key, timeout_s)
-            given = {"languages": ("en", "es"), "language": None, "idle_s": WAIT_S, **settings}
-            bridge = Bridge(Settings(upstream, **given))
-            house = House(stub, bridge, await bridge.start("127.0.0.1", 0))
-            try:
-                await test(house)
-            finally:
-                await bridge.stop(WAIT_S)
-            assert not bridge._sessions
+def in_house(**settings):
+    """Make a test of a coroutine that gets a house, whose bridge has these settings."""
 
-    asyncio.run(run())
+    def decorate(test):
+        async def run(given):
+            async with Stub().running() as stub:
+                key, timeout_s = settings.get("key", ""), settings.get("timeout_s", WAIT_S)
+                upstream = Upstream(settings.get("url", stub.url), key, timeout_s)
+                known = {"languages": ("en", "es"), "language": settings.get("language")}
+                bridge = Bridge(Settings(upstream, **known, idle_s=settings.get("idle_s", WAIT_S)))
+                house = House(stub, bridge, await bridge.start("127.0.0.1", 0))
+                try:
+                    await test(house, **given)
+                finally:
+                    await bridge.stop(WAIT_S)
+
+        @functools.wraps(test)
+        def made(**given):
+            asyncio.run(run(given))
+
+        _, *others = inspect.signature(test).parameters.values()
+        made.__signature__ = inspect.Signature(others)
+        return made
+
+    return decorate
 
 
 async def say(client, *events):
@@ -95,97 +114,79 @@ def form_of(body):
     return found
 
 
-def test_home_assistant_describes_and_transcribes():
-    async def test(house):
-        async with house.client() as client:
-            await say(client, Describe())
-            (program,) = (await hear(client, Info)).asr
-            assert (program.name, program.installed) == ("Earshot", True)
-            assert [(model.name, model.languages) for model in program.models] == [
-                ("nano", ["en", "es"])
-            ]
-        async with house.client() as client:
-            await say(client, Transcribe(language="en"), *spoken())
-            transcript = await hear(client, Transcript)
-        assert (transcript.text, transcript.language) == ("Turn on the light.", "en")
-        head, body = house.stub.asked[-1]
-        assert head.startswith("POST /v1/audio/transcriptions HTTP/1.1")
-        form = form_of(body)
-        (file,) = form.pop("file")
-        assert form == {"response_format": [b"verbose_json"], "language": [b"en"]}
-        with wave.open(io.BytesIO(file)) as audio:
-            assert audio.getparams()[:4] == (1, 2, 16_000, 16_000)
-            assert audio.readframes(16_000) == SOUND
-
-    in_house(test)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize("channels, rate", [(1, 8_000), (2, 48_000)])
-def test_samples_of_any_kind(width, channels, rate):
-    async def test(house):
-        format = {"rate": rate, "width": width, "channels": channels}
-        sound = bytes(width * channels * 1000)
-        async with house.client() as client:
-            await say(client, *spoken(sound, format))
-            await hear(client, Transcript)
-        (file,) = form_of(house.stub.asked[-1][1])["file"]
-        with wave.open(io.BytesIO(file)) as audio:
-            assert audio.getparams()[:4] == (channels, width, rate, 1000)
-
-    in_house(test)
+@in_house(key="earshot_x")
+async def test_home_assistant_describes_and_transcribes(house):
+    async with house.client() as client:
+        await say(client, Describe())
+        (program,) = (await hear(client, Info)).asr
+        assert (program.name, program.installed) == ("Earshot", True)
+        assert [(model.name, model.languages) for model in program.models] == [
+            ("nano", ["en", "es"])
+        ]
+    async with house.client() as client:
+        await say(client, Transcribe(language="en"), *spoken())
+        transcript = await hear(client, Transcript)
+    assert (transcript.text, transcript.language) == ("Turn on the light.", "en")
+    head, body = house.stub.asked[-1]
+    assert head.startswith("POST /v1/audio/transcriptions HTTP/1.1")
+    assert "\r\nAuthorization: Bearer earshot_x\r\n" in head
+    form = form_of(body)
+    (file,) = form.pop("file")
+    assert form == {"response_format": [b"verbose_json"], "language": [b"en"]}
+    with wave.open(io.BytesIO(file)) as audio:
+        assert audio.getparams()[:4] == (1, 2, 16_000, 16_000)
+        assert audio.readframes(16_000) == SOUND
 
 
-def test_several_utterances_of_a_connection_and_what_each_asks_for():
-    async def test(house):
-        async with house.client() as client:
-            asked = Transcribe(
-                name="nano", language="de-DE", transcript_names=["Zoë"], transcript_terms=["sofa"]
-            )
-            await say(client, Ping("a"), asked, Event("unheard-of", {"x": 1}, b"y"), *spoken())
-            assert (await hear(client, Pong)).text == "a"
-            await hear(client, Transcript)
-            chunk = AudioChunk(**FORMAT, audio=SOUND)  # without audio-start
-            await say(client, chunk, AudioStop(), Ping("b"))
-            await hear(client, Transcript)
-            assert (await hear(client, Pong)).text == "b"
-        first, second = (form_of(body) for _, body in house.stub.asked)
-        assert (first["model"], first["language"]) == ([b"nano"], [b"de-DE"])
-        assert first["keywords[]"] == ["Zoë".encode(), b"sofa"]
-        assert second.keys() == {"response_format", "language", "file"}
-        assert second["language"] == [b"es"]
-
-    in_house(test, language="es")
+@pytest.mark.parametrize(
+    "width, channels, rate", [(1, 1, 8_000), (2, 2, 48_000), (3, 1, 48_000), (4, 2, 8_000)]
+)
+@in_house()
+async def test_samples_of_any_kind(house, width, channels, rate):
+    format = {"rate": rate, "width": width, "channels": channels}
+    sound = bytes(width * channels * 1000)
+    async with house.client() as client:
+        await say(client, *spoken(sound, format))
+        await hear(client, Transcript)
+    (file,) = form_of(house.stub.asked[-1][1])["file"]
+    with wave.open(io.BytesIO(file)) as audio:
+        assert audio.getparams()[:4] == (channels, width, rate, 1000)
 
 
-def test_who_says_nothing_is_told_so():
-    async def test(house):
-        async with house.client() as client:
-            await say(client, AudioStart(**FORMAT), AudioStop())
-            assert (await hear(client, Transcript)).text == ""
-        assert house.stub.asked == []
+@in_house(language="es")
+async def test_several_utterances_of_a_connection_and_what_each_asks_for(house):
+    async with house.client() as client:
+        asked = Transcribe(
+            name="nano", language="de-DE", transcript_names=["Zoë"], transcript_terms=["sofa"]
+        )
+        await say(client, Ping("a"), asked, Event("unheard-of", {"x": 1}, b"y"), *spoken())
+        assert (await hear(client, Pong)).text == "a"
+        await hear(client, Transcript)
+        chunk = AudioChunk(**FORMAT, audio=SOUND)  # without audio-start
+        await say(client, chunk, AudioStop(), Ping("b"))
+        await hear(client, Transcript)
+        assert (await hear(client, Pong)).text == "b"
+    first, second = (form_of(body) for _, body in house.stub.asked)
+    assert (first["model"], first["language"]) == ([b"nano"], [b"de-DE"])
+    assert first["keywords[]"] == ["Zoë".encode(), b"sofa"]
+    assert second.keys() == {"response_format", "language", "file"}
+    assert second["language"] == [b"es"]
 
-    in_house(test)
+
+@in_house()
+async def test_who_says_nothing_is_told_so(house):
+    async with house.client() as client:
+        await say(client, AudioStart(**FORMAT), AudioStop())
+        assert (await hear(client, Transcript)).text == ""
+    assert house.stub.asked == []
 
 
-def test_the_key_is_shown():
-    async def test(house):
-        async with house.client() as client:
-            await say(client, Describe())
-            await hear(client, Info)
-        assert "\r\nAuthorization: Bearer earshot_x\r\n" in house.stub.asked[0][0]
-
-    in_house(test, key="earshot_x")
-
-
-def test_an_unknown_language_of_a_transcript_is_left_out():
-    async def test(house):
-        house.stub.answer = (200, {"text": "", "language": "unknown", "duration": 1})
-        async with house.client() as client:
-            await say(client, *spoken())
-            assert (await hear(client, Transcript)).language is None
-
-    in_house(test)
+@in_house()
+async def test_an_unknown_language_of_a_transcript_is_left_out(house):
+    house.stub.answer = (200, {"text": "", "language": "unknown", "duration": 1})
+    async with house.client() as client:
+        await say(client, *spoken())
+        assert (await hear(client, Transcript)).language is None
 
 
 # ---------------------------------------------------------------- faults
@@ -197,174 +198,134 @@ def test_an_unknown_language_of_a_transcript_is_left_out():
         ((401, {"error": {"message": "no API key"}}), "no API key", "UNAUTHENTICATED"),
         ((400, {"error": {"message": "language = 'x'"}}), "language = 'x'", "INVALID_ARGUMENT"),
         ((503, {"error": {"message": "it drains"}}), "it drains", "UNAVAILABLE"),
-        ((404, {"detail": "Not Found"}), "answered with status 404", "INVALID_ARGUMENT"),
         ((500, "oops"), "answered with status 500", "INTERNAL"),
         ((200, {"transcription": "x"}), "text is missing", "UNAVAILABLE"),
-        ((200, [1]), "the server's answer holds [1]; expected", "UNAVAILABLE"),
         (b"", "hung up without an answer", "UNAVAILABLE"),
         (b"220 mail.example.org ESMTP\r\n", "did not answer as HTTP", "UNAVAILABLE"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "did not answer", "UNAVAILABLE"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 2**23, "did not answer", "UNAVAILABLE"),
     ],
 )
-def test_what_the_server_refuses_is_told_and_ends_the_connection(answer, words, code):
-    async def test(house):
-        house.stub.answer = answer
+@in_house()
+async def test_what_the_server_refuses_is_told_and_ends_the_connection(house, answer, words, code):
+    house.stub.answer = answer
+    async with house.client() as client:
+        await say(client, *spoken())
+        assert (await refused(client, words)).code == code
+
+
+@in_house(url="http://127.0.0.1:9")
+async def test_no_server(house):
+    for begin in ((Describe(),), spoken()):
         async with house.client() as client:
-            await say(client, *spoken())
-            assert (await refused(client, words)).code == code
-
-    in_house(test)
+            await say(client, *begin)
+            await refused(client, "http://127.0.0.1:9 cannot be reached: ")
 
 
-def test_no_server():
-    async def test(house):
-        for begin in ((Describe(),), spoken()):
-            async with house.client() as client:
-                await say(client, *begin)
-                await refused(client, "http://127.0.0.1:9 cannot be reached: ")
-
-    in_house(test, url="http://127.0.0.1:9")
+@in_house(timeout_s=0.2)
+async def test_a_server_that_never_answers(house):
+    house.stub.answer = None
+    async with house.client() as client:
+        await say(client, *spoken())
+        await refused(client, "has not answered in 0.2 s")
 
 
-def test_a_server_that_never_answers():
-    async def test(house):
-        house.stub.answer = None
-        async with house.client() as client:
-            await say(client, *spoken())
-            await refused(client, "has not answered in 0.2 s")
-
-    in_house(test, timeout_s=0.2)
-
-
-def test_who_goes_is_not_transcribed_any_more():
-    async def test(house):
-        house.stub.answer = None
-        async with house.client() as client:
-            await say(client, *spoken())
-            while not house.stub.asked:
-                await asyncio.sleep(0.005)
-        async with asyncio.timeout(WAIT_S):
-            await house.stub.left.wait()
-
-    in_house(test)
+@in_house()
+async def test_who_goes_is_not_transcribed_any_more(house):
+    house.stub.answer = None
+    async with house.client() as client:
+        await say(client, *spoken())
+        while not house.stub.asked:
+            await asyncio.sleep(0.005)
+    async with asyncio.timeout(WAIT_S):
+        await house.stub.left.wait()
 
 
 FAULTS = {
     "no JSON": (b"GET / HTTP/1.1\r\n\r\n", "an event is not JSON"),
     "no object": (b"7\n", "an event holds 7; expected a table"),
-    "no type": (b"{}\n", "an event: type is missing"),
     "long line": (b"x" * 2**17, "line is longer than 65536 bytes"),
     "much data": (b'{"type":"ping","data_length":65537}\n', "data_length = 65537; expected at"),
-    "no data": (b'{"type":"ping","data_length":2}\n[]', "data of ping holds []; expected a table"),
     "payload": (b'{"type":"x","payload_length":1048577}\n', "expected at most 1048576"),
-    "negative": (b'{"type":"x","payload_length":-1}\n', "payload_length = -1; expected at least 0"),
-    "ping": (b'{"type":"ping","data":{"text":1}}\n', "ping: text = 1; expected text"),
     "no rate": (b'{"type":"audio-start","data":{"width":2,"channels":1}}\n', "rate is missing"),
     "width": (
         b'{"type":"audio-start","data":{"rate":16000,"width":5,"channels":1}}\n',
         "audio-start: width = 5; expected 1, 2, 3 or 4",
-    ),
-    "rate": (
-        b'{"type":"audio-start","data":{"rate":0,"width":2,"channels":1}}\n',
-        "audio-start: rate = 0; expected at least 1000",
     ),
     "stop": (b'{"type":"audio-stop"}\n', "audio-stop came without audio"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_no_event_is_told_and_ends_the_connection(fault):
-    async def test(house):
-        sent, words = FAULTS[fault]
-        async with house.client() as client:
-            client._writer.write(sent)
-            assert (await refused(client, words)).code == "INVALID_ARGUMENT"
-
-    in_house(test)
+@in_house()
+async def test_what_is_no_event_is_told_and_ends_the_connection(house, fault):
+    sent, words = FAULTS[fault]
+    async with house.raw(sent) as client:
+        assert (await refused(client, words)).code == "INVALID_ARGUMENT"
 
 
-def test_who_still_speaks_can_read_why_nobody_listens():
-    async def test(house):
-        async with house.client() as client:
-            await say(client, AudioStop())
-            for _ in range(100):
-                await say(client, AudioChunk(**FORMAT, audio=SOUND))
-            await refused(client, "audio-stop came without audio")
-
-    in_house(test)
+@in_house()
+async def test_who_still_speaks_can_read_why_nobody_listens(house):
+    async with house.client() as client:
+        await say(client, AudioStop())
+        for _ in range(100):
+            await say(client, AudioChunk(**FORMAT, audio=SOUND))
+        await refused(client, "audio-stop came without audio")
 
 
-def test_audio_of_two_formats():
-    async def test(house):
-        async with house.client() as client:
-            other = AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND)
-            await say(client, AudioStart(**FORMAT), other)
-            await refused(client, "expected the same")
-
-    in_house(test)
-
-
-def test_audio_that_ends_within_a_sample():
-    async def test(house):
-        async with house.client() as client:
-            await say(client, AudioStart(**FORMAT), AudioChunk(**FORMAT, audio=b"abc"), AudioStop())
-            await refused(client, "the audio has 3 bytes; expected a multiple of 2")
-
-    in_house(test)
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "expected the same"),
+        (AudioChunk(**FORMAT, audio=b"abc"), "the audio has 3 bytes; expected a multiple of 2"),
+    ],
+)
+@in_house()
+async def test_audio_of_two_formats_or_of_half_a_sample(house, chunk, words):
+    async with house.client() as client:
+        await say(client, AudioStart(**FORMAT), chunk, AudioStop())
+        await refused(client, words)
 
 
 @pytest.mark.parametrize("limit, value", [("MAX_S", 0.5), ("MAX_BYTES", 10_000)])
-def test_an_utterance_without_an_end(monkeypatch, limit, value):
+@in_house()
+async def test_an_utterance_without_an_end(house, monkeypatch, limit, value):
     monkeypatch.setattr(utterance, limit, value)
-
-    async def test(house):
-        async with house.client() as client:
-            await say(client, AudioStart(**FORMAT), AudioChunk(**FORMAT, audio=SOUND))
-            await refused(client, "before audio-stop")
-
-    in_house(test)
+    async with house.client() as client:
+        await say(client, AudioStart(**FORMAT), AudioChunk(**FORMAT, audio=SOUND))
+        await refused(client, "before audio-stop")
 
 
-def test_who_is_silent_makes_room():
-    async def test(house):
-        async with house.client() as client:
-            client._writer.write(b'{"type": "pi')
-            await refused(client, "no whole event in 0.2 s")
-
-    in_house(test, idle_s=0.2)
+@in_house(idle_s=0.2)
+async def test_who_is_silent_makes_room(house):
+    async with house.raw(b'{"type": "pi') as client:
+        await refused(client, "no whole event in 0.2 s")
 
 
-def test_a_crowd(monkeypatch):
+@in_house()
+async def test_a_crowd(house, monkeypatch):
     monkeypatch.setattr(bridges, "MAX_CONNECTIONS", 1)
-
-    async def test(house):
-        async with house.client() as first:
-            await say(first, Ping("x"))
-            await hear(first, Pong)
-            async with house.client() as second:
-                await refused(second, "1 connections are open")
-            await say(first, *spoken())
-            await hear(first, Transcript)
-
-    in_house(test)
+    async with house.client() as first:
+        await say(first, Ping("x"))
+        await hear(first, Pong)
+        async with house.client() as second:
+            await refused(second, "1 connections are open")
+        await say(first, *spoken())
+        await hear(first, Transcript)
 
 
-def test_at_the_end_what_is_being_said_becomes_text():
-    async def test(house):
-        async with house.client() as idle, house.client() as busy:
-            first, *rest = spoken()
-            await say(idle, Ping("x"))
-            await say(busy, first, Ping("x"))
-            await hear(idle, Pong)
-            await hear(busy, Pong)
-            ending = asyncio.create_task(house.bridge.stop(WAIT_S))
-            assert await idle.read_event() is None
-            await say(busy, *rest)
-            await hear(busy, Transcript)
-            assert await busy.read_event() is None
-            await ending
-            with pytest.raises(ConnectionError):
-                await house.client().connect()
-
-    in_house(test)
+@in_house()
+async def test_at_the_end_what_is_being_said_becomes_text(house):
+    async with house.client() as idle, house.client() as busy:
+        first, *rest = spoken()
+        await say(idle, Ping("x"))
+        await say(busy, first, Ping("x"))
+        await hear(idle, Pong)
+        await hear(busy, Pong)
+        ending = asyncio.create_task(house.bridge.stop(WAIT_S))
+        assert await idle.read_event() is None
+        await say(busy, *rest)
+        await hear(busy, Transcript)
+        assert await busy.read_event() is None
+        await ending
+        with pytest.raises(ConnectionError):
+            await house.client().connect()

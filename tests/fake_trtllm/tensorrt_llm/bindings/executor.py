@@ -40,16 +40,16 @@ class Vector:
     """A C++ vector as the bindings show it where they do not copy it into a list."""
 
     def __init__(self, items):
-        self._items = list(items)
+        self.items = list(items)
 
     def __len__(self):
-        return len(self._items)
+        return len(self.items)
 
     def __getitem__(self, index):
-        return Vector(self._items[index]) if isinstance(index, slice) else self._items[index]
+        return Vector(self.items[index]) if isinstance(index, slice) else self.items[index]
 
     def __iter__(self):
-        return iter(self._items)
+        return iter(self.items)
 
     __hash__ = None
 
@@ -100,37 +100,22 @@ class Request(Bound):
 
 @dataclasses.dataclass
 class Result:
-    is_final: bool = False
-    output_token_ids: list = dataclasses.field(default_factory=list)
+    is_final: bool
+    output_token_ids: list
+    finish_reasons: list
     cum_log_probs: list | None = None
-    log_probs: list | None = None
-    context_logits: torch.Tensor | None = None
     generation_logits: torch.Tensor | None = None
-    encoder_output: torch.Tensor | None = None
-    finish_reasons: list = dataclasses.field(default_factory=list)
-    sequence_index: int = 0
-    is_sequence_final: bool = False
-    decoding_iter: int = 0
-    request_perf_metrics: object = None
 
 
+@dataclasses.dataclass
 class Response:
-    def __init__(self, request_id, error_msg=None, result=None, client_id=None):
-        self.request_id, self.client_id = request_id, client_id
-        self._error_msg, self._result = error_msg, result
+    request_id: int
+    error_msg: str | None = None
+    result: Result | None = None
+    client_id: int | None = None
 
     def has_error(self):
-        return self._error_msg is not None
-
-    @property
-    def error_msg(self):
-        return self._error_msg
-
-    @property
-    def result(self):
-        if self.has_error():
-            raise RuntimeError("Cannot get the result of a response with an error")
-        return self._result
+        return self.error_msg is not None
 
 
 @dataclasses.dataclass
@@ -171,7 +156,7 @@ class Executor:
         if executor_config.kv_cache_config.cross_kv_cache_fraction is None:
             raise RuntimeError("Must set crossKvCacheFraction for encoder-decoder model")
         self.config = executor_config
-        halves = [self._open(path) for path in (encoder_model_path, decoder_model_path)]
+        halves = [self.open(path) for path in (encoder_model_path, decoder_model_path)]
         self.encoder_build, self.build = (build for build, _, _ in halves)
         self.network = PlainWhisper(*((config, tensors) for _, config, tensors in halves))
         self.vocab = halves[1][1]["vocab_size"]
@@ -193,12 +178,12 @@ class Executor:
         self.stats: list[IterationStats] = []
         self.encoded_together: list[int] = []
         self.broken = ""
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self.running = True
         Executor.instances.append(self)
 
     @staticmethod
-    def _open(path):
+    def open(path):
         config = json.loads((Path(path) / "config.json").read_text())
         tensors = load_file(Path(path) / "rank0.engine")
         return config["build_config"], config["pretrained_config"], tensors
@@ -210,16 +195,16 @@ class Executor:
         facts.bind("Executor.enqueue_request", (request,), {})
         if not self.running:
             raise RuntimeError("executor is shut down")
-        request_id = next(self._ids)
+        request_id = next(self.ids)
         self.requests.append(request)
-        error = self._refusal(request)
+        error = self.refusal(request)
         if error:
             self.responses.append(Response(request_id, error))
         else:
             self.queue[request_id] = Active(request)
         return request_id
 
-    def _refusal(self, request):
+    def refusal(self, request):
         features, prompt = request.encoder_input_features, len(request.input_token_ids)
         if features is None or features.ndim != 2:
             return "encoder input features must be [length, featureDim]"
@@ -262,7 +247,7 @@ class Executor:
         if self.broken:
             raise RuntimeError(self.broken)
         if not self.responses and (self.queue or self.active):
-            self._step()
+            self.step()
         elif not self.responses and timeout is not None:
             time.sleep(min(timeout.total_seconds(), 0.001))
         responses, self.responses = self.responses, []
@@ -285,7 +270,7 @@ class Executor:
 
     # ------------------------------------------------------------------ the stand-in's own work
 
-    def _step(self):
+    def step(self):
         began = time.perf_counter()
         limit = self.config.max_batch_size or self.build["max_batch_size"]
         budget, fresh = self.encoder_build["max_num_tokens"], 0
@@ -294,35 +279,35 @@ class Executor:
             budget -= self.queue[request_id].request.encoder_output_length
             if budget < 0:
                 break
-            self._start(request_id, self.queue.pop(request_id))
+            self.start(request_id, self.queue.pop(request_id))
             fresh += 1
         if fresh:
             self.encoded_together.append(fresh)
         with torch.inference_mode():
-            logits = {id: self._logits(active) for id, active in self.active.items()}
-            self._post_process(logits)
+            logits = {id: self.logits_of(active) for id, active in self.active.items()}
+            self.post_process(logits)
             for request_id, row in logits.items():
-                self._sample(request_id, self.active[request_id], row.reshape(-1).float())
+                self.sample(request_id, self.active[request_id], row.reshape(-1).float())
         count = len(logits)
         latency_ms = 1000 * (time.perf_counter() - began)
         batch = InflightBatchingStats(count, fresh, count - fresh)
         self.stats.append(IterationStats(len(self.stats), latency_ms, count, batch))
 
-    def _start(self, request_id, active):
+    def start(self, request_id, active):
         with torch.inference_mode():
             encoded = self.network.encode(active.request.encoder_input_features[None])
             active.cross = self.network.cross(encoded)
         active.generator = torch.Generator().manual_seed(active.request.sampling_config.seed or 0)
         self.active[request_id] = active
 
-    def _logits(self, active):
+    def logits_of(self, active):
         tokens = torch.tensor([active.request.input_token_ids + active.tokens])
         logits = self.network.logits(tokens, active.cross)[:, -1:].half()
         if active.request.output_config.return_generation_logits:
             active.logits.append(logits[0, 0].clone())
         return logits  # (1, beams, vocab)
 
-    def _post_process(self, logits):
+    def post_process(self, logits):
         asked = {
             id: self.active[id].request
             for id in logits
@@ -345,7 +330,7 @@ class Executor:
             [request.client_id for request in asked.values()],
         )
 
-    def _sample(self, request_id, active, row):
+    def sample(self, request_id, active, row):
         request, sampling = active.request, active.request.sampling_config
         if request.embedding_bias is not None:
             row = row + request.embedding_bias.half().float()  # the logits' type
@@ -364,9 +349,9 @@ class Executor:
             active.tokens.append(token)
             if len(active.tokens) == request.max_tokens:
                 reason = FinishReason.LENGTH
-        self._respond(request_id, active, reason)
+        self.respond(request_id, active, reason)
 
-    def _respond(self, request_id, active, reason):
+    def respond(self, request_id, active, reason):
         request, final = active.request, reason is not FinishReason.NOT_FINISHED
         if not final and not request.streaming:
             return
@@ -378,7 +363,6 @@ class Executor:
         result = Result(is_final=final, output_token_ids=[tokens], finish_reasons=[reason])
         if request.output_config.return_log_probs:
             result.cum_log_probs = [math.fsum(active.logprobs)]
-            result.log_probs = [list(active.logprobs)]
         if active.logits and final:
             result.generation_logits = torch.stack(active.logits)[None]  # (beams, tokens, vocab)
         if final:

@@ -36,11 +36,6 @@ def test_the_last_word_waits_for_it_may_be_the_beginning_of_another():
     ]
 
 
-def test_one_hypothesis_becomes_final_at_the_end():
-    assert run("Thank you.") == ["", " Thank you."]
-    assert run() == [""]
-
-
 def test_case_and_marks_do_not_keep_words_apart_and_the_later_ones_stand():
     assert run("the gate. But", "The gate, but it") == ["", " The gate, but", " it"]
 
@@ -50,16 +45,6 @@ def test_the_mark_behind_the_last_final_word_waits_for_the_next_word():
         *("", " Hello", "", ", world"),
         "! It",
     ]
-
-
-def test_final_words_stay_whatever_is_heard_later():
-    found = run("a b c", "a b c d", "a x c d e", "a x c d e f", "nothing of it")
-    assert found[:4] == ["", " a b c", " d", " e"]
-
-
-def test_a_word_that_is_said_twice_is_final_twice():
-    said = ("no no no", "no no no no", "no no no no no", "no no no no no")
-    assert "".join(run(*said)) == " no no no no no"
 
 
 def test_words_are_found_by_their_text_where_times_slip():
@@ -119,6 +104,7 @@ def test_words_of_one_character_and_marks_alone_are_words():
 words = strategies.lists(strategies.sampled_from(["a", "b,", "C", "d.", "-"]), max_size=8)
 
 
+@hypothesis.settings(derandomize=True, deadline=None, database=None)
 @hypothesis.given(strategies.lists(words, max_size=6))
 def test_what_is_final_is_told_once_and_in_order(hypotheses):
     agreement = Agreement()

@@ -31,11 +31,18 @@ PATH = "/v1/realtime/client_secrets"
 @pytest.fixture
 def keys(tmp_path, monkeypatch):
     """A file of two keys, and these."""
-    monkeypatch.setattr("serve.gateway.callers._LOOK_S", 0.0)
+    monkeypatch.setattr("serve.gateway.callers.LOOK_S", 0.0)
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("alice", "bob")}
     for name, key in keys.items():
         add_key(path, name, {"sha256": hash_of(key)})
     return path, keys
+
+
+@pytest.fixture
+def keyed(start, keys):
+    """A gateway with these, their file, and they."""
+    path, named = keys
+    return start(live=LIVE, keys_file=str(path)), path, named
 
 
 @pytest.fixture
@@ -71,10 +78,9 @@ def refused_at(running, secret):
 
 
 def test_openais_client_makes_one_and_a_browser_opens_a_session_with_it(
-    start, loud_is_speech, keys, client_of, caplog
+    loud_is_speech, keyed, client_of, caplog
 ):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create(
         session=SESSION, expires_after={"anchor": "created_at", "seconds": 60}
     )
@@ -102,17 +108,6 @@ def test_openais_client_makes_one_and_a_browser_opens_a_session_with_it(
         assert input["transcription"]["prompt"] == "one two three four five"
 
 
-def test_openais_client_opens_a_session_with_one(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
-    made = client_of(running, named["alice"]).realtime.client_secrets.create()
-    connected = client_of(running, made.value).realtime.connect(
-        extra_query={"intent": "transcription"}
-    )
-    with connected as connection:
-        assert connection.recv().session.audio.input.turn_detection.type == "server_vad"
-
-
 def test_without_keys_anybody_may_have_one(running, loud_is_speech, client_of):
     made = client_of(running).realtime.client_secrets.create(session={"type": "transcription"})
     assert 590 < made.expires_at - time.time() <= 601
@@ -122,9 +117,8 @@ def test_without_keys_anybody_may_have_one(running, loud_is_speech, client_of):
     assert (status, "none of this server's" in message) == (401, True)
 
 
-def test_it_opens_sessions_and_nothing_else(start, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_it_opens_sessions_and_nothing_else(keyed, client_of):
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create()
     browser = client_of(running, made.value)
     for ask in (
@@ -138,9 +132,8 @@ def test_it_opens_sessions_and_nothing_else(start, keys, client_of):
         client_of(running, "no").realtime.client_secrets.create()
 
 
-def test_it_ends_with_its_key(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_it_ends_with_its_key(loud_is_speech, keyed, client_of):
+    running, path, named = keyed
     made = {
         name: client_of(running, key).realtime.client_secrets.create().value
         for name, key in named.items()
@@ -161,9 +154,8 @@ def test_it_ends_with_its_key(start, loud_is_speech, keys, client_of):
     assert refused_at(running, made["alice"])[0] == 401, "another key of the same name"
 
 
-def test_a_session_goes_on_after_it_has_expired(start, loud_is_speech, keys, client_of):
-    path, named = keys
-    running = start(live=LIVE, keys_file=str(path))
+def test_a_session_goes_on_after_it_has_expired(loud_is_speech, keyed, client_of):
+    running, _, named = keyed
     made = client_of(running, named["alice"]).realtime.client_secrets.create(session=SESSION)
     with connect(url(running), **offered(made.value)) as socket:
         client = Talk(socket)
@@ -194,15 +186,9 @@ def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
     ("body", "param", "message"),
     [
         ({"expires_after": {"seconds": 9}}, "expires_after.seconds", "at least 10"),
-        ({"expires_after": {"seconds": 7201}}, "expires_after.seconds", "at most 7200"),
         ({"expires_after": {"anchor": "now"}}, "expires_after.anchor", "created_at"),
         ({"session": {"type": "realtime"}}, "session.type", "transcribes and does not speak"),
         ({"session": 3}, "session", "session = 3"),
-        (
-            {"session": {"audio": {"input": {"turn_detection": {"threshold": 2}}}}},
-            "session.audio.input.turn_detection.threshold",
-            "at most 1",
-        ),
         (
             {"session": {"audio": {"input": {"transcription": {"model": "gpt-9"}}}}},
             "session.audio.input.transcription.model",
@@ -214,12 +200,6 @@ def test_what_is_wrong_is_refused_by_its_name(running, client_of, body, param, m
     with pytest.raises(BadRequestError, match=message) as refused:
         client_of(running).realtime.client_secrets.create(**body)
     assert refused.value.param == param
-
-
-@pytest.mark.parametrize("body", [b"[]", b"{", b"\xff"])
-def test_a_body_that_is_no_object_is_refused(running, body):
-    status, _, answer = running.ask("POST", PATH, body)
-    assert status == 400 and b"the body is" in answer
 
 
 def test_a_body_may_be_empty_and_hold_what_is_unknown(running):

@@ -5,11 +5,9 @@ import base64
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -28,7 +26,6 @@ from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 
-ROOT = Path(__file__).parents[4]
 SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
 
 
@@ -55,6 +52,9 @@ def test_an_utterance_becomes_text_word_by_word(talk):
     assert done["usage"]["seconds"] == pytest.approx((end_ms - begin_ms) / 1000, abs=0.04)
     assert by_type["committed"]["previous_item_id"] is None
     assert by_type["done"]["item"]["id"] == item
+    page = client.running.page()
+    assert "earshot_live_word_seconds_count 4.0" in page and "earshot_live_streams 1.0" in page
+    assert 'earshot_live_updates_total{outcome="ok"}' in page
 
 
 def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
@@ -200,19 +200,6 @@ def test_openais_own_client_transcribes(start, loud_is_speech):
     client.close()
 
 
-def test_what_has_no_effect_is_told_and_the_session_goes_on(talk):
-    client = talk(noise_reduction={"type": "far_field"}, turn_detection={"type": "semantic_vad"})
-    updated = client.events[-1]
-    assert updated["session"]["audio"]["input"]["turn_detection"]["type"] == "server_vad"
-    assert [one["param"].rpartition(".")[2] for one in updated["warnings"]] == [
-        *("noise_reduction", "type"),
-    ]
-    client.audio(SPEECH + QUIET)
-    assert client.until(".completed")["transcript"] == "one two three four"
-    client.set(transcription={"language": "en"})
-    assert "warnings" not in client.until("session.updated")
-
-
 def test_a_client_of_the_beta_transcribes_audio_of_16_khz(start, loud_is_speech):
     running = start(live=LIVE)
     url = f"ws://{running.http}/v1/realtime?intent=transcription"
@@ -299,14 +286,6 @@ def test_text_that_is_none_ends_the_session_and_leaves_no_trace(talk, caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_a_message_that_is_too_large_ends_the_session(talk):
-    client = talk()
-    with pytest.raises(ConnectionClosed):
-        client.audio(bytes(13 * 2**20))
-        client.next()
-    talk(client.running)
-
-
 @pytest.mark.parametrize(
     ("prompt", "kind"),
     [("error:OptionError: no", "invalid_request"), ("error:INTERNAL EarshotError: boom", "server")],
@@ -332,7 +311,7 @@ def grows(items):
 
 
 def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monkeypatch):
-    monkeypatch.setattr("serve.gateway.listen._PING_S", 0.2)
+    monkeypatch.setattr("serve.gateway.listen.PING_S", 0.2)
     client = talk(prompt="wait")
     pushed = []
 
@@ -365,24 +344,6 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     assert "earshot_live_streams 0.0" in client.running.page()
 
 
-def test_pings_of_a_client_that_takes_nothing_are_not_kept(start, loud_is_speech, monkeypatch):
-    monkeypatch.setattr("serve.gateway.protocols.MAX_CONTROLS", 10**9)
-    running = start(live=LIVE)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.sendall(
-            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        assert client.recv(12) == b"HTTP/1.1 101"
-        ping = bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + bytes(125)
-        for _ in range(16):
-            client.sendall(ping * 1000)
-        (connection,) = running.gateway._http[0].server_state.connections
-        assert connection.transport.get_write_buffer_size() < 2**20
-
-
 def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
     async def arrive():
         arrivals = Arrivals(0.0)
@@ -390,8 +351,12 @@ def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
             arrivals.note(count, count / 16_000)
         return arrivals
 
-    arrivals = asyncio.run(arrive())
-    assert len(arrivals._known) < 10_000
+    tracemalloc.start()
+    try:
+        arrivals = asyncio.run(arrive())
+        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
+    finally:
+        tracemalloc.stop()
     for sample in (500_000, 999_000):
         assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
 
@@ -449,16 +414,6 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     other.until("session.updated")
 
 
-def test_words_and_updates_are_counted(talk):
-    client = talk()
-    client.audio(SPEECH + QUIET)
-    client.until(".completed")
-    page = client.running.page()
-    assert "earshot_live_word_seconds_count 4.0" in page
-    assert 'earshot_live_updates_total{outcome="ok"}' in page
-    assert "earshot_live_streams 1.0" in page
-
-
 @pytest.mark.parametrize(
     ("limit", "code"),
     [("audio_s_per_minute", "key_limit"), ("audio_s_per_day", "insufficient_quota")],
@@ -468,10 +423,9 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
     add_key(path, "alice", {"sha256": hash_of(key), limit: 5.0})
     running = start(live=LIVE, keys_file=str(path))
     url = f"ws://{running.http}/v1/realtime"
-    for told in ({}, {"Authorization": "Bearer no"}):
-        with pytest.raises(InvalidStatus) as refused:
-            connect(url, additional_headers=told)
-        assert refused.value.response.status_code == 401
+    with pytest.raises(InvalidStatus) as refused:
+        connect(url, additional_headers={"Authorization": "Bearer no"})
+    assert refused.value.response.status_code == 401
     offered = ["realtime", f"openai-insecure-api-key.{key}"]
     with connect(url, subprotocols=offered) as socket:
         assert socket.subprotocol == "realtime"
@@ -486,28 +440,3 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
         assert socket.close_code == 1008
         error = client.events[-1]["error"]
         assert (limit in error["message"], error["code"]) == (True, code)
-
-
-def test_a_key_that_is_taken_back_ends_its_stream(start, loud_is_speech, tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.callers._LOOK_S", 0.0)
-    path, key = tmp_path / "keys.toml", new_key()
-    add_key(path, "alice", {"sha256": hash_of(key)})
-    running = start(live=LIVE, keys_file=str(path))
-    headers = {"Authorization": f"Bearer {key}"}
-    with connect(f"ws://{running.http}/v1/realtime", additional_headers=headers) as socket:
-        client = Talk(socket)
-        client.audio(sound(1.0, level=0.0))
-        client.set(transcription={"language": "en"})
-        client.until("session.updated")
-        path.write_text("")
-        client.audio(sound(1.0, level=0.0))
-        with pytest.raises(ConnectionClosed):
-            client.until("nothing")
-    assert (socket.close_code, client.events[-1]["error"]["code"]) == (1008, "unauthenticated")
-
-
-def test_nothing_of_the_engines_is_loaded_into_the_gateway():
-    """Its process is small."""
-    code = "import serve.gateway.run, sys; print({'torch', 'openai'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
-    assert done.stdout == b"set()\n"

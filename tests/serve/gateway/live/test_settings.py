@@ -70,12 +70,6 @@ def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
         assert one.message.startswith(f"{one.param} = ") and "has no effect: " in one.message
 
 
-def test_a_session_that_is_to_speak_is_refused():
-    with pytest.raises(SettingError, match=r'session\.type = "realtime"; this server') as refused:
-        updated(Settings(), {"type": "realtime"})
-    assert (refused.value.param, refused.value.code) == ("session.type", "unsupported_value")
-
-
 def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
     changes = input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
     with pytest.raises(SettingError, match="threshold = 7; expected"):
@@ -116,21 +110,12 @@ def test_older_settings_are_those_of_today_by_other_names():
     assert told == {**changes, "include": ()}
 
 
-def test_an_older_format_names_its_rate_beside_it():
-    assert updated(Settings(), older.from_older({"input_audio_format": "pcm16"})) == Settings()
-    params = {"sample_rate_hz": 16_000, "num_channels": 1}
-    after = updated(Settings(), older.from_older({"input_audio_params": params}))
-    assert after.input.format.rate == 16_000
-    assert older.as_older(after)["input_audio_params"] == params
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"input_audio_format": "mp3"}, "session.input_audio_format = 'mp3'; expected pcm16"),
         ({"input_audio_format": ["pcm16"]}, r"= \['pcm16'\]; expected pcm16"),
         ({"input_audio_params": {"num_channels": 2}}, "expected sample_rate_hz, and one channel"),
-        ({"input_audio_params": 16_000}, "input_audio_params = 16000; expected sample_rate_hz"),
     ],
 )
 def test_older_settings_that_are_wrong_are_refused(changes, message):
@@ -138,25 +123,11 @@ def test_older_settings_that_are_wrong_are_refused(changes, message):
         older.from_older(changes)
 
 
-def test_what_is_said_of_older_settings_names_them():
-    said = "session: audio.input.format.rate = 8000; session.audio.input.transcription.model"
-    assert older.in_older_words(said) == (
-        "session: input_audio_params.sample_rate_hz = 8000; session.input_audio_transcription.model"
-    )
-
-
-@pytest.mark.parametrize(
-    ("beta", "subprotocols", "is_older"),
-    [
-        (None, [], False),
-        ("assistants=v2", ["realtime"], False),
-        ("realtime=v1", [], True),
-        ("assistants=v2, realtime=v1", [], True),
-        (None, ["realtime", "openai-beta.realtime-v1"], True),
-    ],
-)
-def test_older_clients_say_so(beta, subprotocols, is_older):
-    assert older.speaks_older(beta, subprotocols) == is_older
+def test_older_clients_say_so():
+    assert older.speaks_older("assistants=v2, realtime=v1", [])
+    assert older.speaks_older(None, ["realtime", "openai-beta.realtime-v1"])
+    assert not older.speaks_older(None, [])
+    assert not older.speaks_older("assistants=v2", ["realtime"])
 
 
 def test_languages_are_also_those_of_locales():
@@ -177,25 +148,21 @@ def test_languages_are_also_those_of_locales():
         ),
         (input_of(format={"type": "audio/pcma", "rate": 24000}), "G.711 has 8 kHz"),
         (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected at most 1"),
-        (input_of(turn_detection={"threshold": -0.1}), "threshold = -0.1; expected at least 0"),
         (input_of(turn_detection={"silence_duration_ms": -1}), "silence_duration_ms = -1"),
         (
             input_of(turn_detection={"silence_duration_ms": 500.5}),
             "ms = 500.5; expected an integer",
         ),
-        (input_of(turn_detection={"silence_duration_ms": True}), "ms = True; expected an integer"),
         (input_of(transcription={"delay": "short"}), "delay = 'short'; expected 'minimal', 'low'"),
         (input_of(transcription={"keywords": "Zoë"}), "keywords = 'Zoë'; expected a list"),
         (input_of(transcription={"language": {"de": 1}}), r"language = \{'de': 1\}; expected text"),
         (input_of(transcription={"language": "elvish"}), "language = 'elvish'; expected a code"),
-        (input_of(transcription={"language": "xx-US"}), "language = 'xx-US'; expected a code"),
         (input_of(transcription={"languages": ["en", "elvish"]}), "'elvish'; expected a code"),
         (
             input_of(transcription={"languages": ["en"], "language": "de"}),
             "transcription.languages came beside language; expected one",
         ),
         (input_of(transcription="whisper-1"), "transcription = 'whisper-1'; expected a table"),
-        ({"audio": 3}, "audio = 3; expected a table"),
     ],
 )
 def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
@@ -244,7 +211,7 @@ def test_numbers_may_have_a_point():
     assert type(after.format.rate) is type(after.turn_detection.prefix_padding_ms) is int
 
 
-@pytest.mark.parametrize("threshold", [0, 0.0, 1, 1.0])
+@pytest.mark.parametrize("threshold", [0, 1.0])
 def test_a_threshold_may_be_at_either_end(threshold):
     after = updated(Settings(), input_of(turn_detection={"threshold": threshold}))
     assert after.input.turn_detection.threshold == threshold
@@ -257,14 +224,6 @@ def test_an_empty_language_is_to_be_detected_and_an_empty_model_is_no_change():
     assert after.input.transcription.model == "whisper-1"
 
 
-def test_keywords_and_phrases_are_boosted():
-    asked = {"keywords": ["Zoë"], "phrases": ["oboe^2"]}
-    assert updated(Settings(), input_of(transcription=asked)).input.transcription.boosted == (
-        *("Zoë", "oboe^2"),
-    )
-    assert Settings().input.transcription.boosted == ()
-
-
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
@@ -273,7 +232,6 @@ def test_keywords_and_phrases_are_boosted():
         ("[1]", "invalid_event", "expected an object"),
         ('{"a": 1}', "invalid_value", "type = None; a transcription session takes"),
         ('{"type": "response.create"}', "invalid_value", "type = 'response.create'"),
-        ('{"type": {"a": 1}}', "invalid_value", "type = {'a': 1}"),
         ('{"type": "input_audio_buffer.append"}', "missing_required_parameter", "audio is missing"),
         ('{"type": "input_audio_buffer.clear", "event_id": 1}', "invalid_value", "event_id = 1"),
         ('{"type": "input_audio_buffer.clear", "event_id": "\\ud800"}', "invalid_json", "not JSON"),
@@ -300,12 +258,6 @@ def test_what_is_long_and_no_audio_is_refused_before_it_is_read(monkeypatch):
         events.read_event('{"type": "session.update", "session": {' + keys + "}}")
 
 
-def test_a_refused_event_is_told_by_its_id():
-    with pytest.raises(EventError) as refused:
-        events.read_event('{"type": "response.create", "event_id": "mine"}')
-    assert refused.value.event_id == "mine"
-
-
 @pytest.mark.parametrize(
     ("text", "unknown"),
     [
@@ -318,7 +270,7 @@ def test_unknown_keys_of_events_are_taken(text, unknown):
     assert events.read_event(text).unknown == unknown
 
 
-@pytest.mark.parametrize("audio", ["A", "AAAAA", "ÄÄÄÄ", "AA=A", "AAAA?", 7, None])
+@pytest.mark.parametrize("audio", ["AAAAA", "ÄÄÄÄ", "AA=A", 7])
 def test_audio_must_be_base64(audio):
     with pytest.raises(EventError, match="audio") as refused:
         events.read_audio(audio)

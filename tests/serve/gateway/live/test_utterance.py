@@ -5,6 +5,7 @@ import pytest
 
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
+from serve.gateway.live.pace import Pace
 from serve.gateway.live.utterance import Utterance
 from serve.speech.rate import SAMPLE_RATE
 
@@ -119,3 +120,58 @@ def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut
     first._agreement.words[:-1] = []
     utterance.follow(first, 24.0)
     assert len(utterance.window().samples) == SAMPLE_RATE
+
+
+@pytest.fixture
+def pace():
+    return Pace(0.5)
+
+
+def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
+    assert pace.due_s < 0
+    pace.speech(10.0)
+    assert pace.due_s == 10.5
+    pace.began(10.5)
+    pace.ended(10.6, 9)
+    assert pace.due_s == 11.0
+    pace.speech(10.7)  # after a short pause
+    assert pace.due_s == 11.2
+
+
+def test_slow_ones_rest_the_longer_the_more_streams_there_are(pace):
+    def due_s(streams):
+        pace.began(10.0)
+        pace.ended(10.75, streams)
+        return pace.due_s
+
+    assert due_s(1) == 10.75
+    assert due_s(2) == 11.125
+    assert 11.25 < due_s(4) < due_s(100) < 11.5
+
+
+def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
+    def decode(took_s, times=1):
+        for _ in range(times):
+            pace.began(10.0)
+            pace.ended(10.0 + took_s, 1)
+        return pace.hold_s
+
+    assert pace.hold_s == 9.0
+    assert decode(0.1) == 10.0
+    assert decode(0.3, 30) == 24.0
+    assert decode(0.5) == pytest.approx(19.2)
+    assert decode(0.5, 9) == 9.0
+
+
+def test_a_pace_may_change(pace):
+    pace.tune(1.5)
+    pace.began(10.0)
+    pace.ended(10.1, 1)
+    assert pace.due_s == 11.5
+
+
+def test_what_failed_is_tried_again_later_and_later(pace):
+    pace.failed(10.0, 1)
+    assert pace.due_s == 10.5
+    pace.failed(10.6, 2)
+    assert pace.due_s == 11.6

@@ -1,26 +1,11 @@
 """The addresses below /v1, and the small pages beside them, by hand."""
 
 import json
-import socket
 
 import pytest
 
-from serve.gateway.openai import form
 from serve.gateway.openai.fields import FIELDS
-from tests.gateways import WAIT_S, Running, until
-
-TRANSCRIPTIONS = "/v1/audio/transcriptions"
-FORM = {"content-type": "multipart/form-data; boundary=x"}
-END = b"--x--\r\n"
-
-
-def part(name, content, filename=None):
-    file = "" if filename is None else f'; filename="{filename}"'
-    head = f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
-    return head.encode() + content + b"\r\n"
-
-
-FILE = part("file", b"RIFF", "a.wav")
+from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, part, until
 
 
 def refused(running, body, headers=FORM, method="POST", path=TRANSCRIPTIONS):
@@ -56,20 +41,15 @@ def test_forms_that_cannot_be_read(shared, body, param, told):
     assert told in error["message"]
 
 
-def test_ignored_fields_are_named_in_the_answer(tmp_path):
-    running = Running(tmp_path, 600.0)
-    body = FILE + part("user", b"u") + part("é", b"1") + part("prompt", b"one two") + END
-    try:
-        for more in (b"", part("stream", b"true")):
-            status, found, _ = running.ask("POST", TRANSCRIPTIONS, more + body, FORM)
-            assert (status, found["x-earshot-ignored"]) == (200, "user, %C3%A9")
-        status, _, text = running.ask("POST", TRANSCRIPTIONS, body, FORM)
-        assert json.loads(text)["warnings"] == [
-            "the field 'user' is unknown and was ignored",
-            "the field 'é' is unknown and was ignored",
-        ]
-    finally:
-        running.close()
+def test_ignored_fields_are_named_in_the_answer(running):
+    for more in ({}, {"stream": "true"}):
+        status, found, text = running.transcribe(user="u", é="1", **more)
+        assert (status, found["x-earshot-ignored"]) == (200, "user, %C3%A9")
+    _, _, text = running.transcribe(user="u", é="1")
+    assert json.loads(text)["warnings"] == [
+        "the field 'user' is unknown and was ignored",
+        "the field 'é' is unknown and was ignored",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,28 +78,6 @@ def test_bodies_of_another_kind(shared, headers):
 )
 def test_what_is_not_offered(shared, method, path, status):
     assert refused(shared, b"", {}, method, path)[0] == status
-
-
-def test_a_file_that_takes_too_long_to_come(start):
-    running = start(upload_timeout_s=0.3)
-    host, _, port = running.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
-        connection.sendall(f"{head}Content-Type: {FORM['content-type']}\r\n\r\n".encode() + FILE)
-        received = b""
-        while more := connection.recv(10_000):
-            received += more
-    assert received.startswith(b"HTTP/1.1 408 ")
-    assert b"retry-after: 1" in received
-    assert b"upload_timeout_s" in received
-
-
-def test_a_large_file_is_not_kept_in_memory(shared, monkeypatch):
-    kept = []
-    monkeypatch.setattr(form.Form, "audio", lambda self: kept.append(self.file.file._rolled) or b"")
-    for size in (10, 2 * 2**20):
-        shared.ask("POST", TRANSCRIPTIONS, part("file", bytes(size), "a.wav") + END, FORM)
-    assert kept == [False, True]
 
 
 def test_no_room_for_a_large_file(shared, monkeypatch):
@@ -152,10 +110,3 @@ def test_pages(shared):
     properties = described["multipart/form-data"]["schema"]["properties"]
     assert {name.removesuffix("[]") for name in properties} == {"file", *FIELDS}
     assert all(name.encode() in page for name in FIELDS)
-
-
-def test_a_server_that_stops_is_not_healthy(start):
-    running = start()
-    running.door.admission.start_draining()
-    status, _, body = running.ask("GET", "/health")
-    assert (status, json.loads(body)) == (503, {"status": "unavailable"})

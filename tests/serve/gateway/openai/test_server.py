@@ -1,16 +1,21 @@
-"""OpenAI's API before a real server: by its client, by curl, and as docs/api.md says."""
+"""OpenAI's API and live text before a real server: by clients, by curl, and as docs/api.md says."""
 
-import asyncio
 import re
 import shlex
 import subprocess
-import urllib.request
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
+import soundfile
+import soxr
+from websockets.sync.client import connect as connect_websocket
 
-from tests.serving import CLIP, LONG, WAIT_S, settled
+from serve.cli.main import main
+from serve.contract.errors import UnavailableError
+from tests.serve.gateway.live.conftest import RATE, Talk
+from tests.serving import CLIP, LONG, WAIT_S
 
 pytestmark = pytest.mark.server
 
@@ -83,41 +88,6 @@ def test_a_cut_file_is_refused_or_taken_in_part(client):
     assert done.warnings == answer.warnings
 
 
-def counted(server, name):
-    """A number of the metrics page, all labels together."""
-    page = urllib.request.urlopen(f"http://{server.http}/metrics", timeout=WAIT_S).read().decode()
-    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)))
-
-
-def test_many_of_whom_some_leave(server, connect):
-    """Each request ends once, whoever has stopped waiting for it, and nothing is left."""
-    before, accepted = settled(server), counted(server, "earshot_accepted_total")
-
-    async def one(client, i):
-        stream = i % 3 == 0
-        answer = await transcribe(client, LONG if i % 4 == 1 else CLIP, stream=stream)
-        return [event async for event in answer][-1].text if stream else answer.text
-
-    async def run():
-        async with connect(server, openai.AsyncOpenAI, timeout=WAIT_S) as client:
-            asked = [asyncio.create_task(one(client, i)) for i in range(30)]
-            await asyncio.sleep(0.3)
-            for task in asked[::5]:
-                task.cancel()
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    answers = asyncio.run(run())
-    left = [answers[i] for i in range(0, 30, 5)]
-    assert all(isinstance(answer, str | asyncio.CancelledError) for answer in left)
-    assert all(isinstance(answers[i], str) for i in range(30) if i % 5)
-    after = settled(server)
-    ended = sum(after[name] - before[name] for name in ("ok", "cancelled", "failed", "timed_out"))
-    assert ended == counted(server, "earshot_accepted_total") - accepted
-    assert after["ok"] - before["ok"] >= 24
-    assert after["failed"] == before["failed"]
-    assert counted(server, "earshot_gateway_inflight_requests") == 0
-
-
 @pytest.mark.needs_program("curl")
 @pytest.mark.parametrize("command", CURLS)
 def test_curl_as_the_page_has_it(server, command):
@@ -133,3 +103,64 @@ def test_the_script_in_the_page(server, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(SCRIPT.replace("localhost:8000", server.http), {})
     assert len(capsys.readouterr().out) > 10
+
+
+# ---------------------------------------------------------------- live text
+
+
+SPOKEN = "tests/data/en_question.wav"
+
+
+def spoken(seconds):
+    """PCM as it is sent, of somebody who speaks."""
+    samples, rate = soundfile.read(SPOKEN, dtype="float32")
+    samples = np.resize(soxr.resample(samples, rate, RATE), round(seconds * RATE))
+    return (samples * 32767).astype("<i2").tobytes()
+
+
+@pytest.fixture
+def talk(server):
+    url = f"ws://{server.http}/v1/realtime?intent=transcription&model=whisper-1"
+    with connect_websocket(url, close_timeout=1) as socket:
+        yield Talk(socket)
+
+
+def test_what_a_client_commits_becomes_text(talk):
+    talk.set(transcription={"language": "en", "prompt": "Zoë"}, turn_detection=None)
+    talk.audio(spoken(1.0))
+    talk.say("input_audio_buffer.commit")
+    done = talk.until(".completed")
+    assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
+    assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("transcription", "told"),
+    [
+        ({"prompt": "<|endoftext|>"}, "holds the special token"),
+        ({"languages": ["English"] * 1000}, "LANGUAGES has 7000 bytes"),
+        ({"phrases": ["Zoë", "oboe^9"]}, "phrases has 'oboe^9'; expected a weight"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_told(talk, transcription, told):
+    talk.set(transcription=transcription, turn_detection=None)
+    talk.audio(spoken(1.0))
+    talk.say("input_audio_buffer.commit")
+    assert told in talk.until(".failed")["error"]["message"]
+
+
+def test_the_command_streams_a_file(server, tmp_path, capsys):
+    toml = tmp_path / "live.toml"
+    toml.write_text(f"[server]\nhttp_port = {server.http.rpartition(':')[2]}\n")
+    options = "--languages en,de --phrases Zoë,oboe --pace 0".split()
+    assert main(["live", "--config", str(toml), *options, SPOKEN]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["live", "--config", str(toml), "--language", "elvish", SPOKEN]) == 1
+    assert "language = 'elvish'" in capsys.readouterr().err
+
+
+def test_the_command_says_that_there_is_no_server(tmp_path, capsys, nano_config):
+    toml = tmp_path / "live.toml"
+    toml.write_text(f"[server]\nhttp_port = {nano_config().server.http_port}\n")
+    assert main(["live", "--config", str(toml), SPOKEN]) == UnavailableError.exit_code
+    assert "the server at ws://127.0.0.1:" in capsys.readouterr().err

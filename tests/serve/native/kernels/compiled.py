@@ -153,11 +153,11 @@ def main(capability):
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
     ops._on_gpu, ops._overlap = True, Overlap(capability >= 90)  # as its launches would be there
     ops._packs = capability == 90
-    for ops._processors in (1, 100):
+    for ops.processors in (1, 100):
         layer(ops, 2, several=False, source=False, int8=True)
         layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
-    ops._processors = 1  # few enough for feeds to share what they read
+    ops.processors = 1  # few enough for feeds to share what they read
     layer(ops, 8, several=True, source=False, int8=True, each=4)
     whole_texts(ops)
     for int8 in (True, False):

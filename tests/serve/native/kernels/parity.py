@@ -1,5 +1,8 @@
 """What comparisons of kernels with their plain torch twins share."""
 
+import itertools
+
+import pytest
 import torch
 
 from serve.native.kernels.definition import Matrix, Norm
@@ -8,11 +11,26 @@ from serve.native.kernels.feed import Feed, Groups
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16] if ON_GPU else [torch.float32]
+CPU_DTYPES = [torch.float32]  # oneDNN lays bfloat16 out on processors with AVX-512 alone
+if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    CPU_DTYPES.append(torch.bfloat16)
 HEADS, CTX = 3, 448  # of attention
 KEYS = 1500 if ON_GPU else 300
 TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
 
 GELU = 5e-5  # the polynomial's error; below what FP16 can tell
+
+
+def covering(*axes):
+    """Combine the axes' values, half of all nightly; of two values of two axes each pair is left.
+
+    With two axes each value is left with one of the other's.
+    """
+    found = []
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        values = (axis[place] for axis, place in zip(axes, places, strict=True))
+        found.append(pytest.param(*values, marks=[pytest.mark.nightly] * (sum(places) % 2)))
+    return found
 
 
 def close(got, twin, at_least=0.0):

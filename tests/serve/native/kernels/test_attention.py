@@ -93,7 +93,7 @@ def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, tr
 @pytest.mark.parametrize("each", [2, 3, 4, 5, 6])
 def test_feeds_that_share_a_reading_are_the_bits_of_single_steps(ops, random, each, dtype):
     """Of rows with no past, a short and a long one, and at the end of the context."""
-    ops._processors = 1  # so that these are many
+    ops.processors = 1  # so that these are many
     begins = {3: 0, 0: 30, 1: 126, 4: CTX - each}
     pairs = [(row, begin + i) for row, begin in begins.items() for i in range(each)]
     feed = dataclasses.replace(feed_of(*zip(*pairs, strict=True), several=True), each=each)
@@ -196,7 +196,7 @@ def test_both_ways_through_the_splits_give_the_same_bits(
     single = ((5, 5, 1), (0, 0, 0), (1, 1, 1), (2, 9, 0), (3, 11, 1), (4, 7, 0))
     for groups in (groups_of(*some), groups_of(*single)):
         with monkeypatch.context() as patched:
-            patched.setattr(ops, "_processors", processors)
+            patched.setattr(ops, "processors", processors)
             got = check_cross_attention(ops, q, cross, groups)
             assert torch.equal(got, ops.cross_attention(q, cross, groups)) or got.isnan().any()
         wide = dataclasses.replace(groups, most=9)  # beyond what goes from split to split

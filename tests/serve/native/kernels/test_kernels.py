@@ -16,6 +16,7 @@ from tests.serve.native.kernels.parity import (
     GELU,
     ON_GPU,
     close,
+    covering,
     matrix_of,
     norm_of,
 )
@@ -28,10 +29,9 @@ if ON_GPU:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [True, False])
-@pytest.mark.parametrize(("depth", "n_out"), SHAPES)
-@pytest.mark.parametrize("rows", ROWS)
-def test_linear_layers(ops, random, rows, depth, n_out, int8, dtype):
+@pytest.mark.parametrize(("rows", "shape", "int8"), covering(ROWS, SHAPES, [True, False]))
+def test_linear_layers(ops, random, rows, shape, int8, dtype):
+    depth, n_out = shape
     x = random(rows, depth, dtype=dtype) + 3
     norm = norm_of(random, depth)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
@@ -45,9 +45,9 @@ def test_linear_layers(ops, random, rows, depth, n_out, int8, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("depth", "n_out"), [SHAPES[-1], (64, 8300)])
-@pytest.mark.parametrize("rows", [1, 33])
-def test_logits(ops, random, rows, depth, n_out, dtype):
+@pytest.mark.parametrize(("rows", "shape"), covering([1, 33], [SHAPES[-1], (64, 8300)]))
+def test_logits(ops, random, rows, shape, dtype):
+    depth, n_out = shape
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     for int8 in (True, False):
         matrix = matrix_of(random, n_out, depth, dtype, int8, bias=False)
@@ -96,8 +96,7 @@ def test_logits_of_the_rows_that_are_wanted(ops, random, rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [True, False])
-@pytest.mark.parametrize("rows", [1, 5, 8, 20, 64, 65])
+@pytest.mark.parametrize(("rows", "int8"), covering([1, 5, 8, 20, 64, 65], [True, False]))
 def test_layers_that_finish_each_other(ops, random, rows, int8, dtype):
     """The residual stream through a feed-forward block and into the next layer norm."""
     d, wide = (1280, 5120) if ON_GPU else (64, 192)

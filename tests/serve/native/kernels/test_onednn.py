@@ -13,7 +13,7 @@ from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import Matrix, Norm
 from serve.native.kernels.feed import Feed
 from serve.native.kernels.onednn import OneDnnOps
-from tests.serve.native.kernels.parity import CTX, HEADS
+from tests.serve.native.kernels.parity import CPU_DTYPES, CTX, HEADS
 from tests.serve.native.kernels.test_kernels import VOCAB
 
 CPU = torch.device("cpu")
@@ -22,12 +22,6 @@ FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 # Largest error beside the results' spread: of other orders of sums, and of 8 bits a number.
 ERROR = {FLOAT32: 1e-5, BFLOAT16: 0.04}
 torch.manual_seed(7)
-
-
-def of(dtype):
-    if dtype == BFLOAT16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN lays bfloat16 out on processors with AVX-512 alone")
-    return OneDnnOps(dtype)
 
 
 def near(got, expected, dtype):
@@ -46,11 +40,11 @@ def laid_out(ops, matrix, dtype):
     return ops.store(dataclasses.replace(matrix, weight=matrix.weight.to(dtype), bias=bias))
 
 
-@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize(("depth", "n_out"), SHAPES)
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_linear_layers_of_a_step(rows, depth, n_out, dtype):
-    ops, (x, norm, matrix) = of(dtype), sample(depth, n_out, (rows,))
+    ops, (x, norm, matrix) = OneDnnOps(dtype), sample(depth, n_out, (rows,))
     for plain in (matrix, dataclasses.replace(matrix, bias=None)):
         own = laid_out(ops, plain, dtype)
         got = ops.norm_linear(x, norm, own)
@@ -64,10 +58,10 @@ def test_linear_layers_of_a_step(rows, depth, n_out, dtype):
         near(added, definition.linear_residual(x, plain, residual), dtype)
 
 
-@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize(("depth", "n_out"), SHAPES)
 def test_linear_layers_of_the_encoder(depth, n_out, dtype):
-    ops, (x, norm, wide) = of(dtype), sample(depth, n_out, (2, 30))
+    ops, (x, norm, wide) = OneDnnOps(dtype), sample(depth, n_out, (2, 30))
     narrow = Matrix(torch.randn(depth, n_out) / n_out**0.5, None)
     own, back = (laid_out(ops, matrix, dtype) for matrix in (wide, narrow))
     normed, mine, twin = ops.norm(x, norm), x.clone(), x.clone()
@@ -83,10 +77,10 @@ def test_linear_layers_of_the_encoder(depth, n_out, dtype):
     near(mine, twin, dtype)
 
 
-@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 def test_logits_of_a_matrix_in_full(dtype):
     """They are float32 beside all else in bfloat16."""
-    ops, (x, norm, matrix) = of(dtype), sample(128, 8300, (5,))
+    ops, (x, norm, matrix) = OneDnnOps(dtype), sample(128, 8300, (5,))
     matrix, wanted = dataclasses.replace(matrix, bias=None), torch.tensor([1, 3])
     got = ops.logits(x, norm, ops.store(matrix), wanted)
     assert got.dtype == FLOAT32
@@ -108,10 +102,10 @@ def test_logits_of_int8_are_as_good_as_float32s(rows):
     assert torch.equal(alone, got), "who else is in the batch changes nothing"
 
 
-@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 def test_the_past_of_rows_side_by_side_is_read_as_it_lies(dtype):
     """Rows in order, out of order, and a prompt; the bits are those of rows that are looked up."""
-    ops, caches = of(dtype), [torch.randn(9, CTX, HEADS, 64).to(dtype) for _ in range(2)]
+    ops, caches = OneDnnOps(dtype), [torch.randn(9, CTX, HEADS, 64).to(dtype) for _ in range(2)]
     table = torch.arange(9, dtype=torch.int32)[:, None].repeat(1, CTX)
     ordered = ([2, 3, 4, 5], [7, 31, 0, 40])
     prompt = ([6] * 4, [3, 4, 5, 6])
