@@ -38,6 +38,8 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
         "rows": str(runtime.rows),
         "encoder batch": str(runtime.encoder_batch),
         "threads": str(runtime.threads),
+        "cross KV": runtime.cross_kv,
+        "encoder precision": runtime.encoder_precision,
         **{name: str(getattr(config.transcriber, name)) for name in _SEARCH},
     }
 

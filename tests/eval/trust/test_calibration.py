@@ -1,38 +1,30 @@
 """Whether figures of words are true: which words are right, the measures, the fit, the report."""
 
-import contextlib
 import dataclasses
 import math
 import random
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from build.clips import Clip
-from eval.accuracy import confidence
-from eval.accuracy.confidence import (
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.trust.calibration import (
     EVERY,
     HeardWord,
+    bins,
     checks_of,
     figures_of,
+    fit_logistic,
     judged,
-    measure_confidence,
-    report_of,
+    reliability,
     right_words,
+    section_of,
 )
-from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.reliability import bins, fit_logistic, reliability
-from eval.config import Config, changed
-from eval.record import Run, read_json, read_jsonl
-from serve.contract.codec import to_json
-from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.confidence import log_odds
-from tests.eval.fakes import printed
-from tests.tiny_engine import make_engine
 
 BASIC = normalizer(DEFAULT)
 
@@ -139,7 +131,7 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
     assert whole["fitted"].reliability.ece < 0.05 < whole["probability"].reliability.ece
     assert {row.language for row in found.rows} == {EVERY, "en"}, "of sv there are too few"
     assert [check.passed for check in checks_of(found)] == [True] * 4
-    _, figures, *by_bin = report_of(found)
+    _, figures, *by_bin = section_of(found).parts
     assert ("5, all, fitted to en" in [row[0] for row in figures.rows]) and len(by_bin) == 4
     others = words_of("report", many, (0.0, 1.0, 0.0))  # of which probability is true
     unlike = figures_of({5: [*both[5][:3_000], *others]}, "somebody")
@@ -169,47 +161,8 @@ def test_clips_of_no_half_are_of_both_in_turn():
     clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
     clips[2] = dataclasses.replace(clips[2], half="report")
     answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
-    found = list(judged(clips, answers, BASIC))
+    found = list(judged(zip(clips, answers, strict=True), BASIC))
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report")),
     ]
     assert found[0] == HeardWord("0", "choose", "en", " so", 0.9, -0.5, None, True)
-
-
-class FakeTranscriber(contextlib.nullcontext):
-    """Hears "so" where that is likely, else "no", as likely as the word's probability squared."""
-
-    def __init__(self):
-        super().__init__(self)
-        self.requests, self._lock, self._chance = [], threading.Lock(), random.Random(5)
-
-    def transcribe(self, request):
-        with self._lock:
-            self.requests.append(request)
-            likely = self._chance.uniform(0.1, 0.9)
-            word = " so" if self._chance.random() < likely**2 else " no"
-            return transcript((word, likely))
-
-
-def test_a_run_keeps_words_figures_and_the_fit(tmp_path, monkeypatch):
-    lines = []
-    for number in range(400):
-        (tmp_path / f"{number}.wav").write_bytes(b"RIFF")
-        line = {"file": f"{number}.wav", "text": "so", "language": "en", "duration": 1.0}
-        lines.append(to_json({**line, "half": ("choose", "report")[number % 2]}))
-    (tmp_path / "manifest.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "engine").mkdir()
-    fake, engine = FakeTranscriber(), make_engine(tmp_path / "engine")
-    monkeypatch.setattr(confidence, "open_transcriber", lambda config, path: fake)
-    monkeypatch.setattr(confidence, "open_engine", lambda path: engine)
-    config = changed(Config(), "eval", manifest=str(tmp_path / "manifest.jsonl"))
-    run = Run("confidence", config, path=tmp_path / "out" / "confidence.json")
-    result = measure_confidence(run, beams=(1, 5))
-    asked = [(r.beam_size, r.best_of, r.word_timestamps, r.language) for r in fake.requests]
-    assert asked == [(1, 1, True, None)] * 400 + [(5, 5, True, None)] * 400
-    assert read_json(run.folder / "fit.json", Confidence, "a fit") == result.figures.fit
-    assert result.figures.fit.clips == 200
-    for beam in (1, 5):
-        assert len(read_jsonl(run.folder / f"beam-{beam}.jsonl", HeardWord, "words")) == 400
-    assert "| 5, all, fitted" in printed(result)
-    assert len(result.checks) == 4

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from build.clips import Clip
 from eval.accuracy.normalize import Normalize
+from eval.accuracy.report import percent
 from eval.accuracy.score import Counts, Rate, char_counts, rate
-from eval.record import Check
+from eval.figures import line_chart
+from eval.record import Check, Figure, Part, Section, Table, Text
 from serve.contract.messages import Transcript
 
 THRESHOLDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -182,3 +184,86 @@ def _fewer_errors(trusted: Rate, rest: Rate) -> Check:
         return Check(name, False, found)
     apart = (trusted.high or 0.0) < (rest.low or 0.0)
     return Check(name, True if apart else None, found)
+
+
+# ---------------------------------------------------------------- figures and their report
+
+
+@dataclasses.dataclass(frozen=True)
+class AgreementResult:
+    """All that was found."""
+
+    whole: Whole
+    failed: int  # clips
+    trusted: int
+    silences: int  # clips in which neither pass heard a word
+    silences_right: int | None  # in which nobody speaks; None: there are no references
+    points: tuple[Point, ...]
+
+
+def line_of(pair: Pair, threshold: float) -> dict[str, object]:
+    """Return the keys of a manifest's line, and what says whether to trust it."""
+    line = dataclasses.asdict(pair)
+    del line["edits"]
+    return {**line, "trusted": is_trusted(pair, threshold)}
+
+
+def figures_of(
+    pairs: Sequence[Pair], failed: int, whole: Whole, threshold: float
+) -> AgreementResult:
+    """Count what is trusted, and draw the curve."""
+    silent = [pair for pair in pairs if pair.silence]
+    said = [pair.edits.length for pair in silent if pair.edits]
+    known = any(pair.edits for pair in pairs)
+    return AgreementResult(
+        whole=whole,
+        failed=failed,
+        trusted=sum(is_trusted(pair, threshold) for pair in pairs),
+        silences=len(silent),
+        silences_right=said.count(0) if known else None,
+        points=tuple(curve(pairs, whole, threshold)),
+    )
+
+
+def _tables(figures: AgreementResult, threshold: float) -> tuple[Table, Text]:
+    """Tabulate the figures by threshold, and count what is trusted."""
+    by_threshold: dict[float, list[Point]] = {}
+    for point in figures.points:
+        by_threshold.setdefault(point.threshold, []).append(point)
+    ways = [point.by for point in by_threshold[EVERY] if point.cer]
+    header = ["texts differ by at most", "clips", "seconds"]
+    header += [title for way in ways for title in (f"CER by {way}", "exact")]
+    rows = [
+        [
+            "all" if limit == EVERY else f"{limit:g} %",
+            f"{points[0].clips_percent:.0f} %",
+            f"{points[0].seconds_percent:.0f} %",
+            *(cell for point in points for cell in _rightness(point) if ways),
+        ]
+        for limit, points in by_threshold.items()
+    ]
+    right = figures.silences_right
+    of_them = "" if right is None else f", rightly in {right}"
+    counts = (
+        f"trusted at {threshold:g} %: {figures.trusted} of {figures.whole.clips} clips; agreed on "
+        f"silence: {figures.silences}{of_them}; failed: {figures.failed}"
+    )
+    return Table(header, rows), Text(counts)
+
+
+def _rightness(point: Point) -> tuple[str, str]:
+    exact = "" if point.exact_percent is None else f"{point.exact_percent:.0f} %"
+    return (percent(point.cer) if point.cer else "none"), exact
+
+
+def section_of(
+    pairs: Sequence[Pair], whole: Whole, figures: AgreementResult, threshold: float
+) -> Section:
+    """Return the section of the report, with a chart if there are references."""
+    parts: list[Part] = list(_tables(figures, threshold))
+    if any(pair.edits for pair in pairs):
+        curves = {way: steps(pairs, whole, way) for way in ways_of(pairs)}
+        label = "CER of the selected transcripts over their share of the clips"
+        chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
+        parts.insert(0, Figure([chart], legend=""))
+    return Section("Transcripts", parts)

@@ -4,15 +4,17 @@ import contextlib
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from build.clips import Clip, load_clips
 from eval.__main__ import main
-from eval.accuracy import agreement
-from eval.accuracy.agreement import measure_agreement, passes_of
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.trust import (
+from eval.config import Config, changed
+from eval.record import read_json
+from eval.trust import run as trust_run
+from eval.trust.agreement import (
     Whole,
     checks_of,
     curve,
@@ -21,9 +23,9 @@ from eval.accuracy.trust import (
     steps,
     ways_of,
 )
-from eval.config import Config, changed
+from eval.trust.run import passes_of, trust
 from serve.contract.codec import to_json
-from serve.contract.engine import open_engine
+from serve.contract.engine import Confidence, open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from tests.eval.fakes import printed
@@ -33,7 +35,9 @@ BASIC = normalizer(DEFAULT)
 
 def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
     """What an engine hears: a segment of two tokens a word, or none."""
-    words = tuple(Word(0.0, 1.0, f" {word}", 0.5, confidence) for word in text.split())
+    words = tuple(
+        Word(0.0, 1.0, f" {word}", 0.5 + 0.3 * (word == "so"), confidence) for word in text.split()
+    )
     tokens = tuple(range(2 * len(words)))
     segment = Segment(0.0, 1.0, text, tokens, avg_logprob, 0.0, 0.0, 1.0, words=words)
     segments = (segment,) if text else ()
@@ -167,10 +171,12 @@ def test_passes_that_are_the_same_are_refused(tmp_path):
 def test_an_engine_that_is_missing_is_told_before_anything_is_heard(
     tmp_path, run_of, opened, monkeypatch
 ):
-    monkeypatch.setattr(agreement, "open_engine", lambda path: path == "e" or open_engine(path))
+    monkeypatch.setattr(
+        trust_run, "open_engine", lambda path: BUILT if path == "e" else open_engine(path)
+    )
     config = config_of(manifest_of(tmp_path, {"a.wav": "so|so"}, {}))
     with pytest.raises(EarshotError, match=f"no engine at {tmp_path}/nowhere"):
-        measure_agreement(run_of(config), other=f"{tmp_path}/nowhere", threshold=10.0)
+        trust(run_of(config), other=f"{tmp_path}/nowhere", threshold=10.0)
     assert not opened
 
 
@@ -199,9 +205,9 @@ def opened(monkeypatch):
         beam = config.transcriber.beam_size
         return found.setdefault((engine, beam), FakeTranscriber(first=beam > 1 and engine == "e"))
 
-    monkeypatch.setattr(agreement, "open_transcriber", open_fake)
-    monkeypatch.setattr(agreement, "open_engine", lambda path: path)
-    monkeypatch.setattr("eval.accuracy.agreement.duration_s", lambda _: 2.0)
+    monkeypatch.setattr(trust_run, "open_transcriber", open_fake)
+    monkeypatch.setattr(trust_run, "open_engine", lambda path: BUILT)
+    monkeypatch.setattr("eval.trust.run.duration_s", lambda _: 2.0)
     monkeypatch.setattr("eval.corpora.find.duration_s", lambda _: 2.0)
     return found
 
@@ -216,6 +222,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+BUILT = SimpleNamespace(manifest=SimpleNamespace(source=SimpleNamespace(id="somebody")))
 SAID = {
     "far.wav": "go|no",
     "near.wav": "so it is, my dear|so it is, my deer",
@@ -232,7 +239,7 @@ def test_a_folder_without_references_becomes_a_list_to_filter(tmp_path, run_of, 
     (folder / "notes.md").write_text("no audio")
     for name, said in SAID.items():
         (folder / "deep" / name).write_text(said)
-    result = measure_agreement(run_of(config_of(folder)), other="", threshold=10.0)
+    result = trust(run_of(config_of(folder)), other="", threshold=10.0)
     assert list(opened) == [("e", 5), ("e", 1)]
     lines = lines_of(tmp_path / "transcripts.jsonl")
     expected = [  # file, difference, silence, trusted
@@ -274,11 +281,11 @@ def manifest_of(folder, said, references):
 def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
     references = {"far.wav": "go", "near.wav": "so it is my dear", "same.wav": "no", "none.wav": ""}
     config = config_of(manifest_of(tmp_path, SAID, references), tell_language=True)
-    result = measure_agreement(run_of(config, "agree"), other="f", threshold=10.0)
+    result = trust(run_of(config, "trust"), other="f", threshold=10.0)
     assert list(opened) == [("e", 5), ("f", 5)]
     asked = {(r.language, r.try_word_timestamps) for r in opened["f", 5].requests}
     assert asked == {("en", True), (None, True)}
-    found = result.figures
+    found = result.figures["transcripts"]
     assert (found.trusted, found.silences, found.silences_right, found.failed) == (2, 1, 1, 2)
     (point,) = (p for p in found.points if (p.threshold, p.by) == (10.0, "agreement"))
     assert (point.clips, point.exact_percent) == (2, 50.0)
@@ -295,7 +302,18 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
 def test_a_run_that_hears_nothing_says_why(tmp_path, run_of, opened):
     manifest = manifest_of(tmp_path, {"a.wav": "fail|so", "b.wav": "so|fail"}, {})
     with pytest.raises(EarshotError, match=r"heard by both passes; a.wav: AUDIO cannot be decoded"):
-        measure_agreement(run_of(config_of(manifest)), other="", threshold=10.0)
+        trust(run_of(config_of(manifest)), other="", threshold=10.0)
+
+
+def test_words_are_calibrated_where_there_are_references(tmp_path, run_of, opened):
+    said = {f"{n}.wav": "so|so" if n % 3 else "no|no" for n in range(400)}
+    config = config_of(manifest_of(tmp_path, said, {}))
+    result = trust(run_of(config, "trust"), other="", threshold=10.0)
+    words = result.figures["words"]
+    assert (words.fit.source, words.fit.clips) == ("somebody", 200)
+    assert read_json(tmp_path / "fit.json", Confidence, "a fit") == words.fit
+    assert len(lines_of(tmp_path / "words.jsonl")) == 800
+    assert "| 5, all, fitted" in printed(result) and len(result.checks) == 5
 
 
 def test_the_command_keeps_its_record(tmp_path, opened, capsys):
@@ -303,11 +321,11 @@ def test_the_command_keeps_its_record(tmp_path, opened, capsys):
     config = tmp_path / "small.toml"
     config.write_text('engine = "e"\n[transcriber]\nbeam_size = 5\n')
     flags = ["--config", str(config), "--manifest", str(manifest), "--output", str(tmp_path / "o")]
-    assert main(["agree", *flags, "--threshold", "0", "--limit", "1", "--half", ""]) == 0
-    record = json.loads((tmp_path / "o" / "agree.json").read_text())
-    assert (record["command"], record["settings"]["threshold"]) == ("agree", 0.0)
-    assert record["figures"]["whole"]["clips"] == 1
+    assert main(["trust", *flags, "--threshold", "0", "--limit", "1", "--half", ""]) == 0
+    record = json.loads((tmp_path / "o" / "trust.json").read_text())
+    assert (record["command"], record["settings"]["threshold"]) == ("trust", 0.0)
+    assert record["figures"]["transcripts"]["whole"]["clips"] == 1
     assert "| texts differ by at most" in capsys.readouterr().out
     for wrong in ("101", "-1", "much"):
         with pytest.raises(SystemExit):
-            main(["agree", *flags, "--threshold", wrong])
+            main(["trust", *flags, "--threshold", wrong])

@@ -1,43 +1,165 @@
-"""Figures that say how likely words are right, held against the truth, and the fit that makes them.
+"""Calibration: how often words are right of which a figure says how likely that is, and its fit.
 
-The engine hears both halves of the clips, by each beam. A word that it heard is right where jiwer's
-alignment finds it in the reference. A logistic of its `probability` and its segment's `avg_logprob`
-is fitted to the words of one half, `choose`; all figures are of the other, `report`.
-
-beam-<N>.jsonl    words that were heard
-fit.json          what `build.confidence` may name
+A word is right where jiwer's alignment finds it in the reference. A logistic of its `probability`
+and its segment's `avg_logprob` is fitted to the words of one half of the clips, `choose`. All
+figures are of the other half, `report`.
 """
 
 import collections
 import dataclasses
-import functools
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 
 import jiwer
 import numpy as np
-from tqdm import tqdm
+import numpy.typing as npt
 
 from build.clips import Clip
-from eval.accuracy.normalize import DEFAULT, Normalize, normalizer
-from eval.accuracy.prepare import engine_of
-from eval.accuracy.reliability import Bin, Reliability, bins, fit_logistic, reliability
-from eval.config import Config
-from eval.corpora.find import find_clips
-from eval.record import Check, Part, Result, Run, Section, Table, Text, write_json, write_jsonl
-from serve.contract.engine import Confidence, open_engine
+from eval.accuracy.normalize import Normalize
+from eval.record import Check, Part, Section, Table, Text
+from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
-from serve.contract.files import read_bytes
-from serve.contract.messages import Request, Transcript
+from serve.contract.messages import Transcript
 from serve.speech.confidence import confidence_of, log_odds
 from serve.speech.word_parts import SPACELESS
-from serve.transcriber.open import open_transcriber
 
 HALVES = ("choose", "report")
 EVERY = "all"
 MOST_ECE = 0.05  # of words that were not fitted to
 DECIDING = 1_000  # words; of fewer the measures are a matter of chance
 _FEWEST = 50  # words of a language that has a row
+
+
+BINS = 15
+LEAST_WORDS = 30  # right ones, and wrong ones, that a fit needs of each
+_RIDGE = 1e-3  # keeps weights finite where words could be told apart without error
+_STEPS = 100
+_ENOUGH = 1e-9  # a step that is no longer ends the fit
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bin:
+    """Words of which a figure says much the same."""
+
+    low: float
+    high: float
+    words: int
+    said: float  # mean of the figure
+    right: float  # share of the words
+
+
+@dataclasses.dataclass(frozen=True)
+class Reliability:
+    """The reliability of a figure over some words."""
+
+    words: int
+    right: float  # share
+    said: float  # mean of the figure
+    ece: float  # expected calibration error, bins of equal width
+    adaptive_ece: float  # the same, bins of equally many words
+    brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
+    auroc: float | None  # how often a right word has more than a wrong one; None: all are alike
+
+
+def reliability(values: Sequence[float], right: Sequence[bool]) -> Reliability:
+    """Hold a figure of words, at least one, against whether they are right."""
+    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
+    ranked = np.array_split(np.argsort(figures, kind="stable"), BINS)
+    return Reliability(
+        words=len(truth),
+        right=float(truth.mean()),
+        said=float(figures.mean()),
+        ece=_gap(figures, truth, [places for _, places in _equal_bins(figures)]),
+        adaptive_ece=_gap(figures, truth, [places for places in ranked if places.size]),
+        brier=float(np.mean((figures - truth) ** 2)),
+        auroc=_auroc(figures, truth > 0),
+    )
+
+
+def bins(values: Sequence[float], right: Sequence[bool]) -> list[Bin]:
+    """Return the bins of equal width that hold a word, lowest first."""
+    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
+    return [
+        Bin(
+            low=number / BINS,
+            high=(number + 1) / BINS,
+            words=places.size,
+            said=float(figures[places].mean()),
+            right=float(truth[places].mean()),
+        )
+        for number, places in _equal_bins(figures)
+    ]
+
+
+def _equal_bins(figures: Floats) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield number and places of each bin of equal width that is not empty."""
+    numbers = np.minimum((figures * BINS).astype(np.int64), BINS - 1)
+    for number in np.unique(numbers):
+        yield int(number), np.flatnonzero(numbers == number)
+
+
+def _gap(figures: Floats, truth: Floats, parts: Sequence[npt.NDArray[np.int64]]) -> float:
+    """Return the mean over words of how far their bin's figure is from its share of right ones."""
+    gaps = [abs(figures[places].mean() - truth[places].mean()) * places.size for places in parts]
+    return float(sum(gaps) / len(truth))
+
+
+def _auroc(figures: Floats, right: npt.NDArray[np.bool_]) -> float | None:
+    _, place, counts = np.unique(figures, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # equal ones share theirs
+    positive, negative = int(right.sum()), int((~right).sum())
+    if not positive or not negative:
+        return None
+    beaten = ranks[right].sum() - positive * (positive + 1) / 2
+    return float(beaten / (positive * negative))
+
+
+def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
+    """Fit the logistic by which words are likeliest as right and wrong as they are.
+
+    It rises with every feature: one that would have it fall counts for nothing.
+
+    Args:
+        features: float64 (words, k), the most telling first.
+        right: of each word.
+
+    Returns:
+        The intercept, and a weight of each feature, none below 0.
+
+    Raises:
+        EarshotError: too few words are right or wrong, or the first feature tells nothing.
+    """
+    truth = np.asarray(right, np.float64)
+    of_each = int(truth.sum()), int((1 - truth).sum())
+    if min(of_each) < LEAST_WORDS:
+        raise EarshotError(
+            f"{of_each[0]} words are right and {of_each[1]} wrong; expected at least {LEAST_WORDS} "
+            "of each: let more speech be heard"
+        )
+    for count in range(features.shape[1], 0, -1):
+        weights = _newton(np.insert(features[:, :count], 0, 1.0, axis=1), truth)
+        if min(weights[1:]) >= 0:
+            return [float(weight) for weight in weights] + [0.0] * (features.shape[1] - count)
+    raise EarshotError("words of more probability are not more often right; nothing can be fitted")
+
+
+def _newton(rows: Floats, truth: Floats) -> Floats:
+    weights = np.zeros(rows.shape[1])
+    ridge = np.full(rows.shape[1], _RIDGE)
+    ridge[0] = 0.0  # of the intercept
+    for _ in range(_STEPS):
+        estimates = (1 + np.tanh(rows @ weights / 2)) / 2
+        slope = rows.T @ (estimates - truth) / len(truth) + ridge * weights
+        spread = (rows.T * (estimates * (1 - estimates))) @ rows / len(truth) + np.diag(ridge)
+        step = np.linalg.solve(spread, slope)
+        weights = weights - step
+        if np.abs(step).max() < _ENOUGH:
+            break
+    return weights
+
+
+# ---------------------------------------------------------------- words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +177,7 @@ class HeardWord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CalibrationRow:
     """One figure of the words of a language, or of all."""
 
     beam_size: int
@@ -65,67 +187,20 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class CalibrationResult:
     """All that was found."""
 
     fit: Confidence
-    rows: tuple[Row, ...]
+    rows: tuple[CalibrationRow, ...]
     bins: dict[str, dict[str, list[Bin]]]  # by beam, and by figure
 
 
-def measure_confidence(run: Run, *, beams: tuple[int, ...]) -> Result:
-    """Let the engine hear both halves, fit to one, and judge by the other.
-
-    Args:
-        run: of a config whose engine is there, and can time words.
-        beams: each a beam size.
-
-    Raises:
-        EarshotError: a clip or the engine is not to be had, a clip cannot be heard, or too few
-            words are right or wrong.
-    """
-    of, config = run.config.eval, run.config
-    engine = engine_of(config, config.build.precision)
-    source = open_engine(engine).manifest.source.id
-    drawn = find_clips(of.manifest, limit=of.limit, seed=of.seed)
-    run.say(drawn.summary)
-    words = dict[int, list[HeardWord]]()
-    for beam, answers in _heard(config, engine, drawn.clips, beams):
-        words[beam] = list(judged(drawn.clips, answers, normalizer(DEFAULT)))
-        write_jsonl(run.folder / f"beam-{beam}.jsonl", words[beam])
-    figures = figures_of(words, source)
-    write_json(run.folder / "fit.json", figures.fit)
-    sections = (Section("Confidence", report_of(figures)),)
-    return Result(figures, checks_of(figures), sections, about=drawn.summary)
-
-
-def _heard(
-    config: Config, engine: str, clips: Sequence[Clip], beams: Sequence[int]
-) -> Iterable[tuple[int, list[Transcript]]]:
-    """Yield each beam, and the answers to all clips by it."""
-
-    def hear(beam: int, clip: Clip) -> Transcript:
-        language = clip.language if config.eval.tell_language else None
-        request = Request(read_bytes(clip.path), language=language, word_timestamps=True)
-        return transcriber.transcribe(dataclasses.replace(request, beam_size=beam, best_of=beam))
-
-    with (
-        open_transcriber(config, engine) as transcriber,
-        ThreadPoolExecutor(config.eval.concurrency) as pool,
-    ):
-        for beam in beams:
-            answers = pool.map(functools.partial(hear, beam), clips)
-            yield beam, list(tqdm(answers, f"beam {beam}", len(clips), unit="clip"))
-
-
-def judged(
-    clips: Sequence[Clip], answers: Sequence[Transcript], normalize: Normalize
-) -> Iterable[HeardWord]:
+def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> Iterable[HeardWord]:
     """Yield the words of answers, and whether each is right; what is but marks is no word.
 
     Clips that are of no half are of both in turn.
     """
-    for number, (clip, answer) in enumerate(zip(clips, answers, strict=True)):
+    for number, (clip, answer) in enumerate(heard):
         heard_words = [
             (word, segment) for segment in answer.segments for word in segment.words or ()
         ]
@@ -203,7 +278,7 @@ def fitted(words: Sequence[HeardWord], source: str) -> Confidence:
     )
 
 
-def figures_of(words: dict[int, list[HeardWord]], source: str) -> Figures:
+def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationResult:
     """Fit to the words of one half that were heard by any beam, and judge by the other.
 
     Args:
@@ -220,7 +295,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> Figures:
     if len(fit.languages) > 1:
         alone = [word for word in chosen if word.language == most]
         fits[f"fitted to {most or 'unknown'}"] = fitted(alone, source)
-    rows, by_bin = list[Row](), dict[str, dict[str, list[Bin]]]()
+    rows, by_bin = list[CalibrationRow](), dict[str, dict[str, list[Bin]]]()
     for beam, every in words.items():
         some = [word for word in every if word.half == "report"]
         if not some:
@@ -229,7 +304,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> Figures:
         rows += _rows(beam, some, figures)
         right = [word.right for word in some]
         by_bin[str(beam)] = {name: bins(values, right) for name, values in figures.items()}
-    return Figures(fit, tuple(rows), by_bin)
+    return CalibrationResult(fit, tuple(rows), by_bin)
 
 
 def _figures(words: Sequence[HeardWord], fits: dict[str, Confidence]) -> dict[str, list[float]]:
@@ -243,21 +318,23 @@ def _figures(words: Sequence[HeardWord], fits: dict[str, Confidence]) -> dict[st
     return figures
 
 
-def _rows(beam: int, words: Sequence[HeardWord], figures: dict[str, list[float]]) -> list[Row]:
+def _rows(
+    beam: int, words: Sequence[HeardWord], figures: dict[str, list[float]]
+) -> list[CalibrationRow]:
     counts = collections.Counter(word.language for word in words)
     languages = [name for name in sorted(counts) if name and counts[name] >= _FEWEST]
-    rows = list[Row]()
+    rows = list[CalibrationRow]()
     for language in [EVERY, *languages]:
         places = [i for i, word in enumerate(words) if language in (EVERY, word.language)]
         right = [words[i].right for i in places]
         rows += [
-            Row(beam, name, language, reliability([values[i] for i in places], right))
+            CalibrationRow(beam, name, language, reliability([values[i] for i in places], right))
             for name, values in figures.items()
         ]
     return rows
 
 
-def checks_of(figures: Figures) -> tuple[Check, ...]:
+def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
     """Check what must hold of all words that were not fitted to; few decide nothing."""
     whole = {(row.beam_size, row.figure): row for row in figures.rows if row.language == EVERY}
     checks = list[Check]()
@@ -274,7 +351,7 @@ def checks_of(figures: Figures) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def report_of(figures: Figures) -> list[Part]:
+def section_of(figures: CalibrationResult) -> Section:
     """Return the fit, the figures, and how many words are right of those that say as much."""
     parts: list[Part] = [Text(f"fit: {_fit(figures.fit)}")]
     parts.append(Table(_HEADER, [_cells(row) for row in figures.rows]))
@@ -287,7 +364,7 @@ def report_of(figures: Figures) -> list[Part]:
             ]
             header = [f"beam {beam}, {name}", "words", "says", "are right"]
             parts.append(Table(header, rows, f"Beam {beam}, {name}"))
-    return parts
+    return Section("Words", parts)
 
 
 def _fit(fit: Confidence) -> str:
@@ -301,7 +378,7 @@ def _fit(fit: Confidence) -> str:
 _HEADER = ("beam, words, figure", "words", "right", "says", "ECE", "adaptive", "Brier", "AUROC")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CalibrationRow) -> list[str]:
     figures = row.reliability
     shares = (figures.right, figures.said, figures.ece, figures.adaptive_ece)
     return [
