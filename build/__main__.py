@@ -77,7 +77,7 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     engine.add_argument(
         "--confidence",
         metavar="FILE",
-        help="what `python -m eval confidence` fitted, for words to say how likely they are right; "
+        help="what `python -m eval trust` fitted, for words to say how likely they are right; "
         "with another --checkpoint than the config's, its file is left out",
     )
     engine.add_argument(

@@ -25,7 +25,7 @@ class BuildConfig:
     # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
     calibrate: bool = False
     calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
-    # What `python -m eval confidence` fitted: words then say how likely they are right. "" = none.
+    # What `python -m eval trust` fitted: words then say how likely they are right. "" = none.
     confidence: NameOrNone = ""
     device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
     # Manifest of clips of people; an engine is compared with its checkpoint on four of them.

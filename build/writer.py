@@ -111,7 +111,7 @@ def read_confidence(path: str) -> Confidence | None:
     """
     if not path:
         return None
-    expected = "expected what `python -m eval confidence` fitted"
+    expected = "expected what `python -m eval trust` fitted"
     return from_json(Confidence, read_text(path, expected), path, advice=expected)
 
 

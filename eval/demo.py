@@ -41,11 +41,9 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
         memory_bytes = system.server.peak_memory_bytes()
     run.say("Stopped the server.")
     checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)
-    return Result(
-        {"calls": calls, "peak_memory_bytes": memory_bytes},
-        checks,
-        "\n".join(["", *render(calls, many, memory_bytes)]),
-    )
+    for line in ("", *render(calls, many, memory_bytes)):
+        run.show(line)
+    return Result({"calls": calls, "peak_memory_bytes": memory_bytes}, checks)
 
 
 def prepared(paths: Sequence[str], say: Say) -> Config:
@@ -124,7 +122,7 @@ def _totals(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> 
         "latency": f"p50 {times.p50_s:.2f} s, p95 {times.p95_s:.2f} s, p99 {times.p99_s:.2f} s",
         "RTFx": f"{rtfx(calls):.1f} ({audio_s:.1f} s of audio in {wall_s(calls):.1f} s, "
         f"{os.cpu_count()} CPU cores)",
-        "peak memory": f"{memory_bytes / 2**20:.0f} MiB (server and model)",
+        "peak memory": f"{memory_bytes / 2**20:.0f} MiB (server, gateway and model)",
     }
     for label, text in lines.items():
         yield f"{label:12}  {text}"

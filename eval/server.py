@@ -1,10 +1,16 @@
-"""A server that runs, seen from outside: its processes by what they do, and its metrics."""
+"""Start a server, `python -m serve triton` as a user does, and see it from outside."""
 
 import contextlib
+import dataclasses
 import http.client
+import os
 import re
-import socket
-import urllib.request
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,11 +18,261 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from eval.processes import descendants
+from eval.config import Config
+from eval.processes import descendants, kill
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.keys import add_key, hash_of, new_key
+from serve.supervisor.processes import peak_memory_bytes
+from serve.supervisor.run import for_this_machine
+from serve.supervisor.server import config_to_toml
+
+POLL_S = 0.1
+_READY_GRACE_S = 10.0
+_STOP_GRACE_S = 30.0  # beyond the drain's limit
+_PUBLISHED_S = 1.2  # the server's counters are renewed once a second
+_SETTLE_S = 30.0  # for which counters may go on changing
+_TIMEOUT_S = 10.0  # of a look at the server
+
+
+@dataclasses.dataclass(frozen=True)
+class Addresses:
+    """The addresses that a server listens on, host:port, and the API key to send; "" for none."""
+
+    http: str
+    grpc: str
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that carry the key."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+class RunningServer:
+    """A server in a process group of its own; `running` makes it.
+
+    Args:
+        config: with the ports that it listens on.
+        folder: for its config, its log and scratch files.
+        keys: of its API.
+        engine: the engine's folder; "" takes the config's.
+        log: of the server; None puts it into the folder.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, keys: Sequence[str], engine: str, log: Path | None
+    ) -> None:
+        server = config.server
+        self.config, self.folder, self.keys = config, folder, tuple(keys)
+        self.http, self.grpc, self.metrics = (
+            f"{server.host}:{port}"
+            for port in (server.http_port, server.grpc_port, server.metrics_port)
+        )
+        self.toml, self.log = folder / "server.toml", log or folder / "log"
+        self.kills: Counter[str] = Counter()
+        self.ended_by_itself = 0
+        self._engine = engine
+        self.toml.write_text(config_to_toml(config), encoding="utf-8")
+        self.process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "serve", "triton", "--config", str(self.toml)]
+        command += ["--engine", self._engine] if self._engine else []
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the server
+            )
+
+    @property
+    def at(self) -> Addresses:
+        """Return its addresses with its first key."""
+        return Addresses(self.http, self.grpc, self.keys[0] if self.keys else "")
+
+    def ready(self) -> bool:
+        """Return whether the server says over HTTP that it is ready."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return request(self.http, "GET", "/v2/health/ready", timeout_s=2.0)[0] == 200
+        return False
+
+    def wait_until_ready(self, *, revived: bool = False) -> None:
+        """Wait until it is ready; with `revived` start it again if it ends meanwhile.
+
+        Raises:
+            EarshotError: it is not ready in time; the message ends with its last lines.
+        """
+        end = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
+        while not self.ready():
+            if revived:
+                self.revive()
+            if self.process.poll() is not None or time.monotonic() > end:
+                lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                raise EarshotError("the server did not start: " + "\n".join(lines[-5:]))
+            time.sleep(POLL_S)
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """Return its processes by role; further ones of a role carry their id."""
+        by_name: dict[str, psutil.Process] = {}
+        for role, process in by_role(self.process.pid):
+            by_name[f"{role} {process.pid}" if role in by_name else role] = process
+        return by_name
+
+    def pids(self) -> dict[str, int]:
+        """Return the ids of its processes but those that read one file."""
+        processes = self.processes().items()
+        return {role: process.pid for role, process in processes if "sandbox " not in role}
+
+    def page(self) -> str:
+        """Read the metrics page; "" while the server does not answer."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, _, body = request(self.metrics, "GET", "/metrics", timeout_s=_TIMEOUT_S)
+            return body.decode() if status == 200 else ""
+        return ""
+
+    def require_unbroken(self) -> None:
+        """Check that it is the server which was started.
+
+        Raises:
+            EarshotError: it ended, or one of its processes was started again.
+        """
+        status = self.process.poll()
+        if status is not None:
+            raise EarshotError(f"the server ended with exit status {status}; see {self.log}")
+        if restarts := total(self.page(), "earshot_restarts_total"):
+            raise EarshotError(f"the server failed and was started {restarts:g} times; {self.log}")
+
+    def counters(self, *names: str) -> dict[str, float]:
+        """Read counters of the metrics page, each summed over its labels.
+
+        Raises:
+            UnavailableError: the page cannot be read.
+            EarshotError: as `require_unbroken`.
+        """
+        self.require_unbroken()
+        page = self.page()
+        if not page:
+            raise UnavailableError(f"the server's metrics at {self.metrics} cannot be read")
+        return {name: total(page, name) for name in names}
+
+    def settled(self, *names: str) -> dict[str, float]:
+        """Read counters once they stand still.
+
+        Raises:
+            DeadlineError: they go on changing.
+            EarshotError: as `counters`.
+        """
+        end, last = time.monotonic() + _SETTLE_S, self.counters(*names)
+        while time.monotonic() < end:
+            time.sleep(_PUBLISHED_S)
+            now = self.counters(*names)
+            if now == last:
+                return now
+            last = now
+        raise DeadlineError(
+            f"the server still works {_SETTLE_S:.0f} s after its last request: {last}"
+        )
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return processor seconds so far by role."""
+        spent: dict[str, float] = {}
+        for role, process in by_role(self.process.pid):
+            spent[role] = spent.get(role, 0.0) + cpu_s(process)
+        return spent
+
+    def peak_memory_bytes(self) -> int:
+        """Sum the largest resident memory of its processes, each at its own peak."""
+        return sum(peak_memory_bytes(process.pid) for process in self.processes().values())
+
+    def strike(self, role: str) -> None:
+        """Kill a process of a role by SIGKILL; "all" kills the whole server and starts it again."""
+        if role == "all":
+            self.kills[role] += 1
+            self.end()
+            self.process = self._start()
+        elif victim := self.processes().get(role):
+            self.kills[role] += 1
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+
+    def revive(self) -> None:
+        """Start it again if it has ended by itself."""
+        if self.process.poll() is not None:
+            self.ended_by_itself += 1
+            self.end()
+            self.process = self._start()
+
+    def stop(self) -> tuple[int | None, float]:
+        """Send SIGTERM; return the exit status (None: it had to be killed) and the seconds."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(self.config.server.drain_timeout_s + _STOP_GRACE_S)
+        return self.process.poll(), time.monotonic() - began
+
+    def end(self) -> None:
+        """Kill whatever still runs."""
+        family = descendants(self.process.pid)
+        kill(family)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def running(
+    config: Config, *, keys: int = 0, engine: str = "", log: Path | None = None
+) -> Iterator[RunningServer]:
+    """Run a server on free ports of loopback, without TLS; it is ready, and ends with the block.
+
+    Args:
+        config: of the server.
+        keys: number of API keys that it has; 0 asks for none.
+        engine: the engine's folder; "" takes the config's.
+        log: of the server; None keeps it only while the server runs.
+
+    Raises:
+        EarshotError: the server did not become ready; the message ends with its last lines.
+    """
+    with tempfile.TemporaryDirectory(prefix="earshot-eval-", ignore_cleanup_errors=True) as name:
+        folder, made = Path(name), [new_key() for _ in range(keys)]
+        server = dataclasses.replace(
+            for_this_machine(config.server), usage_file=config.server.usage_file
+        )
+        if made:
+            server = dataclasses.replace(server, keys_file=str(folder / "keys.toml"))
+        for number, key in enumerate(made):
+            add_key(folder / "keys.toml", f"client-{number}", {"sha256": hash_of(key)})
+        config = dataclasses.replace(config, server=server)
+        found = RunningServer(config, folder, made, engine, log)
+        try:
+            found.wait_until_ready()
+            yield found
+        finally:
+            _end(found)
+
+
+def _end(server: RunningServer) -> None:
+    """End the server: ask first, so that it clears away its files, then kill."""
+    process = server.process
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            # The first signal asks for a drain, the second cuts it short.
+            process.send_signal(signal.SIGTERM)
+            time.sleep(POLL_S)
+            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_GRACE_S)
+    server.end()
+
+
+# ---------------------------------------------------------------- processes and metrics
 
 
 def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield a process and all below it, by what they do; those that have ended are left out."""
+    """Yield a process and all below it with their roles; ended ones are left out."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in (psutil.Process(root), *descendants(root)):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -25,7 +281,7 @@ def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def role_of(command: Sequence[str]) -> str:
-    """Name what a process of a server does, by its command line."""
+    """Name the role of a server's process by its command line."""
     line = " ".join(command)
     if match := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
         return match[1]
@@ -45,27 +301,6 @@ def cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def connect(address: str, timeout_s: float) -> socket.socket:
-    """Open a connection to host:port; raises OSError."""
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout_s)
-
-
-def post(
-    address: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float
-) -> tuple[http.client.HTTPResponse, bytes]:
-    """Send one POST over a connection of its own; returns the answer and its body.
-
-    Raises:
-        OSError, http.client.HTTPException: there is no whole answer.
-    """
-    connection = http.client.HTTPConnection(address, timeout=timeout_s)
-    with contextlib.closing(connection):
-        connection.request("POST", path, body, headers)
-        answer = connection.getresponse()
-        return answer, answer.read()
-
-
 def samples(page: str, name: str) -> list[Sample]:
     """Return the samples of a name in a page of metrics, in Prometheus' text format."""
     families = text_string_to_metric_families(page)
@@ -73,11 +308,26 @@ def samples(page: str, name: str) -> list[Sample]:
 
 
 def total(page: str, name: str) -> float:
-    """Return the sum of a metric over all of its labels; 0 where the page lacks it."""
+    """Return the sum of a metric over all of its labels; 0 if the page lacks it."""
     return sum(sample.value for sample in samples(page, name))
 
 
-def metrics_page(address: str) -> str:
-    """Read the metrics page of a server at this address; raises OSError."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
+def request(
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    *,
+    timeout_s: float,
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Send one HTTP request over a connection of its own; return status, headers and body.
+
+    Raises:
+        OSError, http.client.HTTPException: there is no whole answer.
+    """
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()

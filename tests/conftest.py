@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("published")
         definitions = item._fixtureinfo.name2fixturedefs.get("server", ())
         file = item.nodeid.partition("::")[0]
-        if any(each.baseid == "tests" for each in definitions) and file not in SHARED_SERVER:
+        if definitions and definitions[-1].baseid == "tests" and file not in SHARED_SERVER:
             raise pytest.UsageError(f"{file} uses the fixture server; list it in SHARED_SERVER")
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):

@@ -8,13 +8,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from tqdm import tqdm
 
 from build.clips import Clip
 from eval.accuracy.data import ClipSet, Phase, Prediction, TimedCall
+from eval.load import closed_loop
 from serve.contract.errors import EarshotError
 from serve.contract.files import read_bytes
 
@@ -70,21 +70,14 @@ def drive(
     facts: dict[str, Any] = {"clip_set": clip_set, "phase": phase, "concurrency": concurrency}
     began = time.perf_counter()
 
-    def call(clip: Clip, repeat: int) -> None:
+    def call(of: tuple[Clip, int]) -> None:
+        clip, repeat = of
         language = [clip.language] if tell_language and clip.language else []
         timed = _timed_call(system, clip, language, began, repeat=repeat, **facts)
         with lock:
             emit(timed)
 
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="caller")
-    futures = [pool.submit(call, clip, repeat) for clip, repeat in calls]
-    try:
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-    finally:
-        # After Ctrl-C or a crash, calls under way are left to whoever closes the system.
-        pool.shutdown(wait=False, cancel_futures=True)
+    closed_loop(call, calls, at_once=concurrency)
 
 
 def driven(

@@ -4,7 +4,6 @@ What only one of them needs is imported where it is opened, in a process of its 
 """
 
 import contextlib
-import dataclasses
 import itertools
 from typing import Any
 
@@ -39,6 +38,8 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
         "rows": str(runtime.rows),
         "encoder batch": str(runtime.encoder_batch),
         "threads": str(runtime.threads),
+        "cross KV": runtime.cross_kv,
+        "encoder precision": runtime.encoder_precision,
         **{name: str(getattr(config.transcriber, name)) for name in _SEARCH},
     }
 
@@ -61,20 +62,15 @@ def greedy(config: Config) -> Config:
 class EarshotTriton(System):
     """The configured engine behind Triton Inference Server, whole answers by gRPC.
 
-    Takes whatever ports are free, so that it can run beside a server on the configured ones.
+    It listens on free ports, so that it can run beside a server on the configured ones.
     """
 
     def __init__(self, config: Config) -> None:
-        from serve.supervisor.run import (  # noqa: PLC0415 - needs pytriton
-            on_free_ports,
-            running_server,
-        )
+        from eval.server import running  # noqa: PLC0415 - needs the server's packages
         from serve.wire.client import Client  # noqa: PLC0415 - needs tritonclient
 
-        server = on_free_ports(config.server)
-        running = running_server(dataclasses.replace(config, server=server))
         with contextlib.ExitStack() as stack:
-            self.server = stack.enter_context(running)
+            self.server = stack.enter_context(running(config))
             client = Client(self.server.grpc, config.transcriber.request_timeout_s)
             self._client = stack.enter_context(client)
             self._stack = stack.pop_all()
@@ -87,12 +83,16 @@ class EarshotTriton(System):
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """Make one infer call."""
         answer = self._client.transcribe(audio=audio, language=language)
-        self.server.require_unbroken()
         return _from_transcript(answer)
 
     def close(self) -> None:
-        """Stop the server."""
-        self._stack.close()
+        """Stop the server.
+
+        Raises:
+            EarshotError: it failed meanwhile, even if it was started again.
+        """
+        with self._stack:
+            self.server.require_unbroken()
 
 
 class EarshotInProcess(System):

@@ -22,7 +22,7 @@ from eval.accuracy.prepare import (
     prepare_converted,
     prepare_engine,
 )
-from eval.config import Config
+from eval.config import Config, changed
 from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
@@ -67,6 +67,10 @@ def specs(config: Config) -> dict[str, Spec]:
     def fair(**options: Any) -> Callable[[], Options]:
         return lambda: fair_options(config) | options
 
+    def computed(cross_kv: str, encoder_precision: str) -> Spec:
+        runtime = {"cross_kv": cross_kv, "encoder_precision": encoder_precision}
+        return in_process(changed(config, "runtime", **runtime), "int8")
+
     one_row = {"beam_size": 1, "best_of": 1}
     return {
         "earshot-triton": Spec(
@@ -76,6 +80,9 @@ def specs(config: Config) -> dict[str, Spec]:
         ),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
+        "earshot-int8-full-kv": computed("full", "full"),
+        "earshot-int8-kv8": computed("int8", "full"),
+        "earshot-int8-kv8-fp8": computed("int8", "fp8"),  # Hopper alone has FP8
         "earshot-fp16": in_process(config, "fp16"),
         "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
         "faster-whisper-float32": faster_whisper(config, "float32", fair()),

@@ -8,7 +8,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -287,14 +286,6 @@ def offline(load: Load, lengths: Sequence[int], in_flight: int) -> float:
         load.poll()
         load.fill(coming, in_flight)
     return time.perf_counter() - began
-
-
-def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Draw arrival times (s) of a Poisson process up to `seconds`, and one more."""
-    rng, times = random.Random(seed), [0.0]
-    while times[-1] < seconds:
-        times.append(times[-1] + rng.expovariate(rate))
-    return times[1:]
 
 
 @dataclasses.dataclass(frozen=True)

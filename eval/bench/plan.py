@@ -37,7 +37,9 @@ class Plan:
     request_s: float = 10.0  # of sound, of latency's and open-loop's requests
     short_encoder: ShortEncoder = "auto"  # of these; see `TranscriberConfig.short_encoder`
     ablate: bool = False
-    through_triton: bool = False
+    through_server: bool = False
+    devices: tuple[str, ...] = ()  # a server on each in turn, and nothing else
+    clients: int = 256  # requests in flight for each of their engines
     peers: tuple[str, ...] = ()
 
     def workloads_with(self, slots: int) -> list[str]:
@@ -45,19 +47,6 @@ class Plan:
         fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
         return [name for name, fit in fits.items() if fit and name in self.workloads]
-
-
-@dataclasses.dataclass(frozen=True)
-class Load:
-    """The requests that `python -m eval scale` sends, and to which servers."""
-
-    devices: tuple[str, ...] = ("cuda:0", "cuda:*")  # a server on each in turn
-    clients: int = 256  # requests in flight for each engine
-    seconds: float = 20.0  # of each figure, its warm-up apart
-    shortest_s: float = 10.0  # of audio
-    longest_s: float = 30.0
-    slots: int = 0  # of each engine; 0 = as configured
-    beam_size: int = 1  # of every request
 
 
 def configured(config: Config, plan: Plan) -> Config:

@@ -1,6 +1,7 @@
 """`python -m eval bench`: ceilings, workloads, options, peers; each figure once it is known."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,11 @@ from eval.bench.table import (
     table_of,
 )
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
-from eval.config import Config
+from eval.config import Config, changed
 from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
 from eval.random_whisper.shapes import published_shape
-from eval.record import Result, Run, Say, Section, missing_packages
-from serve.contract.devices import names_of
+from eval.record import Result, Run, Say, Section, Text, missing_packages
+from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
@@ -44,6 +45,8 @@ def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
         EarshotError: as of `check` and `measurements`; the record cannot be written.
     """
     config = run.config
+    if devices := of_plan.pop("devices", None):
+        return _scaled(run, Plan(**of_plan, devices=tuple(devices)))
     plan = Plan(**of_plan, peers=installed_peers(run.say) if peers is None else peers)
     run.flags["peers"] = plan.peers
     check(config, plan)
@@ -57,6 +60,25 @@ def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
         result = _keep(run, rows, complete=False)
         run.say(str(measurement))
     return _keep(run, rows, complete=True) if rows else result
+
+
+def _scaled(run: Run, plan: Plan) -> Result:
+    """Measure a server on each of some devices, one after another."""
+    from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
+
+    config = changed(run.config, "runtime", slots=plan.slots[0])
+    config = configured(config, plan)
+    each = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
+    first = dataclasses.replace(config, runtime=first_of(each[0]))
+    engine = made_up(config, plan)
+    with on_disk(engine, first, run.say) as folder:
+        release_memory(first.runtime.device)
+        scaling = measure_scaling(config, folder, each, plan, run.say)
+    run.config = config
+    run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
+    run.versions |= software()
+    section = Section("Figures", [Text("", items=[*map(str, scaling.figures), str(scaling)])])
+    return Result({"scaling": scaling}, (scaling.check,), (section,))
 
 
 def _keep(run: Run, measured: Sequence[Measurement], *, complete: bool) -> Result:
@@ -97,7 +119,7 @@ def check(config: Config, plan: Plan) -> None:
     if len(names_of(device)) > 1 or device.endswith("*"):
         raise ConfigError(
             f"bench measures one GPU, got runtime.device = {device!r}; name one, such as cuda:0, "
-            "or measure several by `python -m eval scale`"
+            "or measure several by --device"
         )
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UnavailableError(
@@ -106,9 +128,9 @@ def check(config: Config, plan: Plan) -> None:
         )
     check_peers(plan.peers)
     missing = missing_packages(SERVER_PACKAGES)
-    if plan.through_triton and missing:
+    if plan.through_server and missing:
         raise UnavailableError(
-            f"--through-triton needs the packages {', '.join(missing)}, which are not installed"
+            f"--through-server needs the packages {', '.join(missing)}, which are not installed"
         )
 
 
@@ -133,14 +155,14 @@ def measurements(
         EarshotError: something failed that is no refusal.
     """
     config = configured(config, plan)
-    needs_folder = "start" in plan.workloads or plan.through_triton
+    needs_folder = "start" in plan.workloads or plan.through_server
     with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
         rows = []
         for measured in _in_process(engine, folder, config, plan, progress):
             rows.append(measured)
             yield measured
-        if plan.through_triton and folder is not None:
-            yield from _through_triton(folder, config, plan, rows, progress)
+        if plan.through_server and folder is not None:
+            yield from _through_server(folder, config, plan, rows, progress)
     for name in plan.peers:
         progress(f"peer {name}")
         release_memory(config.runtime.device)
@@ -165,17 +187,17 @@ def _in_process(
         yield from run_ablation(engine, config, plan, ceilings, progress)
 
 
-def _through_triton(
+def _through_server(
     folder: Path, config: Config, plan: Plan, rows: list[Measurement], progress: Say
 ) -> Iterator[Measurement]:
     """Measure a real server, compared with the same number of slots in process."""
-    from eval.bench.triton import through_triton  # noqa: PLC0415 - needs the server's packages
+    from eval.bench.server import through_server  # noqa: PLC0415 - needs the server's packages
 
     release_memory(config.runtime.device)
     name = system_name(config.runtime)
     same = [row.value for row in rows if (row.workload, row.system) == ("throughput", name)]
     try:
-        yield from through_triton(config, folder, same[0] if same else None, plan, progress)
+        yield from through_server(config, folder, same[0] if same else None, plan, progress)
     except UnavailableError as error:
         yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
 

@@ -20,10 +20,11 @@ import torch
 from eval.bench.acceptance import accepting
 from eval.bench.energy import joules_so_far
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline, open_loop, poisson
+from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline, open_loop
 from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
+from eval.load import poisson
 from eval.record import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
-from eval.server import metrics_page, total
+from eval.server import RunningServer, running
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
 from serve.contract.messages import Request, Samples, Transcript
@@ -21,7 +21,6 @@ from serve.gateway.live.settings import Settings
 from serve.gateway.live.utterance import Window
 from serve.gateway.metrics import LiveMetrics
 from serve.speech.activity import Detector
-from serve.supervisor.run import Server, for_this_machine, running_server
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from serve.wire.client import Client
@@ -69,9 +68,8 @@ def open_system(config: Config, decode_s: float) -> Iterator[System]:
         with open_transcriber(config) as transcriber:
             yield Simulated(transcriber, config.live, decode_s)
     else:
-        server_config = dataclasses.replace(config, server=for_this_machine(config.server))
         with (
-            running_server(server_config) as server,
+            running(config) as server,
             Client(server.grpc, config.transcriber.request_timeout_s) as client,
         ):
             yield _Real(server, client)
@@ -79,7 +77,7 @@ def open_system(config: Config, decode_s: float) -> Iterator[System]:
 
 @dataclasses.dataclass(frozen=True)
 class _Real:
-    server: Server
+    server: RunningServer
     client: Client
 
     def whole(self, request: Request) -> Transcript:
@@ -94,7 +92,7 @@ class _Real:
         return asyncio.run(work)
 
     def changed(self) -> float:
-        return total(metrics_page(self.server.metrics), _CHANGED)
+        return self.server.counters(_CHANGED)[_CHANGED]
 
     def require_unbroken(self) -> None:
         self.server.require_unbroken()

@@ -26,6 +26,7 @@ from eval.record import Check, Result, Run, Section, Table, write_jsonl
 from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE
 
+PEOPLE_CLIPS = 60  # recordings of people that are heard as they are
 MOST_INVENTED = 1.0  # % of the clips in which nobody speaks
 
 _AS_THEY_ARE = "as they are"
@@ -46,21 +47,18 @@ class Score:
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
-def invented(
-    run: Run, *, systems: tuple[str, ...] | None, half: str, limit: int, seed: int
-) -> Result:
+def invented(run: Run, *, systems: tuple[str, ...] | None, seed: int) -> Result:
     """Make the clips of `eval.manifest`'s speech, let systems hear them, count.
 
     Args:
-        run: its `config.eval.threads` is what every system gets.
+        run: its `config.eval` says the speech, its half, and the CPU threads of every system.
         systems: their names; None is `HEARING_NOBODY`.
-        half: of a manifest's two; "" is both.
-        limit: so many recordings are heard as they are.
         seed: of everything that is drawn.
 
     Raises:
         EarshotError: a system, a recording, or something that they need is missing or failed.
     """
+    half, limit = run.config.eval.half, PEOPLE_CLIPS
     names, speech = systems or HEARING_NOBODY, run.config.eval.manifest
     prepare_names(names, run)
     clips = _written(find_clips(speech, seed=seed, half=half).clips, seed, run.folder / "clips")

@@ -10,6 +10,7 @@ from eval.accuracy.score import Counts, Rate
 from eval.figures import rate_chart
 from eval.long.align import NEAR_CUT_S, RUN, TOUCH_S
 from eval.long.gates import long_gates
+from eval.long.invented import invented
 from eval.long.plan import NAMES
 from eval.long.run import Loaded, load_long, run_long
 from eval.long.score import BLOCK_S, Figures, LongScore, score_long
@@ -43,6 +44,7 @@ def long(
     minutes: float | None,
     seed: int,
     again: bool,
+    without_speech: bool,
 ) -> Result:
     """Let systems hear recordings, and score all answers that the folder holds.
 
@@ -50,11 +52,14 @@ def long(
         run: its config says the limits of the gates.
         systems: their names; None is all.
         minutes, seed, again: as of `run_long`.
+        without_speech: whether they hear short clips in which nobody speaks instead.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.
         ConfigError: the folder holds a run of other recordings or settings.
     """
+    if without_speech:
+        return invented(run, systems=systems, seed=seed)
     run_long(run, systems or NAMES, minutes=minutes, seed=seed, again=again)
     loaded, normalize = load_long(run.folder), normalizer(DEFAULT)
     scores = tuple(

@@ -106,7 +106,7 @@ def find_measured(config: Config, file: Path | None) -> Measured:
         path = path.relative_to(Path.cwd())
     measure = (
         f"measure it: python -m eval bench --config … --beam-size {beam_size} --workloads "
-        "start,latency,open-loop --through-triton, and give its bench.json as --measured FILE"
+        "start,latency,open-loop --through-server, and give its bench.json as --measured FILE"
     )
     if file is None and not path.exists():
         known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from eval.clients import Answer, Ask, by_grpc, by_stream
 from eval.config import Config
-from eval.soak.client import Ending, by_grpc, by_stream
 from eval.soak.stage import Stage
 
 MAX_RECOVERY_S = 90.0
@@ -54,16 +54,16 @@ def disruptions(seed: int) -> Iterator[tuple[str, Callable[[Stage], None]]]:
         yield from rng.sample(kinds, len(kinds))
 
 
-def recover(stage: Stage) -> tuple[float, Ending]:
-    """Wait until the server is itself again; the seconds, and the last ending."""
+def recover(stage: Stage) -> tuple[float, Answer]:
+    """Wait until the server is itself again; the seconds, and the last answer."""
     began = steady_s = time.monotonic()
-    pids, last = stage.pids(), Ending("lost", "not asked yet", 0.0)
-    while time.monotonic() - began < MAX_RECOVERY_S and stage.process.poll() is None:
+    pids, last = stage.server.pids(), Answer("lost", "not asked yet", 0.0)
+    while time.monotonic() - began < MAX_RECOVERY_S and stage.server.process.poll() is None:
         for send in (by_grpc, by_stream):
-            last = send(stage.at, stage.short, _ASK_S)
+            last = send(stage.at, Ask(stage.short, patience_s=_ASK_S))
             if last.kind != "answered":
                 break
-        now = stage.pids()
+        now = stage.server.pids()
         if last.kind != "answered" or now != pids:
             pids, steady_s = now, time.monotonic()
         elif time.monotonic() - steady_s >= _STEADY_S:
@@ -125,7 +125,7 @@ def _engine_goes(stage: Stage) -> None:
 
 
 def _found(stage: Stage, role: str) -> psutil.Process:
-    process = stage.processes().get(role)
+    process = stage.server.processes().get(role)
     if process is None:
         raise Unable(f"{role} was not there")
     return process

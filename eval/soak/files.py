@@ -9,6 +9,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
+from eval.clients import PATIENCE_S, Ask
 from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
@@ -26,6 +27,10 @@ class File:
     name: str
     data: bytes
     samples: Samples  # (n,), 16 kHz mono, of the clip itself
+
+    def ask(self, patience_s: float = PATIENCE_S) -> Ask:
+        """Return a request with it."""
+        return Ask(self.data, patience_s=patience_s, samples=self.samples)
 
 
 def files_of(clips: Sequence[Clip]) -> list[File]:

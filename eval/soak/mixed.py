@@ -10,7 +10,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -18,24 +18,23 @@ import psutil
 from tqdm import tqdm
 
 from build.clips import load_clips
+from eval.clients import CLIENTS, PATIENCE_S, Answer, lost
 from eval.config import Config
+from eval.load import closed_loop
 from eval.memory import resident_bytes
 from eval.record import Check, Result, Run, Say
-from eval.soak.client import Ending, crowd, lost
+from eval.soak.attacks import ATTACKS
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
-from eval.soak.doors import DOORS
 from eval.soak.files import files_of
 from eval.soak.findings import Finding, kept
-from eval.soak.hostile import ATTACKS
+from eval.soak.scenarios import crowd
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
 from serve.contract.errors import EarshotError
-from serve.contract.keys import add_key, hash_of, new_key
 
 TITLE = "clients of every kind, hostile ones and disruptions at once"
 _AT_ONCE = 8
 _HOSTILE_SHARE, _CANCELLED_SHARE = 0.1, 0.2
-_TIMEOUT_S = 60.0
 _PATIENCE_S = (0.005, 1.0)  # of who goes before there is an answer
 _PAUSE_S = 0.3  # after a request that was not answered
 _APART_S = 3.0  # between two disruptions
@@ -44,7 +43,7 @@ _LOOK_S = 1.0
 _KEYS = 20
 _KEPT_S = 60.0  # that a job is kept after its end, so that as many go as come
 _SETTLE_S = 30.0  # for the server's counts to be even when nobody asks any more
-_GONE_S = 2 * _TIMEOUT_S  # for the last clients to end
+_GONE_S = 2 * PATIENCE_S  # for the last clients to end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +73,17 @@ def action(seed: int, number: int, files: int) -> Action:
     cancelled = rng.random() < _CANCELLED_SHARE
     return Action(
         rng.choice(list(ATTACKS)) if hostile else None,
-        rng.choice(list(DOORS)),
+        rng.choice(list(CLIENTS)),
         rng.randrange(files),
         rng.uniform(*_PATIENCE_S) if cancelled else None,
         rng.randrange(_KEYS),
     )
 
 
-def with_keys_and_jobs(config: Config, folder: Path) -> tuple[Config, list[str]]:
-    """Return the config of a server that keeps jobs and asks for one of 20 keys, and the keys."""
-    keys = [new_key() for _ in range(_KEYS)]
-    for number, key in enumerate(keys):
-        add_key(folder / "keys.toml", f"client-{number}", {"sha256": hash_of(key)})
-    server = dataclasses.replace(config.server, keys_file=str(folder / "keys.toml"))
+def with_jobs(config: Config, folder: Path) -> Config:
+    """Return the config of a server that keeps jobs in a folder."""
     jobs = dataclasses.replace(config.jobs, folder=str(folder / "jobs"), keep_s=_KEPT_S)
-    return dataclasses.replace(config, server=server, jobs=jobs), keys
+    return dataclasses.replace(config, jobs=jobs)
 
 
 def mixed(run: Run, load: Load) -> Result:
@@ -104,9 +99,9 @@ def mixed(run: Run, load: Load) -> Result:
     """
     clips = tuple(load_clips(run.config.eval.manifest))
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
-        config, keys = with_keys_and_jobs(with_link(run.config, Path(name)), Path(name))
-        with stage(config, clips, run.say, keys[0]) as running:
-            soak = _Mixed(running, keys, load, run.say)
+        config = with_jobs(with_link(run.config, Path(name)), Path(name))
+        with stage(config, clips, run.say, keys=_KEYS) as running:
+            soak = _Mixed(running, load, run.say)
             try:
                 soak.run()
             finally:
@@ -117,11 +112,10 @@ def mixed(run: Run, load: Load) -> Result:
 class _Mixed:
     """One soak of a running server."""
 
-    def __init__(self, running: Stage, keys: Sequence[str], load: Load, say: Say) -> None:
-        self._stage, self._keys, self._load, self._say = running, keys, load, say
+    def __init__(self, running: Stage, load: Load, say: Say) -> None:
+        self._stage, self._load, self._say = running, load, say
         self._files = files_of(running.clips)
         self._texts: dict[tuple[str, int], str] = {}
-        self._numbers = itertools.count()
         self._stopped = threading.Event()
         self._tally = Tally()
         self._whole = False
@@ -130,16 +124,16 @@ class _Mixed:
         """Ask in quiet, soak, and look whether all that began has ended."""
         self._ask_in_quiet()
         self._tally.began_s = time.monotonic()
-        with crowd(_AT_ONCE + 2) as pool:
+        with crowd(3) as pool:
             try:
-                clients = [pool.submit(self._clients) for _ in range(_AT_ONCE)]
+                clients = [pool.submit(self._clients)]
                 others = [pool.submit(self._disrupt), pool.submit(self._look)]
                 self._show(clients + others)
             finally:
                 self._stopped.set()
             ended, hang = wait(clients + others, _GONE_S)
             if hang:
-                raise EarshotError(f"{len(hang)} clients have no ending after {_GONE_S:g} s")
+                raise EarshotError(f"{len(hang)} clients have no answer after {_GONE_S:g} s")
             for client in ended:
                 client.result()
         self._settle()
@@ -152,7 +146,7 @@ class _Mixed:
         figures = {each[0]: float(each[1]) for each in news if not isinstance(each, Check)}
         seed = f"seed {self._load.seed}"
         checks.append(Check("it comes to its end", self._whole or None, seed))
-        ended = self._stage.process.poll()
+        ended = self._stage.server.process.poll()
         checks.append(Check("the server runs to the end", ended is None, f"exit status {ended}"))
         took_s = time.monotonic() - self._tally.began_s
         return Finding("mixed", TITLE, tuple(checks), figures, took_s)
@@ -166,11 +160,11 @@ class _Mixed:
 
     def _ask_in_quiet(self) -> None:
         """Get the text of every file by every door, with which all later ones are compared."""
-        for door, file in itertools.product(DOORS, range(len(self._files))):
-            ending = DOORS[door](self._stage.at, self._files[file], _TIMEOUT_S)
-            if ending.kind != "answered":
-                raise EarshotError(f"{door}, {self._files[file].name}, in quiet: {ending}")
-            self._texts[door, file] = ending.text
+        for door, file in itertools.product(CLIENTS, range(len(self._files))):
+            answer = CLIENTS[door](self._stage.at, self._files[file].ask())
+            if answer.kind != "answered":
+                raise EarshotError(f"{door}, {self._files[file].name}, in quiet: {answer}")
+            self._texts[door, file] = answer.text
         self._say(f"{len(self._texts)} texts in quiet")
 
     def _show(self, running: list["Future[None]"]) -> None:
@@ -179,28 +173,29 @@ class _Mixed:
             while self._share < 1:
                 bar.update(round(100 * self._share) - bar.n)
                 bar.set_postfix_str(f"{self._tally.actions} actions")
-                if self._stage.process.poll() is not None or any(map(Future.done, running[:-2])):
+                if self._stage.server.process.poll() is not None or any(
+                    map(Future.done, running[:-2])
+                ):
                     return
                 time.sleep(_LOOK_S)
 
     def _clients(self) -> None:
         """Do one action after another."""
-        while not self._stopped.is_set():
-            number = next(self._numbers)
-            if self._load.actions is not None and number >= self._load.actions:
-                self._stopped.set()
-                return
-            act = action(self._load.seed, number, len(self._files))
-            begin_s = time.monotonic()
-            if act.attack is None:
-                ending = self._honest(act, begin_s)
-            else:
-                ending = _attacked(ATTACKS[act.attack], self._stage)
-                self._tally.hostile(act.attack, begin_s, ending)
-            if act.patience_s is None and ending.kind in ("lost", "refused"):
-                self._stopped.wait(_PAUSE_S)
+        numbers = itertools.count() if self._load.actions is None else range(self._load.actions)
+        closed_loop(self._act, numbers, at_once=_AT_ONCE, stop=self._stopped)
 
-    def _honest(self, act: Action, begin_s: float) -> Ending:
+    def _act(self, number: int) -> None:
+        act = action(self._load.seed, number, len(self._files))
+        begin_s = time.monotonic()
+        if act.attack is None:
+            answer = self._honest(act, begin_s)
+        else:
+            answer = _attacked(ATTACKS[act.attack], self._stage)
+            self._tally.hostile(act.attack, begin_s, answer)
+        if act.patience_s is None and answer.kind in ("lost", "refused"):
+            self._stopped.wait(_PAUSE_S)
+
+    def _honest(self, act: Action, begin_s: float) -> Answer:
         file = self._files[act.file]
         request = Asked(
             what=f"{act.door}, {file.name}",
@@ -208,10 +203,10 @@ class _Mixed:
             patient=act.patience_s is None,
             begin_s=begin_s,
         )
-        at = dataclasses.replace(self._stage.at, key=self._keys[act.key])
-        ending = DOORS[act.door](at, file, act.patience_s or _TIMEOUT_S)
-        self._tally.honest(request, ending)
-        return ending
+        at = dataclasses.replace(self._stage.at, key=self._stage.server.keys[act.key])
+        answer = CLIENTS[act.door](at, file.ask(act.patience_s or PATIENCE_S))
+        self._tally.honest(request, answer)
+        return answer
 
     def _disrupt(self) -> None:
         """Disrupt again and again early on; what comes later is for growth."""
@@ -230,7 +225,7 @@ class _Mixed:
         while not self._stopped.wait(_LOOK_S):
             if self._share < _WARM:
                 continue
-            for role, process in self._stage.processes().items():
+            for role, process in self._stage.server.processes().items():
                 with contextlib.suppress(psutil.Error):
                     memory_kb = resident_bytes(process) / 1024
                     self._tally.look(role, process.pid, memory_kb, process.num_fds())
@@ -239,10 +234,10 @@ class _Mixed:
         end_s = time.monotonic() + _SETTLE_S
         while time.monotonic() < end_s and self._tally.uneven != "":
             time.sleep(_LOOK_S)
-            self._tally.uneven = uneven(self._stage.metrics())
+            self._tally.uneven = uneven(self._stage.server.page())
 
 
-def _attacked(attack: Callable[[Stage], Ending], running: Stage) -> Ending:
+def _attacked(attack: Callable[[Stage], Answer], running: Stage) -> Answer:
     began = time.monotonic()
     try:
         return attack(running)

@@ -8,6 +8,8 @@ SCENARIOS = {
     "descriptors": "no file descriptors left",
     "floods": "floods that need no key, beside a client",
     "killers": "requests that ended or froze servers before",
+    "jobs": "jobs while processes are killed",
+    "overload": "more requests than a server can do, with a latency target",
     "reload": "engines exchanged under load, some of them bad",
 }
 """Titles by name, in the order in which they run."""

@@ -1,6 +1,6 @@
 """Engines exchanged under a steady load: good ones, bad ones, and one that is killed half-way.
 
-Every request has one ending, and so has every utterance of a live session that lasts all along;
+Every request has one answer, and so has every utterance of a live session that lasts all along;
 what goes wrong with a new engine changes nothing for anybody.
 """
 
@@ -23,12 +23,11 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from eval.clients import CLIENTS, LIVE, Answer, Ask, Client, counted, lost, utterance
 from eval.memory import Watch, tree_memory_bytes
 from eval.record import Check
-from eval.server import samples
-from eval.soak.client import Addresses, Ending, counted, lost
-from eval.soak.doors import DOORS, Door, utterance
-from eval.soak.files import File, files_of
+from eval.server import Addresses, samples
+from eval.soak.files import files_of
 from eval.soak.findings import Found
 from eval.soak.stage import Stage
 from serve.contract.codec import to_json
@@ -55,15 +54,15 @@ class _Case:
 class _Load:
     """Clients that ask without a pause, one of them in a live session, for a `with` block."""
 
-    def __init__(self, at: Addresses, file: File) -> None:
-        self.endings: list[tuple[float, Ending]] = []  # and when they began
+    def __init__(self, at: Addresses, asked: Ask) -> None:
+        self.answers: list[tuple[float, Answer]] = []  # and when they began
         self.utterances = self.completed = 0
         self.session_error = ""
         self._at = at
-        self._file = file
+        self._asked = asked
         self._stopped = threading.Event()
         self._threads = [
-            *(threading.Thread(target=self._ask, args=(door,)) for door in DOORS.values()),
+            *(threading.Thread(target=self._ask, args=(client,)) for client in CLIENTS.values()),
             threading.Thread(target=self._speak),
         ]
 
@@ -79,27 +78,27 @@ class _Load:
         for thread in self._threads:
             thread.join()
 
-    def between(self, begin_s: float, end_s: float) -> list[Ending]:
-        """Return the endings of requests that began then."""
-        return [ending for began_s, ending in self.endings if begin_s <= began_s < end_s]
+    def between(self, begin_s: float, end_s: float) -> list[Answer]:
+        """Return the answers of requests that began then."""
+        return [answer for began_s, answer in self.answers if begin_s <= began_s < end_s]
 
-    def _ask(self, door: Door) -> None:
+    def _ask(self, client: Client) -> None:
         while not self._stopped.is_set():
             began_s = time.monotonic()
             try:
-                ending = door(self._at, self._file, _LIMIT_S)
+                answer = client(self._at, self._asked)
             except (OSError, WebSocketException) as error:
-                ending = lost(error, began_s)
-            self.endings.append((began_s, ending))
+                answer = lost(error, began_s)
+            self.answers.append((began_s, answer))
 
     def _speak(self) -> None:
         """Say one utterance after another in a session that lasts all along."""
-        url = f"ws://{self._at.http}/v1/realtime?intent=transcription"
+        url = f"ws://{self._at.http}{LIVE}"
         try:
             with connect(url, open_timeout=_LIMIT_S, max_size=None, compression=None) as socket:
                 while not self._stopped.is_set():
                     self.utterances += 1
-                    for message in utterance(self._file):
+                    for message in utterance(self._asked):
                         socket.send(message)
                     self.completed += _completed(socket)
         except (OSError, WebSocketException) as error:
@@ -107,7 +106,7 @@ class _Load:
 
 
 def _completed(socket: Connection) -> int:
-    """Count the endings of an utterance; behind it the server says that it forgets the silence."""
+    """Count the answers of an utterance; behind it the server says that it forgets the silence."""
     count, kind = 0, ""
     while kind != "cleared":
         event = json.loads(socket.recv(timeout=_LIMIT_S))
@@ -124,8 +123,8 @@ def reloads(stage: Stage) -> Found:
     file = files_of(stage.clips)[0]
     spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # by being in place
     with (
-        Watch(lambda: tree_memory_bytes(stage.process.pid)) as memory,
-        _Load(stage.at, file) as load,
+        Watch(lambda: tree_memory_bytes(stage.server.process.pid)) as memory,
+        _Load(stage.at, file.ask(_LIMIT_S)) as load,
     ):
         began_s = time.monotonic()
         time.sleep(_CALM_S)
@@ -147,13 +146,13 @@ def reloads(stage: Stage) -> Found:
     for in_place, when in ((False, "during"), (True, "during, in place")):
         yield from _told(when, [each for span in spans[in_place] for each in load.between(*span)])
     yield from _told("after", load.between(after_s, time.monotonic()))
-    endings = [ending for _, ending in load.endings]
+    answers = [answer for _, answer in load.answers]
     yield Check(
         "every request has one answer",
-        all(ending.kind == "answered" for ending in endings),
-        counted(endings),
+        all(answer.kind == "answered" for answer in answers),
+        counted(answers),
     )
-    texts = {ending.text for ending in endings if ending.kind == "answered"}
+    texts = {answer.text for answer in answers if answer.kind == "answered"}
     yield "different texts of the one file", len(texts)
     yield Check(
         "every utterance of the session that lasts all along is completed once",
@@ -162,20 +161,22 @@ def reloads(stage: Stage) -> Found:
     )
     yield "memory before, MiB", alone_bytes / _MIB
     yield "memory at most, MiB", memory.peak_bytes / _MIB
-    counts = samples(stage.metrics(), "earshot_reloads_total")
+    counts = samples(stage.server.page(), "earshot_reloads_total")
     told = {sample.labels["outcome"]: int(sample.value) for sample in counts}
     good = sum(case.good for case in cases)
     wanted = {"ok": good, "failed": len(cases) - good}
     yield Check("the server counts them so", told == wanted, str(told))
-    restarts = sum(sample.value for sample in samples(stage.metrics(), "earshot_restarts_total"))
+    restarts = sum(
+        sample.value for sample in samples(stage.server.page(), "earshot_restarts_total")
+    )
     yield Check("nothing had to be started again", restarts == 0, f"{restarts:g} restarts")
     yield Check("its own engine is as it was", own.is_dir(), str(own))
 
 
-def _told(when: str, endings: Sequence[Ending]) -> Iterator[tuple[str, float]]:
-    seconds = sorted(ending.seconds for ending in endings)
+def _told(when: str, answers: Sequence[Answer]) -> Iterator[tuple[str, float]]:
+    seconds = sorted(answer.seconds for answer in answers)
     yield f"{when}: requests", len(seconds)
-    yield f"{when}: not answered", sum(ending.kind != "answered" for ending in endings)
+    yield f"{when}: not answered", sum(answer.kind != "answered" for answer in answers)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         if seconds:
             yield f"{when}: {name}, s", seconds[min(len(seconds) - 1, int(share * len(seconds)))]
@@ -183,7 +184,7 @@ def _told(when: str, endings: Sequence[Ending]) -> Iterator[tuple[str, float]]:
 
 def _exchange(stage: Stage, case: _Case) -> tuple[int, list[str]]:
     """Ask for it as an operator does; return the exit status and what was said."""
-    command = [sys.executable, "-m", "serve", "reload", "--config", str(stage.toml)]
+    command = [sys.executable, "-m", "serve", "reload", "--config", str(stage.server.toml)]
     command += ["--engine", str(case.engine), "--clips", str(Path(stage.config.eval.manifest))]
     stage.say(f"{case.name} …")
     before = set(_tritons(stage))
@@ -199,7 +200,7 @@ def _exchange(stage: Stage, case: _Case) -> tuple[int, list[str]]:
 
 
 def _tritons(stage: Stage) -> list[int]:
-    return [pid for role, pid in stage.pids().items() if role.startswith("tritonserver")]
+    return [pid for role, pid in stage.server.pids().items() if role.startswith("tritonserver")]
 
 
 # ---------------------------------------------------------------- engines
@@ -208,7 +209,7 @@ def _tritons(stage: Stage) -> list[int]:
 def _cases(stage: Stage) -> list[_Case]:
     """Make engines of each kind in the stage's folder."""
     own = Path(stage.config.engine).absolute()
-    other = stage.folder / "other"
+    other = stage.server.folder / "other"
     precision = "int8" if stage.config.build.precision == "fp16" else "fp16"
     command = [sys.executable, "-m", "build", "engine", "--checkpoint"]
     command += [stage.config.build.checkpoint, "--precision", precision]
@@ -219,7 +220,7 @@ def _cases(stage: Stage) -> list[_Case]:
         raise EarshotError(f"the other engine cannot be built: {done.stderr.strip()}")
 
     def bad(name: str, spoil: Callable[[Path], None]) -> Path:
-        folder = stage.folder / name
+        folder = stage.server.folder / name
         shutil.copytree(own, folder)
         spoil(folder)
         return folder
@@ -232,10 +233,14 @@ def _cases(stage: Stage) -> list[_Case]:
         _Case("5. random scales", bad("garbage", _garble), good=False),
         _Case("6. killed while it starts", other, good=False, killed=True),
         _Case(f"7. {precision}", other, good=True),
-        _Case("8. no such folder", stage.folder / "none", good=False),
+        _Case("8. no such folder", stage.server.folder / "none", good=False),
         _Case("9. in place", own, good=True, flags=("--in-place",)),
         _Case(
-            "10. random scales, in place", stage.folder / "garbage", False, False, ("--in-place",)
+            "10. random scales, in place",
+            stage.server.folder / "garbage",
+            False,
+            False,
+            ("--in-place",),
         ),
     ]
 

@@ -8,15 +8,23 @@ import psutil
 from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.record import Check, Result, Run, Say, loud
-from eval.soak.crowds import forty_hours, short_beside_long, with_limit
+from eval.soak.attacks import floods, killers
 from eval.soak.findings import Finding, Found, kept
-from eval.soak.floods import floods
-from eval.soak.killers import killers
+from eval.soak.jobs import jobs
 from eval.soak.mixed import Load, mixed
+from eval.soak.overload import overload
 from eval.soak.plan import SCENARIOS
 from eval.soak.reloads import reloads
+from eval.soak.scenarios import (
+    descriptors,
+    forty_hours,
+    large_uploads,
+    short_beside_long,
+    slow_clients,
+    with_limit,
+    with_short_uploads,
+)
 from eval.soak.stage import Stage, stage
-from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
 from serve.contract.errors import ConfigError, EarshotError
 
 Attack = Callable[[Stage], Found]
@@ -32,6 +40,9 @@ _ATTACKS: dict[str, Attack] = {
     "killers": killers,
     "reload": reloads,
 }
+_OF_THEIR_OWN = {"jobs": jobs, "overload": overload}
+"""Scenarios that start servers themselves."""
+
 _CONFIGS: dict[str, Callable[[Config], Config]] = {
     "short-beside-long": with_limit,
     "forty-hours": with_limit,
@@ -62,36 +73,49 @@ def soak(
     clips, findings = tuple(load_clips(run.config.eval.manifest)), list[Finding]()
     for name in scenarios or tuple(SCENARIOS):
         run.say(f"{name}: {SCENARIOS[name]} …")
-        findings.append(attacked(name, run.config, clips, run.say))
+        findings.append(attacked(name, run.config, clips, run.say, minutes=minutes, seed=seed))
         result = kept(run, findings)
         run.say(f"{name}: {loud(findings[-1].verdict)}")
     return result
 
 
-def attacked(name: str, config: Config, clips: tuple[Clip, ...], say: Say) -> Finding:
-    """Run one scenario on a server of its own; an error in it is a check that failed.
+def attacked(
+    name: str,
+    config: Config,
+    clips: tuple[Clip, ...],
+    say: Say,
+    *,
+    minutes: float = 5,
+    seed: int = 0,
+) -> Finding:
+    """Run one scenario; an error in it is a check that failed.
 
     Raises:
-        EarshotError: the server did not start.
+        EarshotError: its server did not start.
     """
-    began = time.monotonic()
-    if name in _CONFIGS:
-        config = _CONFIGS[name](config)
-    checks, figures = list[Check](), dict[str, float]()
-    with stage(config, clips, say) as running:
+    began, checks, figures = time.monotonic(), list[Check](), dict[str, float]()
+
+    def note(found: Found) -> None:
         try:
-            for news in _ATTACKS[name](running):
+            for news in found:
                 if isinstance(news, Check):
                     checks.append(news)
                 else:
                     figures[news[0]] = float(news[1])
         except (EarshotError, OSError, psutil.Error) as error:
             checks.append(Check("the scenario comes to its end", False, repr(error)))
-        ended = running.process.poll()
-        if ended is None:
-            status, figures["stopped after SIGTERM, s"] = running.stop()
-            how = "killed, for it did not stop" if status is None else f"exit status {status}"
-            checks.append(Check("it stops when it is asked to", status is not None, how))
-        else:
-            checks.append(Check("the server runs to the end", False, f"exit status {ended}"))
+
+    if name in _OF_THEIR_OWN:
+        note(_OF_THEIR_OWN[name](config, clips, say, minutes=minutes, seed=seed))
+    else:
+        config = _CONFIGS[name](config) if name in _CONFIGS else config
+        with stage(config, clips, say) as running:
+            note(_ATTACKS[name](running))
+            ended = running.server.process.poll()
+            if ended is None:
+                status, figures["stopped after SIGTERM, s"] = running.server.stop()
+                how = "killed, for it did not stop" if status is None else f"exit status {status}"
+                checks.append(Check("it stops when it is asked to", status is not None, how))
+            else:
+                checks.append(Check("the server runs to the end", False, f"exit status {ended}"))
     return Finding(name, SCENARIOS[name], tuple(checks), figures, time.monotonic() - began)

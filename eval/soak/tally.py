@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from eval.clients import Answer
+from eval.memory import slope
 from eval.record import Check
 from eval.server import samples, total
-from eval.soak.client import Ending
 from eval.soak.disruptions import MAX_RECOVERY_S, Span
 from eval.soak.findings import Found
-from eval.soak.memory import slope
 
 MAX_GROWTH_KB = 4.0  # an action: a million, 4 GB; pages that a process keeps come in MBs
 MAX_DESCRIPTORS = 0.005  # that a process may have more after each action: one in 200
@@ -54,38 +54,38 @@ class Tally:
         self._kinds: collections.Counter[str] = collections.Counter()
         self._bad: dict[str, list[str]] = {name: [] for name in _PROMISES}
         self._longest_s = [0.0, 0.0]  # in quiet, and where a disruption was under way
-        self._recovered: dict[str, tuple[float, Ending]] = {}
+        self._recovered: dict[str, tuple[float, Answer]] = {}
         self._looks: dict[tuple[str, int], list[Look]] = {}
 
-    def honest(self, request: Asked, ending: Ending) -> None:
+    def honest(self, request: Asked, answer: Answer) -> None:
         """Count an honest request that has ended by now."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
             disrupted = any(span.meets(request.begin_s, now_s) for span in self.spans)
-            left = not request.patient and ending.kind != "answered"
-            self._kinds["left" if left else ending.kind] += 1
-            complaint = f"{request.what}: {ending}"
-            if ending.kind == "answered" and ending.text != request.text:
+            left = not request.patient and answer.kind != "answered"
+            self._kinds["left" if left else answer.kind] += 1
+            complaint = f"{request.what}: {answer}"
+            if answer.kind == "answered" and answer.text != request.text:
                 self._bad["wrong"].append(f"{complaint}, not {request.text!r}")
             if request.patient:
-                self._longest_s[disrupted] = max(self._longest_s[disrupted], ending.seconds)
-                if ending.waited_in_vain:
+                self._longest_s[disrupted] = max(self._longest_s[disrupted], answer.seconds)
+                if answer.waited_in_vain:
                     self._bad["vain"].append(complaint)
-                elif ending.kind in ("lost", "failed") and not disrupted:
-                    self._bad[ending.kind].append(complaint)
+                elif answer.kind in ("lost", "failed") and not disrupted:
+                    self._bad[answer.kind].append(complaint)
 
-    def hostile(self, what: str, begin_s: float, ending: Ending) -> None:
+    def hostile(self, what: str, begin_s: float, answer: Answer) -> None:
         """Count a hostile client that has ended."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
             self._kinds["hostile"] += 1
             disrupted = any(span.meets(begin_s, now_s) for span in self.spans)
-            if _FAULT.match(ending.text) and not disrupted:
-                self._bad["fault"].append(f"{what}: {ending}")
+            if _FAULT.match(answer.text) and not disrupted:
+                self._bad["fault"].append(f"{what}: {answer}")
 
-    def recovered(self, what: str, seconds: float, last: Ending) -> None:
+    def recovered(self, what: str, seconds: float, last: Answer) -> None:
         """Note whether the server was itself again after a disruption."""
         with self._lock:
             self._kinds["disruptions"] += 1
@@ -124,7 +124,7 @@ class Tally:
 _PROMISES = {
     "wrong": "no text is another than in quiet",
     "vain": "nobody waits in vain",
-    "lost": "every request has its ending where nothing was disrupted",
+    "lost": "every request has its answer where nothing was disrupted",
     "failed": "no honest request fails where nothing was disrupted",
     "fault": "no hostile client makes the server fail",
     "back": f"the server is itself again within {MAX_RECOVERY_S:g} s",
@@ -154,7 +154,7 @@ def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, flo
 
 
 def uneven(page: str) -> str:
-    """Say what is not over by the server's metrics; "" where every request has its ending."""
+    """Say what is not over by the server's metrics; "" where every request has its answer."""
     under_way = {name: total(page, f"earshot_{name}") for name in _UNDER_WAY}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")
@@ -168,7 +168,7 @@ def uneven(page: str) -> str:
 
 
 _UNDER_WAY = (
-    "pending_requests",
+    "panswer_requests",
     "live_streams",
     "gateway_inflight_requests",
     "gateway_inflight_bytes",

@@ -73,9 +73,7 @@ class Gateway:
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self.state = State(self.door, config, pages)
-        whole = functools.partial(
-            whole_page, folder, tritons, self.door.metrics, number, processes
-        )
+        whole = functools.partial(whole_page, folder, tritons, self.door.metrics, number, processes)
         connections = _most_connections(server)
         self.jobs = _open_jobs(config, self.door) if config.jobs.folder else None
         routes = self.jobs.routes if self.jobs else ()

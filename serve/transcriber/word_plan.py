@@ -65,6 +65,6 @@ def low_confidence_of(request: Request, confidence: Confidence | None) -> float 
     if confidence is None:
         raise OptionError(
             f"low_confidence = {low:g}, but the engine does not say how likely words are right; "
-            "build it again with build.confidence, which `python -m eval confidence` fits"
+            "build it again with build.confidence, which `python -m eval trust` fits"
         )
     return float(low)

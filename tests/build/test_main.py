@@ -168,7 +168,7 @@ def test_an_engine_holds_the_confidence_that_was_fitted_to_its_checkpoint(
 def test_a_fit_that_is_none_is_refused_before_anything_is_built(config, tmp_path, capsys):
     flags = ["engine", "--config", config, "--confidence"]
     _, message = error(capsys, *flags, tmp_path / "no.json")
-    assert "no.json" in message and "`python -m eval confidence` fitted" in message
+    assert "no.json" in message and "`python -m eval trust` fitted" in message
     falling = tmp_path / "falling.json"
     falling.write_text(to_json(dataclasses.replace(CONFIDENCE, probability=-1.0)))
     _, message = error(capsys, *flags, falling)

@@ -14,14 +14,14 @@ import threading
 import pytest
 
 import eval.config
-from eval import bench_flags, processes
+from eval import processes
 from eval.__main__ import _parser, main
 from eval.accuracy import kept as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.data import read_calls
-from eval.bench.plan import Load, Plan
-from eval.commands import COMMANDS
+from eval.bench.plan import Plan
+from eval.commands import BENCH, COMMANDS
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
@@ -358,7 +358,7 @@ def test_every_flag_is_a_keyword_of_what_does_the_command(command):
         pkgutil.resolve_name(f"eval.{command.entry}")
     ).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    rest = {"bench": Plan, "scale": Load}.get(command.name)
+    rest = {"bench": Plan}.get(command.name)
     assert (rest is not None) == any(one.kind is one.VAR_KEYWORD for one in parameters)
     if rest is not None:
         named |= {field.name for field in dataclasses.fields(rest)}
@@ -379,7 +379,7 @@ def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
         assert default in told
     options = _parser().parse_args(["bench", "--config", "x"])
     for field in dataclasses.fields(Plan):
-        if field.name != "peers":  # what is installed is not known before
+        if field.name not in ("peers", "devices"):  # what is there is not known before
             assert getattr(options, field.name) == field.default
-    shown = [flag.default for flag in bench_flags.BENCH if flag.default is not None]
+    shown = [flag.default for flag in BENCH if flag.default is not None]
     assert set(shown) <= {field.default for field in dataclasses.fields(Plan)}

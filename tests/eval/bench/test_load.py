@@ -7,7 +7,7 @@ import types
 import pytest
 
 from eval.bench import load as load_module
-from eval.bench.load import Load, closed_loop, offline, open_loop, poisson
+from eval.bench.load import Load, closed_loop, offline, open_loop
 from serve.contract.errors import DeadlineError, DeviceError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 
@@ -179,13 +179,3 @@ def test_a_stuck_runtime_is_not_waited_for_without_limit(clock):
     load.submit([5])
     with pytest.raises(DeadlineError, match="no window ended for 120 s, with 1 in the runtime"):
         load.drain()
-
-
-def test_poisson_arrivals_have_the_rate_and_repeat():
-    times = poisson(rate=50.0, seconds=100.0, seed=3)
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert times == poisson(50.0, 100.0, 3) != poisson(50.0, 100.0, 4)
-    assert all(gap > 0 for gap in gaps) and times[-2] < 100.0 <= times[-1]
-    mean = sum(gaps) / len(gaps)
-    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-    assert mean == pytest.approx(0.02, rel=0.1) and spread == pytest.approx(0.02, rel=0.1)

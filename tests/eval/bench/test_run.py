@@ -125,12 +125,12 @@ def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
 ):
     given = []
 
-    def through_triton(config, folder, in_process, plan, progress):
+    def through_server(config, folder, in_process, plan, progress):
         given.append((open_engine(folder).manifest.dims, in_process, plan))
         yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx", None)
 
-    monkeypatch.setattr("eval.bench.triton.through_triton", through_triton)
-    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), through_triton=True)
+    monkeypatch.setattr("eval.bench.server.through_server", through_server)
+    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), through_server=True)
     *_, ours, row = measurements(engine, config, plan, quiet)
     assert row.system == "earshot, through Triton"
     assert given == [(tiny.dims, ours.value, plan)]
@@ -148,7 +148,7 @@ class Without(importlib.machinery.PathFinder):
 
 sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
 from eval.__main__ import main
-for flags in ([], ["--through-triton"], ["--peers", ""]):
+for flags in ([], ["--through-server"], ["--peers", ""]):
     print(main(["bench", "--config", "configs/large-v3-turbo.toml", *flags]), file=sys.stderr)
 """
 PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
@@ -171,7 +171,7 @@ def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(through_triton=True), "--through-triton needs the packages pytriton, tritonclient"),
+        (Plan(through_server=True), "--through-server needs the packages pytriton, tritonclient"),
         (Plan(peers=("vllm",)), "the peer vllm needs the package vllm"),
     ],
 )

@@ -98,11 +98,12 @@ def hear(made, monkeypatch, run_of):
                 on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
             return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
 
+        monkeypatch.setattr(invented, "PEOPLE_CLIPS", 5)
         monkeypatch.setattr(invented, "make", made_before)
         monkeypatch.setattr(invented, "measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
-        of = run_of(Config(eval=EvalConfig(manifest=SPEECH)), "invented")
-        return invented.invented(of, systems=NAMES[:2], half="report", limit=5, seed=0)
+        of = run_of(Config(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
+        return invented.invented(of, systems=NAMES[:2], seed=0)
 
     return hear
 

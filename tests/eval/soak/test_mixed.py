@@ -11,12 +11,12 @@ import pytest
 
 import eval.config
 from eval.__main__ import main
+from eval.clients import CLIENTS, Answer
 from eval.record import Check
+from eval.server import Addresses
 from eval.soak import mixed
-from eval.soak.client import Addresses, Ending
+from eval.soak.attacks import ATTACKS
 from eval.soak.disruptions import Span, disruptions
-from eval.soak.doors import DOORS
-from eval.soak.hostile import ATTACKS
 from eval.soak.mixed import Load, action
 from eval.soak.tally import Asked, Tally, uneven
 from tests.eval.fakes import printed
@@ -49,14 +49,14 @@ def no_server(product, monkeypatch):
     """Servers that are none, which nothing happens to; doors are to be set."""
 
     @contextlib.contextmanager
-    def fake(config, clips, say, key):
-        yield SimpleNamespace(
-            at=Addresses("", "", key),
-            clips=clips,
+    def fake(config, clips, say, keys):
+        server = SimpleNamespace(
             process=SimpleNamespace(poll=lambda: None),
             processes=dict,
-            metrics=lambda: PAGE,
+            page=lambda: PAGE,
+            keys=[f"key {number}" for number in range(keys)],
         )
+        yield SimpleNamespace(at=Addresses("", ""), clips=clips, server=server)
 
     monkeypatch.setattr(mixed, "stage", fake)
     monkeypatch.setattr(mixed, "_HOSTILE_SHARE", 0.0)
@@ -68,29 +68,29 @@ def no_server(product, monkeypatch):
 FILES = 15
 
 
-def door(name, ending, asked):
+def door(name, answer, asked):
     """Says what each file is called, and to every third who asks later something else."""
 
-    def ask(at, file, timeout_s):
+    def ask(at, asked_for):
         asked[name] += 1
         odd = asked[name] > FILES and asked[name] % 3 == 0
-        return ending if odd else Ending("answered", file.name, 0.01)
+        return answer if odd else Answer("answered", str(hash(asked_for.audio)), 0.01)
 
     return ask
 
 
 @pytest.mark.parametrize(
-    ("ending", "status", "told"),
+    ("answer", "status", "told"),
     [
-        (Ending("answered", "other words", 0.01), 1, "no text is another than in quiet: "),
-        (Ending("lost", "Socket closed", 0.01), 1, "every request has its ending where nothing"),
-        (Ending("refused", "503 full", 0.01), 0, "| mixed    | passed"),
+        (Answer("answered", "other words", 0.01), 1, "no text is another than in quiet: "),
+        (Answer("lost", "Socket closed", 0.01), 1, "every request has its answer where nothing"),
+        (Answer("refused", "503 full", 0.01), 0, "| mixed    | passed"),
     ],
 )
-def test_a_wrong_text_and_a_lost_ending_fail_it(
-    no_server, tmp_path, monkeypatch, capsys, ending, status, told
+def test_a_wrong_text_and_a_lost_answer_fail_it(
+    no_server, tmp_path, monkeypatch, capsys, answer, status, told
 ):
-    monkeypatch.setattr(mixed, "DOORS", {"odd": door("odd", ending, collections.Counter())})
+    monkeypatch.setattr(mixed, "CLIENTS", {"odd": door("odd", answer, collections.Counter())})
     arguments = ["soak", "--config", "x", "--actions", "60", "--output", str(tmp_path)]
     assert main(arguments) == status
     assert told in capsys.readouterr().out
@@ -102,7 +102,7 @@ def test_ctrl_c_keeps_what_was_counted(no_server, tmp_path, monkeypatch):
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mixed, "DOORS", {"any": lambda *_: RIGHT})
+    monkeypatch.setattr(mixed, "CLIENTS", {"any": lambda *_: RIGHT})
     monkeypatch.setattr(mixed._Mixed, "_show", interrupted)
     assert main(["soak", "--config", "x", "--output", str(tmp_path)]) == 130
     (finding,) = json.loads((tmp_path / "soak.json").read_text())["figures"]["scenarios"]
@@ -117,7 +117,7 @@ def test_actions_follow_from_the_seed_and_have_their_shares():
     assert len(hostile) / 4000 == pytest.approx(0.1, abs=0.02)
     assert sum(one.patience_s is not None for one in some) / 4000 == pytest.approx(0.2, abs=0.02)
     assert {one.attack for one in hostile} == set(ATTACKS)
-    assert {one.door for one in some} == set(DOORS)
+    assert {one.door for one in some} == set(CLIENTS)
     assert {one.file for one in some} == set(range(15))
 
 
@@ -132,20 +132,20 @@ def checks(tally):
 
 
 ASKED = Asked("SSE, a.wav", "hello", True, 0.0)
-RIGHT, WRONG = Ending("answered", "hello", 1.0), Ending("answered", "hollow", 1.0)
-LOST = Ending("lost", "Socket closed", 1.0)
-VAIN = Ending("lost", "timed out", 60.0, waited_in_vain=True)
-FAILED = Ending("failed", "500 an error of ours", 1.0)
+RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
+LOST = Answer("lost", "Socket closed", 1.0)
+VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
+FAILED = Answer("failed", "500 an error of ours", 1.0)
 
 
 @pytest.mark.parametrize(
-    ("ending", "patient", "disrupted", "broken"),
+    ("answer", "patient", "disrupted", "broken"),
     [
         (RIGHT, True, False, None),
         (WRONG, True, False, "no text is another than in quiet"),
         (WRONG, True, True, "no text is another than in quiet"),
         (WRONG, False, False, "no text is another than in quiet"),
-        (LOST, True, False, "every request has its ending where nothing was disrupted"),
+        (LOST, True, False, "every request has its answer where nothing was disrupted"),
         (LOST, True, True, None),
         (LOST, False, False, None),
         (VAIN, True, True, "nobody waits in vain"),
@@ -154,12 +154,12 @@ FAILED = Ending("failed", "500 an error of ours", 1.0)
         (FAILED, True, True, None),
     ],
 )
-def test_an_honest_request_has_one_right_ending(ending, patient, disrupted, broken):
+def test_an_honest_request_has_one_right_answer(answer, patient, disrupted, broken):
     tally, now_s = Tally(), time.monotonic()
     tally.uneven = ""
     if disrupted:
         tally.spans.append(Span("gateway killed", now_s - 1))
-    tally.honest(dataclasses.replace(ASKED, patient=patient, begin_s=now_s), ending)
+    tally.honest(dataclasses.replace(ASKED, patient=patient, begin_s=now_s), answer)
     found = [one.name for one in checks(tally).values() if not one.passed]
     assert found == ([broken] if broken else [])
 
@@ -168,7 +168,7 @@ def test_a_request_that_began_after_a_disruption_is_none_of_it():
     tally = Tally()
     tally.spans.append(Span("gateway killed", 10.0, 20.0))
     tally.honest(dataclasses.replace(ASKED, begin_s=20.5), LOST)
-    assert not checks(tally)["every request has its ending where nothing was disrupted"].passed
+    assert not checks(tally)["every request has its answer where nothing was disrupted"].passed
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_request_that_began_after_a_disruption_is_none_of_it():
 )
 def test_a_hostile_client_is_refused_and_no_fault(text, passed):
     tally = Tally()
-    tally.hostile("a broadcast that changes", time.monotonic(), Ending("failed", text, 0.1))
+    tally.hostile("a broadcast that changes", time.monotonic(), Answer("failed", text, 0.1))
     assert checks(tally)["no hostile client makes the server fail"].passed is passed
 
 
@@ -202,7 +202,7 @@ PAGE = """earshot_accepted_total{model="whisper"} 9
 earshot_requests_total{model="whisper",outcome="ok"} 5
 earshot_requests_total{model="whisper",outcome="cancelled"} 4
 earshot_requests_total{model="whisper",outcome="rejected"} 3
-earshot_pending_requests{model="whisper"} 0
+earshot_panswer_requests{model="whisper"} 0
 earshot_gateway_inflight_requests 0.0
 """
 

@@ -13,8 +13,8 @@ from build.clips import load_clips
 from eval.__main__ import main
 from eval.record import Check
 from eval.server import role_of
-from eval.soak import killers, run, stage
-from eval.soak.killers import KILLERS
+from eval.soak import attacks, run, stage
+from eval.soak.attacks import KILLERS
 from eval.soak.plan import SCENARIOS
 from eval.soak.run import soak
 from serve.contract.errors import AudioError, ConfigError, EarshotError
@@ -31,9 +31,8 @@ def acted(monkeypatch):
 
     @contextlib.contextmanager
     def fake(config, clips, say):
-        yield SimpleNamespace(
-            config=config, process=SimpleNamespace(poll=lambda: None), stop=lambda: (0, 1.5)
-        )
+        server = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), stop=lambda: (0, 1.5))
+        yield SimpleNamespace(server=server)
 
     monkeypatch.setattr(run, "stage", fake)
     monkeypatch.setattr(run, "_ATTACKS", attacks)
@@ -41,7 +40,7 @@ def acted(monkeypatch):
 
 
 def test_every_scenario_has_its_attack():
-    assert run._ATTACKS.keys() == SCENARIOS.keys()
+    assert run._ATTACKS.keys() | run._OF_THEIR_OWN.keys() == SCENARIOS.keys()
     assert run._CONFIGS.keys() <= SCENARIOS.keys()
 
 
@@ -89,7 +88,7 @@ def test_an_unknown_scenario_is_refused_by_name(run_of):
 def test_a_real_server_is_attacked(nano_config, monkeypatch):
     """With what is quick, so that the path is tried, not the server."""
     quick = {name: KILLERS[name] for name in ("a playlist", "a torn message by gRPC")}
-    monkeypatch.setattr(killers, "KILLERS", quick)
+    monkeypatch.setattr(attacks, "KILLERS", quick)
     config = eval.config.Config(**vars(nano_config()))
     found = run.attacked("killers", config, tuple(load_clips(CLIPS))[:2], lambda _: None)
     assert found.verdict == "passed", found

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from eval.soak.harm import greedy_mp4
+from eval.soak.attacks import greedy_mp4
 from serve.contract.errors import (
     AudioError,
     AudioLimitError,

@@ -1,1 +1,0 @@
-"""The gateway's cost: throughput beside that straight to Triton, and idle connections."""

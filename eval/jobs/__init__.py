@@ -1,1 +1,0 @@
-"""Jobs that are accepted while processes are killed, and what became of each."""

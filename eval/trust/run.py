@@ -1,0 +1,167 @@
+"""`python -m eval trust`: let the engine hear clips by two searches, once each.
+
+transcripts.jsonl   the first transcripts, the most alike first: a manifest, once it is filtered
+failed.jsonl        clips without a transcript, and why
+words.jsonl         words that were heard, and whether they are right
+fit.json            the fit of confidence that `build.confidence` may name
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from build.clips import Clip
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.accuracy.ours import greedy
+from eval.config import Config
+from eval.corpora.find import Found, duration_s, find_clips
+from eval.record import Check, Result, Run, write_json, write_jsonl
+from eval.trust import agreement, calibration
+from eval.trust.agreement import WAYS, Pair, Whole, pair_of
+from serve.contract.engine import open_engine
+from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.files import read_bytes
+from serve.contract.messages import Request, Transcript
+from serve.transcriber.open import open_transcriber
+
+Heard = Transcript | EarshotError
+
+
+def trust(run: Run, *, other: str, threshold: float) -> Result:
+    """Select transcripts that two passes agree on; calibrate confidence if there are references.
+
+    The second pass is greedy, or of another engine, and then there is no calibration.
+
+    Args:
+        run: of a config whose engine is built.
+        other: folder of the engine of the second pass; "" is the same engine.
+        threshold: % in which two texts may differ that are trusted.
+
+    Raises:
+        ConfigError: both passes would be the same.
+        EarshotError: the clips or an engine cannot be read, or every clip failed.
+    """
+    of, passes = run.config.eval, passes_of(run.config, other)
+    sources = [open_engine(engine).manifest.source.id for _, engine in passes]
+    drawn = find_clips(
+        of.manifest, limit=of.limit, seed=of.seed, read=duration_s, need_references=False
+    )
+    run.say(drawn.summary)
+    first, second = (_heard(*one, drawn.clips) for one in passes)
+    pairs, failed = paired(drawn, first, second, of.half)
+    clips = [clip for clip in drawn.clips if of.half in ("", clip.half) or not clip.half]
+    whole = Whole(len(clips) + len(drawn.unreadable), sum(clip.duration_s for clip in clips))
+    figures = agreement.figures_of(pairs, len(failed), whole, threshold)
+    lines = [agreement.line_of(pair, threshold) for pair in pairs]
+    write_jsonl(run.folder / "transcripts.jsonl", lines)
+    reasons = [{"file": file, "error": error} for file, error in failed.items()]
+    write_jsonl(run.folder / "failed.jsonl", reasons)
+    checks = agreement.checks_of(pairs, threshold)
+    sections = [agreement.section_of(pairs, whole, figures, threshold)]
+    words = None
+    if drawn.references and not other and _has_words(first):
+        beams = {
+            config.transcriber.beam_size: heard
+            for (config, _), heard in zip(passes, (first, second), strict=True)
+        }
+        try:
+            words = _calibrated(run.folder, drawn.clips, beams, sources[0])
+        except EarshotError as error:
+            checks += (Check("confidence is fitted", None, str(error)),)
+        else:
+            checks += calibration.checks_of(words)
+            sections.append(calibration.section_of(words))
+    kept = {"transcripts": figures, "words": words}
+    return Result(kept, checks, tuple(sections), about=drawn.summary)
+
+
+def passes_of(config: Config, other: str) -> tuple[tuple[Config, str], tuple[Config, str]]:
+    """Return config and engine of both passes.
+
+    Raises:
+        ConfigError: these are the same.
+    """
+    if not other and config.transcriber.beam_size == 1:
+        raise ConfigError(
+            "transcriber.beam_size is 1, so a greedy pass would say the same again; expected more, "
+            "or another engine as --other"
+        )
+    if other and Path(other).resolve() == Path(config.engine).resolve():
+        raise ConfigError(f"--other {other} is the config's own engine; expected another one")
+    second = (config, other) if other else (greedy(config), config.engine)
+    return (config, config.engine), second
+
+
+def _heard(config: Config, engine: str, clips: Sequence[Clip]) -> list[Heard]:
+    """Return an engine's transcript of each clip, or the reason why there is none."""
+
+    def hear(clip: Clip) -> Heard:
+        language = clip.language if config.eval.tell_language else None
+        try:
+            audio = read_bytes(clip.path)
+            return transcriber.transcribe(
+                Request(audio, language=language, try_word_timestamps=True)
+            )
+        except EarshotError as error:
+            return error
+
+    title = f"{engine}, a beam of {config.transcriber.beam_size}"
+    with (
+        open_transcriber(config, engine) as transcriber,
+        ThreadPoolExecutor(config.eval.concurrency) as pool,
+    ):
+        return list(tqdm(pool.map(hear, clips), title, len(clips), unit="clip"))
+
+
+def paired(
+    drawn: Found, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
+) -> tuple[list[Pair], dict[str, str]]:
+    """Pair the transcripts of both passes, the most alike first; of equals, the surest.
+
+    Args:
+        drawn: the clips.
+        first, second: the transcripts of each clip.
+        half: of a manifest's two, whose clips alone are paired; "" is both.
+
+    Returns:
+        The pairs, and the reasons of clips without one, by file.
+
+    Raises:
+        EarshotError: no clip was heard by both.
+    """
+    pairs, failed, normalize = list[Pair](), dict(drawn.unreadable), normalizer(DEFAULT)
+    for clip, one, other in zip(drawn.clips, first, second, strict=True):
+        if half and clip.half and clip.half != half:
+            continue
+        if isinstance(one, Transcript) and isinstance(other, Transcript):
+            references = drawn.references
+            pairs.append(pair_of(clip, one, other, references=references, normalize=normalize))
+        else:
+            failed[clip.file] = str(other if isinstance(one, Transcript) else one)
+    if not pairs:
+        file, error = next(iter(failed.items()))
+        raise EarshotError(f"no clip was heard by both passes; {file}: {error}")
+    pairs.sort(key=lambda pair: (pair.difference, WAYS["avg_logprob"](pair)))
+    return pairs, failed
+
+
+def _has_words(answers: Sequence[Heard]) -> bool:
+    transcripts = [answer for answer in answers if isinstance(answer, Transcript)]
+    return any(segment.words for transcript in transcripts for segment in transcript.segments)
+
+
+def _calibrated(
+    folder: Path, clips: Sequence[Clip], beams: dict[int, list[Heard]], source: str
+) -> calibration.CalibrationResult:
+    """Fit confidence to the words that each search heard, and keep words and fit."""
+    normalize, words = normalizer(DEFAULT), dict[int, list[calibration.HeardWord]]()
+    for beam, answers in beams.items():
+        pairs = [(c, a) for c, a in zip(clips, answers, strict=True) if isinstance(a, Transcript)]
+        words[beam] = list(calibration.judged(pairs, normalize))
+    figures = calibration.figures_of(words, source)
+    kept = [{"beam_size": beam, **vars(word)} for beam, some in words.items() for word in some]
+    write_jsonl(folder / "words.jsonl", kept)
+    write_json(folder / "fit.json", figures.fit)
+    return figures

@@ -1,0 +1,80 @@
+"""Uploads by hand, against servers that answer early, hang up, or say nothing."""
+
+import contextlib
+import itertools
+import socket
+import threading
+
+import pytest
+
+from eval.soak.attacks import chunked, head, upload
+
+MB = 2**20
+REFUSAL = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!"
+
+
+@contextlib.contextmanager
+def listening(behave):
+    """A server that treats one connection so; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                behave(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def refuse(connection):
+    connection.recv(65536)
+    connection.sendall(REFUSAL)
+    while connection.recv(65536):
+        pass
+
+
+def hang_up(connection):
+    connection.recv(65536)
+
+
+def take_all(connection):
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        data += connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 4\r\n\r\n" + data[-9:-5])
+
+
+def stay_mute(connection):
+    connection.recv(65536)
+    while connection.recv(65536):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind", "vain"),
+    [(refuse, "refused", False), (hang_up, "lost", False), (take_all, "failed", False)],
+)
+def test_an_upload_ends_as_the_server_ends_it(behave, kind, vain):
+    pieces = [b"x"] * 3 if behave is take_all else itertools.repeat(bytes(MB))
+    with listening(behave) as address:
+        found = upload(address, head(address, Transfer_Encoding="chunked"), chunked(pieces), 20.0)
+    assert (found.answer.kind, found.answer.waited_in_vain) == (kind, vain), found
+    if behave is refuse:
+        assert found.answer.text == "413 no!"
+        assert found.sent_bytes < 100 * MB, "it went on although it had been refused"
+
+
+def test_a_server_that_says_nothing_is_waited_for_in_vain():
+    with listening(stay_mute) as address:
+        found = upload(address, head(address, Content_Length=10), [b"x"], 0.1)
+    assert found.answer.waited_in_vain
+    assert found.sent_bytes == 1
+
+
+def test_chunks_say_how_long_they_are():
+    assert b"".join(chunked([b"0123456789abcdef", b"g"])) == (
+        b"10\r\n0123456789abcdef\r\n1\r\ng\r\n0\r\n\r\n"
+    )

@@ -1,0 +1,113 @@
+"""Requests by every way, and what their answers are called."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from eval.clients import CLIENTS, Answer, Ask, by_grpc, by_http, by_stream, counted, ended_by_http
+from eval.server import Addresses
+from serve.speech import audio
+from serve.speech.meter import Limits
+
+CLIP = (Path(__file__).parents[1] / "data" / "en_thanks.flac").read_bytes()
+NOBODY = Addresses("127.0.0.1:1", "127.0.0.1:1")
+METHOD = "inference.GRPCInferenceService"
+WAYS = (by_grpc, by_http, by_stream)
+WITHOUT_JOBS = {name: send for name, send in CLIENTS.items() if name != "job"}
+
+
+def ask_of(data, patience_s=60.0):
+    samples = audio.whole(audio.decode(CLIP, Limits(60.0)))
+    return Ask(data, patience_s=patience_s, samples=samples)
+
+
+@pytest.mark.server
+def test_every_way_has_the_same_answer(server):
+    at = Addresses(server.http, server.grpc)
+    found = {name: send(at, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
+    assert {answer.kind for answer in found.values()} == {"answered"}, found
+    live = found.pop("live").text  # it is heard in another way
+    assert live and len({answer.text for answer in found.values()}) == 1, found
+
+
+@pytest.mark.server
+def test_every_way_is_told_what_is_wrong(server):
+    at = Addresses(server.http, server.grpc)
+    for name in WITHOUT_JOBS.keys() - {"live"}:
+        answer = CLIENTS[name](at, ask_of(b"no audio"))
+        assert answer.kind == "failed", (name, answer)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_where_nobody_listens_a_request_is_lost(name):
+    answer = CLIENTS[name](NOBODY, ask_of(CLIP, 5.0))
+    assert (answer.kind, answer.waited_in_vain) == ("lost", False), answer
+
+
+@pytest.fixture
+def speaking():
+    """A gRPC server that ends every call with a status; set `said`."""
+    said = {}
+
+    def abort(request, context):
+        if said["code"] is None:
+            context.cancel()
+        context.abort(said["code"], said["text"])
+
+    handlers = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(abort),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(abort),
+    }
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(METHOD, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield said, Addresses("", f"127.0.0.1:{port}")
+    server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "OverloadedError: the queue is full", "refused"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too large", "refused"),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", "lost"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "AudioError: no audio", "failed"),
+    ],
+)
+@pytest.mark.parametrize("send", [by_grpc, by_stream], ids=lambda send: send.__name__)
+def test_a_status_is_a_kind_of_answer(speaking, send, code, text, kind):
+    said, at = speaking
+    said.update(code=code, text=text)
+    answer = send(at, Ask(CLIP, patience_s=10.0))
+    assert answer.kind == kind, answer
+
+
+ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "text"),
+    [
+        (200, ANSWER, "answered", "hello"),
+        (200, b"[" * 100, "failed", "200 ["),
+        (200, b'{"outputs": []}', "failed", "200"),
+        (503, b"full", "refused", "503 full"),
+        (413, b"large", "refused", "413 large"),
+        (400, b"bad", "failed", "400 bad"),
+        (500, b"\xff", "failed", "500"),
+    ],
+)
+def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
+    answer = ended_by_http(status, body, 0.1)
+    assert answer.kind == kind
+    assert answer.text.startswith(text)
+
+
+def test_answers_are_counted_with_an_example_of_the_bad_ones():
+    found = [Answer("answered", "a", 1), Answer("answered", "b", 1), Answer("lost", "gone", 2)]
+    assert counted(found) == "2 answered, 1 lost (first lost after 2.0 s: gone)"
+    assert counted([]) == "nothing was sent"

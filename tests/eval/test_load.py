@@ -1,0 +1,105 @@
+"""The load generator: who begins when, and what ends it."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from eval.load import ClientProcesses, closed_loop, open_loop, poisson, processes_for
+from serve.contract.errors import AudioError
+
+
+def test_a_closed_loop_keeps_so_many_in_work():
+    running, most, done, lock = 0, 0, [], threading.Lock()
+    barrier = threading.Barrier(3)
+
+    def work(item):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if item < 3:
+            barrier.wait(60)  # all three threads are at work
+        with lock:
+            running -= 1
+            done.append(item)
+
+    closed_loop(work, range(10), at_once=3)
+    assert (sorted(done), most, running) == (list(range(10)), 3, 0)
+
+
+def test_a_closed_loop_ends_when_it_is_told_or_something_breaks():
+    stop, done = threading.Event(), []
+
+    def work(item):
+        done.append(item)
+        if len(done) == 5:
+            stop.set()
+
+    closed_loop(work, iter(int, 1), at_once=1, stop=stop)
+    assert len(done) == 5
+
+    def broken(item):
+        raise AudioError("broken")
+
+    with pytest.raises(AudioError, match="broken"):
+        closed_loop(broken, iter(int, 1), at_once=2)
+
+
+def test_who_is_told_to_comes_back_and_nobody_is_waited_for_beyond_the_end():
+    tries = []
+
+    def work(item):
+        tries.append(item)
+        return 0.0 if tries.count("obedient") < 3 and item == "obedient" else None
+
+    open_loop(work, [(0.0, "obedient"), (0.01, "other")], seconds=60)
+    assert (tries.count("obedient"), tries.count("other")) == (3, 1)
+    open_loop(work, [(1000.0, "late")], seconds=0.05)
+    assert "late" not in tries
+
+
+def test_arrivals_are_the_same_for_a_seed_and_have_their_rate():
+    times = poisson(50.0, 100.0, 3)
+    assert times == poisson(50.0, 100.0, 3) != poisson(50.0, 100.0, 4)
+    assert times[-2] < 100.0 <= times[-1] and len(times) == pytest.approx(5000, rel=0.1)
+
+
+def test_requests_are_shared_out_between_processes(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert [processes_for(n) for n in (1, 5, 72)] == [1, 5, 6]
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert processes_for(72) == 1
+
+
+@contextlib.contextmanager
+def counting(limit, process):
+    """Requests that answer their number, and fail beyond a limit."""
+
+    def ask(number):
+        time.sleep(0.001)
+        if number >= limit:
+            raise AudioError(f"{number} is too many")
+        return process, number
+
+    yield ask
+
+
+def test_processes_answer_until_they_are_told_to_stop():
+    with ClientProcesses(counting, (10**9,), 3, 2) as clients:
+        while {process for process, _ in clients.answered} != {0, 1}:
+            clients.answers()
+        clients.finish()
+    for process in (0, 1):
+        numbers = sorted(number for where, number in clients.answered if where == process)
+        assert numbers == list(range(len(numbers))) and numbers
+
+
+def test_a_request_that_fails_ends_them():
+    with (
+        pytest.raises(AudioError, match="5 is too many"),
+        ClientProcesses(counting, (5,), 1, 1) as clients,
+    ):
+        while clients.answers():
+            pass

@@ -1,0 +1,331 @@
+"""Transcripts that can be trusted: what agrees, the curve over thresholds, a whole run."""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from build.clips import Clip, load_clips
+from eval.__main__ import main
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.config import Config, changed
+from eval.record import read_json
+from eval.trust import run as trust_run
+from eval.trust.agreement import (
+    Whole,
+    checks_of,
+    curve,
+    is_trusted,
+    pair_of,
+    steps,
+    ways_of,
+)
+from eval.trust.run import passes_of, trust
+from serve.contract.codec import to_json
+from serve.contract.engine import Confidence, open_engine
+from serve.contract.errors import AudioError, ConfigError, EarshotError
+from serve.contract.messages import Segment, Timings, Transcript, Word
+from tests.eval.fakes import printed
+
+BASIC = normalizer(DEFAULT)
+
+
+def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
+    """What an engine hears: a segment of two tokens a word, or none."""
+    words = tuple(
+        Word(0.0, 1.0, f" {word}", 0.5 + 0.3 * (word == "so"), confidence) for word in text.split()
+    )
+    tokens = tuple(range(2 * len(words)))
+    segment = Segment(0.0, 1.0, text, tokens, avg_logprob, 0.0, 0.0, 1.0, words=words)
+    segments = (segment,) if text else ()
+    return Transcript(text, language, None, 1.0, segments, Timings(0, 0, 0, 0))
+
+
+def pair(file, reference, text, other, duration_s=1.0, references=True, **said):
+    clip = Clip(file, Path(file), reference, "en" if reference else None, duration_s)
+    first, second = transcript(text, **said), transcript(other)
+    return pair_of(clip, first, second, references=references, normalize=BASIC)
+
+
+def test_texts_differ_by_edits_of_the_longer_one():
+    one = pair("a", "so it is", "So it is.", "so, it his")
+    assert one.difference == pytest.approx(100 / 9, abs=0.01)
+    assert one.difference == pair("a", "so it is", "so it his", "so it is").difference
+    assert (one.text, one.other_text) == ("So it is.", "so, it his")
+    assert (one.edits.errors, one.edits.length) == (0, 8)
+    assert pair("a", "so", "", "yes, it is so").difference == 100.0
+    assert pair("a", "", "so", "", references=False).edits is None
+
+
+def test_a_transcript_is_as_sure_as_its_tokens_and_words():
+    first = transcript("so it", -0.2, 0.9)
+    more = dataclasses.replace(transcript("is", -0.8, 0.3).segments[0], tokens=(1, 2))
+    bare = dataclasses.replace(more, avg_logprob=None, words=None)
+    first = dataclasses.replace(first, segments=(*first.segments, more, bare))
+    clip = Clip("a", Path("a"), "so", "en", 1.0)
+    found = pair_of(clip, first, transcript("so"), references=True, normalize=BASIC)
+    assert found.avg_logprob == pytest.approx((4 * -0.2 + 2 * -0.8) / 6)
+    assert found.confidence == pytest.approx((0.9 + 0.9 + 0.3) / 3)
+    nothing = pair("a", "so", "", "")
+    assert nothing.avg_logprob is None and nothing.confidence is None
+
+
+def test_two_that_hear_nobody_agree_on_silence_alone():
+    nobody, missed = pair("a", "", "", " …"), pair("b", "so", "", "")
+    for one in (nobody, missed):
+        assert one.difference == 0.0 and one.silence
+        assert not is_trusted(one, 0.0) and not is_trusted(one, 100.0)
+    heard = pair("c", "", "Thanks", "Thanks")
+    assert not heard.silence and is_trusted(heard, 0.0), "both may make up the same"
+    assert (heard.edits.errors, heard.edits.length) == (6, 0)
+
+
+PAIRS = [
+    pair("a", "a" * 100, "a" * 100, "a" * 100, 1.0, avg_logprob=-0.1, confidence=0.5),
+    pair("b", "b" * 100, "x" * 100, "x" * 100, 2.0, avg_logprob=-0.9, confidence=0.9),
+    pair("c", "c" * 100, "c" * 100, "c" * 96 + "dddd", 3.0, avg_logprob=-0.2, confidence=0.8),
+    pair("d", "d" * 100, "d" * 50 + "x" * 50, "d" * 100, 4.0, avg_logprob=-0.5, confidence=0.7),
+    pair("e", "e" * 100, "", "", 5.0),
+]
+WHOLE = Whole(clips=10, seconds=40.0)
+
+
+def points_by(way, pairs=PAIRS, threshold=10.0):
+    return {point.threshold: point for point in curve(pairs, WHOLE, threshold) if point.by == way}
+
+
+def test_a_threshold_says_how_much_is_selected_and_how_right():
+    found = points_by("agreement")
+    assert list(found) == [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+    assert [point.clips for point in found.values()] == [2, 2, 2, 3, 3, 3, 4, 4]
+    none, some, every = found[0.0], found[5.0], found[100.0]
+    assert (none.clips_percent, none.seconds_percent) == (20.0, 100 * 3 / 40)
+    assert (none.cer.percent, none.exact_percent) == (50.0, 50.0)
+    assert some.cer.percent == pytest.approx(100 / 3)
+    assert every.cer.percent == pytest.approx(100 * 150 / 400)
+    assert every.exact_percent == 50.0
+    assert list(points_by("agreement", threshold=3.5))[3:5] == [3.5, 5.0]
+
+
+def test_other_ways_select_as_many():
+    sure = points_by("avg_logprob")
+    assert [point.clips for point in sure.values()] == [2, 2, 2, 3, 3, 3, 4, 4]
+    assert sure[0.0].cer.percent == 0.0  # a and c
+    assert sure[5.0].cer.percent == pytest.approx(50 / 3)  # and d
+    assert points_by("confidence")[0.0].cer.percent == 50.0  # b and c
+    agreed = points_by("agreement")[100.0]
+    assert sure[100.0] == dataclasses.replace(agreed, by="avg_logprob"), "intervals as well"
+
+
+def test_ways_are_those_that_there_is_something_for():
+    unsure = [dataclasses.replace(one, confidence=None) for one in PAIRS]
+    assert ways_of(PAIRS) == ["agreement", "avg_logprob", "confidence"]
+    assert ways_of(unsure) == ["agreement", "avg_logprob"]
+    unknown = [dataclasses.replace(one, edits=None) for one in PAIRS]
+    assert ways_of(unknown) == ["agreement"]
+    found = points_by("agreement", unknown)[5.0]
+    assert (found.clips, found.cer, found.exact_percent) == (3, None, None)
+    assert checks_of(unknown, 10.0) == ()
+
+
+def test_a_curve_takes_what_is_alike_together():
+    assert steps(PAIRS, WHOLE, "agreement") == [
+        (20.0, 50.0),
+        (30.0, pytest.approx(100 / 3)),
+        (40.0, 37.5),
+    ]
+    shares = [share for share, _ in steps(PAIRS, WHOLE, "avg_logprob")]
+    assert shares == [10.0, 20.0, 30.0, 40.0]
+
+
+def test_what_is_trusted_must_be_more_right_than_the_rest():
+    good = [pair(f"g{i}", "word", "word", "word") for i in range(50)]
+    bad = [pair(f"b{i}", "word", "what", "else") for i in range(50)]
+    assert [check.passed for check in checks_of([*good, *bad], 10.0)] == [True]
+    wrong = [pair(f"g{i}", "word", "what", "what") for i in range(50)]
+    others = [pair(f"b{i}", "word", "word", "else") for i in range(50)]
+    (failed,) = checks_of([*wrong, *others], 10.0)
+    assert failed.passed is False and failed.detail == "75.00 % and 0.00 %"
+    mixed = [*good[:2], pair("x", "word", "ward", "ward"), *bad[:1], pair("y", "go", "go", "no")]
+    assert [check.passed for check in checks_of(mixed, 10.0)] == [None], "of few it is chance"
+    assert [check.passed for check in checks_of(good, 10.0)] == [None], "there are no others"
+
+
+def test_passes_that_are_the_same_are_refused(tmp_path):
+    config = dataclasses.replace(Config(), engine=str(tmp_path))
+    with pytest.raises(ConfigError, match="beam_size is 1, so a greedy pass would say the same"):
+        passes_of(changed(config, "transcriber", beam_size=1), "")
+    with pytest.raises(ConfigError, match="is the config's own engine"):
+        passes_of(config, f"{tmp_path}/.")
+    wide = changed(config, "transcriber", beam_size=4, best_of=3)
+    first, (second, engine) = passes_of(wide, "")
+    assert first == (wide, str(tmp_path)) and engine == str(tmp_path)
+    assert (second.transcriber.beam_size, second.transcriber.best_of) == (1, 1)
+    narrow = changed(config, "transcriber", beam_size=1)
+    assert passes_of(narrow, "engines/b") == ((narrow, str(tmp_path)), (narrow, "engines/b"))
+
+
+def test_an_engine_that_is_missing_is_told_before_anything_is_heard(
+    tmp_path, run_of, opened, monkeypatch
+):
+    monkeypatch.setattr(
+        trust_run, "open_engine", lambda path: BUILT if path == "e" else open_engine(path)
+    )
+    config = config_of(manifest_of(tmp_path, {"a.wav": "so|so"}, {}))
+    with pytest.raises(EarshotError, match=f"no engine at {tmp_path}/nowhere"):
+        trust(run_of(config), other=f"{tmp_path}/nowhere", threshold=10.0)
+    assert not opened
+
+
+class FakeTranscriber(contextlib.nullcontext):
+    """Says what an audio file's bytes say: what is before a bar by a beam, else what is behind."""
+
+    def __init__(self, first):
+        super().__init__(self)
+        self._first, self.requests = first, []
+
+    def transcribe(self, request):
+        self.requests.append(request)
+        before, _, behind = request.audio.decode().partition("|")
+        text = before if self._first else behind
+        if text == "fail":
+            raise AudioError("AUDIO cannot be decoded")
+        return transcript(text, language="de" if text else None)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The transcribers that were opened, by engine and beam."""
+    found = {}
+
+    def open_fake(config, engine):
+        beam = config.transcriber.beam_size
+        return found.setdefault((engine, beam), FakeTranscriber(first=beam > 1 and engine == "e"))
+
+    monkeypatch.setattr(trust_run, "open_transcriber", open_fake)
+    monkeypatch.setattr(trust_run, "open_engine", lambda path: BUILT)
+    monkeypatch.setattr("eval.trust.run.duration_s", lambda _: 2.0)
+    monkeypatch.setattr("eval.corpora.find.duration_s", lambda _: 2.0)
+    return found
+
+
+def config_of(place, **settings):
+    config = dataclasses.replace(Config(), engine="e")
+    config = changed(config, "transcriber", beam_size=5, best_of=5)
+    return changed(config, "eval", manifest=str(place), **settings)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+BUILT = SimpleNamespace(manifest=SimpleNamespace(source=SimpleNamespace(id="somebody")))
+SAID = {
+    "far.wav": "go|no",
+    "near.wav": "so it is, my dear|so it is, my deer",
+    "same.wav": "Ja|ja.",
+    "none.wav": "|",
+    "bad.wav": "fail|so",
+    "late.wav": "so|fail",
+}
+
+
+def test_a_folder_without_references_becomes_a_list_to_filter(tmp_path, run_of, opened):
+    folder = tmp_path / "audio"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "notes.md").write_text("no audio")
+    for name, said in SAID.items():
+        (folder / "deep" / name).write_text(said)
+    result = trust(run_of(config_of(folder)), other="", threshold=10.0)
+    assert list(opened) == [("e", 5), ("e", 1)]
+    lines = lines_of(tmp_path / "transcripts.jsonl")
+    expected = [  # file, difference, silence, trusted
+        ("same.wav", 0.0, False, True),
+        ("none.wav", 0.0, True, False),
+        ("near.wav", 6.25, False, True),
+        ("far.wav", 50.0, False, False),
+    ]
+    keys = ("difference", "silence", "trusted")
+    assert [(Path(n["file"]).name, *(n[key] for key in keys)) for n in lines] == expected
+    assert (lines[0]["text"], lines[0]["other_text"], lines[0]["duration"]) == ("Ja", "ja.", 2.0)
+    assert lines_of(tmp_path / "failed.jsonl") == [
+        {"file": "deep/bad.wav", "error": "AUDIO cannot be decoded"},
+        {"file": "deep/late.wav", "error": "AUDIO cannot be decoded"},
+    ]
+    assert "audio without references: 6 clips; 0.00 h; unknown language 6" in printed(result)
+    assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1; failed: 2" in printed(result)
+    assert "CER" not in printed(result) and result.checks == ()
+    trusted = tmp_path / "trusted.jsonl"  # as a recipe would take it
+    trusted.write_text("".join(to_json(n) + "\n" for n in lines if n["trusted"]))
+    assert [(clip.text, clip.language) for clip in load_clips(trusted)] == [
+        ("Ja", "de"),
+        ("so it is, my dear", "de"),
+    ]
+
+
+def manifest_of(folder, said, references):
+    lines = []
+    for name, text in said.items():
+        (folder / name).write_text(text)
+        reference = references.get(name, "so")
+        language = "en" if reference else None
+        line = {"file": name, "text": reference, "language": language, "duration": 2.0}
+        lines.append(to_json(line))
+    (folder / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "manifest.jsonl"
+
+
+def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
+    references = {"far.wav": "go", "near.wav": "so it is my dear", "same.wav": "no", "none.wav": ""}
+    config = config_of(manifest_of(tmp_path, SAID, references), tell_language=True)
+    result = trust(run_of(config, "trust"), other="f", threshold=10.0)
+    assert list(opened) == [("e", 5), ("f", 5)]
+    asked = {(r.language, r.try_word_timestamps) for r in opened["f", 5].requests}
+    assert asked == {("en", True), (None, True)}
+    found = result.figures["transcripts"]
+    assert (found.trusted, found.silences, found.silences_right, found.failed) == (2, 1, 1, 2)
+    (point,) = (p for p in found.points if (p.threshold, p.by) == (10.0, "agreement"))
+    assert (point.clips, point.exact_percent) == (2, 50.0)
+    assert point.cer.percent == pytest.approx(100 * 2 / 18)
+    assert (
+        "trusted at 10 %: 2 of 6 clips; agreed on silence: 1, rightly in 1; failed: 2"
+        in printed(result)
+    )
+    (chart,) = result.sections[0].parts[0].charts
+    assert [line.name for line in chart.lines] == ["agreement", "avg_logprob"]
+    assert len(result.checks) == 1
+
+
+def test_a_run_that_hears_nothing_says_why(tmp_path, run_of, opened):
+    manifest = manifest_of(tmp_path, {"a.wav": "fail|so", "b.wav": "so|fail"}, {})
+    with pytest.raises(EarshotError, match=r"heard by both passes; a.wav: AUDIO cannot be decoded"):
+        trust(run_of(config_of(manifest)), other="", threshold=10.0)
+
+
+def test_words_are_calibrated_where_there_are_references(tmp_path, run_of, opened):
+    said = {f"{n}.wav": "so|so" if n % 3 else "no|no" for n in range(400)}
+    config = config_of(manifest_of(tmp_path, said, {}))
+    result = trust(run_of(config, "trust"), other="", threshold=10.0)
+    words = result.figures["words"]
+    assert (words.fit.source, words.fit.clips) == ("somebody", 200)
+    assert read_json(tmp_path / "fit.json", Confidence, "a fit") == words.fit
+    assert len(lines_of(tmp_path / "words.jsonl")) == 800
+    assert "| 5, all, fitted" in printed(result) and len(result.checks) == 5
+
+
+def test_the_command_keeps_its_record(tmp_path, opened, capsys):
+    manifest = manifest_of(tmp_path, {"a.wav": "so|so", "b.wav": "no|go"}, {})
+    config = tmp_path / "small.toml"
+    config.write_text('engine = "e"\n[transcriber]\nbeam_size = 5\n')
+    flags = ["--config", str(config), "--manifest", str(manifest), "--output", str(tmp_path / "o")]
+    assert main(["trust", *flags, "--threshold", "0", "--limit", "1", "--half", ""]) == 0
+    record = json.loads((tmp_path / "o" / "trust.json").read_text())
+    assert (record["command"], record["settings"]["threshold"]) == ("trust", 0.0)
+    assert record["figures"]["transcripts"]["whole"]["clips"] == 1
+    assert "| texts differ by at most" in capsys.readouterr().out
+    for wrong in ("101", "-1", "much"):
+        with pytest.raises(SystemExit):
+            main(["trust", *flags, "--threshold", wrong])

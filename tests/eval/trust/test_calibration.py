@@ -1,0 +1,168 @@
+"""Whether figures of words are true: which words are right, the measures, the fit, the report."""
+
+import dataclasses
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build.clips import Clip
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.trust.calibration import (
+    EVERY,
+    HeardWord,
+    bins,
+    checks_of,
+    figures_of,
+    fit_logistic,
+    judged,
+    reliability,
+    right_words,
+    section_of,
+)
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Segment, Timings, Transcript, Word
+from serve.speech.confidence import log_odds
+
+BASIC = normalizer(DEFAULT)
+
+
+def right(reference, *words, language="en"):
+    return right_words(reference, words, language, BASIC)
+
+
+def test_words_are_right_where_they_were_said():
+    assert right("He saw the fox", " He", " saw", " a", " fox.") == [True, True, False, True]
+    assert right("the fox", " the", " the", " fox").count(False) == 1, "said once, heard twice"
+    assert right("so it is", " —", " So", " is") == [None, True, True]
+    assert right("", " Thanks") == [False]
+    assert right("so") == []
+
+
+def test_a_word_that_is_several_is_right_if_all_are():
+    assert right("a deutsch türkische Sache", " deutsch-türkische", " Sache") == [True, True]
+    assert right("a deutsch türke Sache", " deutsch-türkische", " Sache") == [False, True]
+
+
+def test_characters_are_compared_where_there_are_no_spaces():
+    assert right("作出了贡献。", "作", "出了", "供", "献", language="zh") == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_figure_that_is_true_has_no_error():
+    said = [0.25] * 8 + [0.75] * 8
+    truth = [True] * 2 + [False] * 6 + [True] * 6 + [False] * 2
+    found = reliability(said, truth)
+    assert (found.words, found.right, found.said) == (16, 0.5, 0.5)
+    assert found.ece == pytest.approx(0.0)
+    assert found.brier == pytest.approx(0.25 * 0.75)
+    assert found.auroc == pytest.approx((6 * 6 + 0.5 * (2 * 6 + 6 * 2)) / 64)
+    low, high = bins(said, truth)
+    assert (low.words, low.said, low.right) == (8, 0.25, 0.25)
+    assert low.low <= 0.25 < low.high < high.low <= 0.75 < high.high
+    assert high.right == 0.75
+
+
+def test_errors_of_calibration_are_weighed_by_words():
+    found = reliability([0.9] * 3 + [0.1], [True, False, False, True])
+    assert found.ece == pytest.approx(0.75 * (0.9 - 1 / 3) + 0.25 * 0.9)
+    # Each bin of equally many has one word here.
+    assert found.adaptive_ece == pytest.approx((0.1 + 0.9 + 0.9 + 0.9) / 4)
+    assert reliability([1.0, 0.5], [True, True]).auroc is None
+
+
+def words_of(half, count, weights, language="en", beam_seed=0):
+    """Words that are right as often as a logistic of these weights says."""
+    chance = random.Random(f"{half} {language} {beam_seed}")
+    words = []
+    for number in range(count):
+        probability, mean = chance.uniform(0.02, 0.98), -chance.random()
+        z = weights[0] + weights[1] * log_odds(probability) + weights[2] * mean
+        is_right = chance.random() < 1 / (1 + math.exp(-z))
+        file = f"{half}{number // 5}"
+        words.append(HeardWord(file, half, language, "x", probability, mean, None, is_right))
+    return words
+
+
+TRUE = (1.5, 0.6, 2.0)
+
+
+def test_the_fit_finds_what_the_words_follow():
+    words = words_of("choose", 20_000, TRUE)
+    features = np.array([(log_odds(word.probability), word.avg_logprob) for word in words])
+    assert fit_logistic(features, [word.right for word in words]) == pytest.approx(TRUE, abs=0.15)
+
+
+def test_what_would_have_it_fall_counts_for_nothing():
+    words = words_of("choose", 5_000, (0.5, 0.6, -2.0))
+    features = np.array([(log_odds(word.probability), word.avg_logprob) for word in words])
+    _, weight, nothing = fit_logistic(features, [word.right for word in words])
+    assert nothing == 0.0 and weight > 0.3
+    with pytest.raises(EarshotError, match="are not more often right"):
+        fit_logistic(-features[:, :1], [word.right for word in words])
+    with pytest.raises(EarshotError, match="40 words are right and 0 wrong; expected at least 30"):
+        fit_logistic(features[:40], [True] * 40)
+
+
+def test_figures_are_of_the_half_that_was_not_fitted_to():
+    some, many = 2_000, 4_000
+    both = {
+        beam: [
+            *words_of("choose", some, TRUE, beam_seed=beam),
+            *words_of("choose", some // 2, TRUE, "de", beam_seed=beam),
+            *words_of("report", many, TRUE, beam_seed=beam),
+            *words_of("report", 20, TRUE, "sv", beam_seed=beam),
+        ]
+        for beam in (1, 5)
+    }
+    found = figures_of(both, "somebody")
+    fit = found.fit
+    assert (fit.source, fit.languages, fit.words) == ("somebody", ("de", "en"), 2 * 3_000)
+    assert (fit.intercept, fit.probability, fit.avg_logprob) == pytest.approx(TRUE, abs=0.3)
+    whole = {row.figure: row for row in found.rows if (row.beam_size, row.language) == (5, EVERY)}
+    assert list(whole) == ["probability", "fitted", "fitted to en"]
+    assert whole["fitted"].reliability.words == many + 20
+    assert whole["fitted"].reliability.ece < 0.05 < whole["probability"].reliability.ece
+    assert {row.language for row in found.rows} == {EVERY, "en"}, "of sv there are too few"
+    assert [check.passed for check in checks_of(found)] == [True] * 4
+    _, figures, *by_bin = section_of(found).parts
+    assert ("5, all, fitted to en" in [row[0] for row in figures.rows]) and len(by_bin) == 4
+    others = words_of("report", many, (0.0, 1.0, 0.0))  # of which probability is true
+    unlike = figures_of({5: [*both[5][:3_000], *others]}, "somebody")
+    assert [check.passed for check in checks_of(unlike)] == [False, False]
+    few = figures_of({5: [*both[5][:3_000], *others[:999]]}, "somebody")
+    assert [check.passed for check in checks_of(few)] == [None, None]
+    with pytest.raises(EarshotError, match="no word of the half 'report' was heard"):
+        figures_of({5: both[5][:3_000]}, "somebody")
+
+
+def test_what_the_engine_says_itself_is_judged_beside_the_rest():
+    words = [*words_of("choose", 500, TRUE), *words_of("report", 500, TRUE)]
+    sure = [dataclasses.replace(word, confidence=0.99) for word in words]
+    rows = {row.figure: row for row in figures_of({5: sure}, "x").rows if row.language == EVERY}
+    assert rows["confidence"].reliability.said == pytest.approx(0.99)
+    assert rows["confidence"].reliability.ece > rows["fitted"].reliability.ece
+
+
+def transcript(*words):
+    spoken = tuple(Word(float(i), i + 1.0, word, p) for i, (word, p) in enumerate(words))
+    text = "".join(word for word, _ in words)
+    segment = Segment(0.0, len(words), text, (1,), -0.5, 0.0, 0.0, 1.0, words=spoken)
+    return Transcript(text, "en", None, 1.0, (segment,), Timings(0, 0, 0, 0))
+
+
+def test_clips_of_no_half_are_of_both_in_turn():
+    clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
+    clips[2] = dataclasses.replace(clips[2], half="report")
+    answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
+    found = list(judged(zip(clips, answers, strict=True), BASIC))
+    assert [(word.file, word.half) for word in found] == [
+        *(("0", "choose"), ("1", "report"), ("2", "report")),
+    ]
+    assert found[0] == HeardWord("0", "choose", "en", " so", 0.9, -0.5, None, True)
