@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from xdist.scheduler.loadfile import LoadFileScheduling
+from xdist.scheduler.loadgroup import LoadGroupScheduling
 
 from build.clips import load_clips
 from serve.contract.config import Config, RuntimeConfig, TranscriberConfig, load_config
@@ -20,18 +20,6 @@ from serve.contract.server_config import ServerConfig
 from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
-SHARED_SERVER = (
-    "tests/deploy/test_metrics.py",
-    "tests/eval/soak/test_client.py",
-    "tests/serve/cli/test_wyoming.py",
-    "tests/serve/gateway/openai/test_client.py",
-    "tests/serve/gateway/openai/test_server.py",
-    "tests/serve/gateway/test_callers.py",
-    "tests/serve/triton/test_cancels.py",
-    "tests/serve/triton/test_server.py",
-    "tests/serve/wire/test_client.py",
-)
-"""Files that use the fixture `server`: one process runs them all, so that one server is started."""
 HUMAN = ("human/manifest.jsonl", "human/long.jsonl", "human-sharealike/manifest.jsonl")
 
 
@@ -63,10 +51,11 @@ def pytest_configure(config):
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-class _Scheduling(LoadFileScheduling):
+class _Scheduling(LoadGroupScheduling):
+    """Gives a file to one process, and all files of a group to the same one."""
+
     def _split_scope(self, nodeid):
-        file = super()._split_scope(nodeid)
-        return "server" if file in SHARED_SERVER else file
+        return super()._split_scope(nodeid).partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -81,20 +70,27 @@ def pytest_runtest_setup(item):
         end("; ".join(map(how_to_get, missing)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config, items):
+    shared = set()
     for item in items:
         if "base_engine" in item.fixturenames:
             item.add_marker("published")
-        definitions = item._fixtureinfo.name2fixturedefs.get("server", ())
-        file = item.nodeid.partition("::")[0]
-        if definitions and definitions[-1].baseid == "tests" and file not in SHARED_SERVER:
-            raise pytest.UsageError(f"{file} uses the fixture server; list it in SHARED_SERVER")
+        definitions = item._fixtureinfo.name2fixturedefs.get("server")
+        if definitions and definitions[-1].baseid == "tests":
+            shared.add(item.path)
+    for item in items:
+        if item.path in shared:  # so that one server is started
+            item.add_marker(pytest.mark.xdist_group("server"))
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):
         left_out.add("nightly")
-    deselected = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    chosen, deselected = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        (deselected if left_out & marks else chosen).append(item)
     config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if item not in set(deselected)]
+    items[:] = chosen
 
 
 @pytest.fixture(scope="session")
