@@ -21,7 +21,7 @@ from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
 SHARED_SERVER = (
-    "tests/eval/soak/test_client.py",
+    "tests/eval/test_clients.py",
     "tests/serve/cli/test_wyoming.py",
     "tests/serve/gateway/live/test_server.py",
     "tests/serve/gateway/openai/test_client.py",
