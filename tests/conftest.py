@@ -21,14 +21,12 @@ from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
 SHARED_SERVER = (
+    "tests/deploy/test_metrics.py",
     "tests/eval/test_clients.py",
     "tests/serve/cli/test_wyoming.py",
-    "tests/serve/gateway/live/test_server.py",
     "tests/serve/gateway/openai/test_client.py",
-    "tests/serve/gateway/openai/test_clients.py",
     "tests/serve/gateway/openai/test_server.py",
     "tests/serve/gateway/test_callers.py",
-    "tests/serve/gateway/test_server.py",
     "tests/serve/triton/test_cancels.py",
     "tests/serve/triton/test_server.py",
     "tests/serve/wire/test_client.py",
@@ -89,7 +87,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("published")
         definitions = item._fixtureinfo.name2fixturedefs.get("server", ())
         file = item.nodeid.partition("::")[0]
-        if any(each.baseid == "tests" for each in definitions) and file not in SHARED_SERVER:
+        if definitions and definitions[-1].baseid == "tests" and file not in SHARED_SERVER:
             raise pytest.UsageError(f"{file} uses the fixture server; list it in SHARED_SERVER")
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):

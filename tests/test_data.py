@@ -109,6 +109,7 @@ def test_held_out_clips_are_all_listed_and_each_says_something_else():
 # ---------------------------------------------------------------- people
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("table", HUMAN_TABLES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_people_are_heard_for_as_long_as_listed(table):
     for clip in load_clips(table):  # not each in a process of its own, which takes longer

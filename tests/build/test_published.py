@@ -199,6 +199,7 @@ def test_kept_weights_that_changed_are_refused(monkeypatch, tmp_path):
         open_checkpoint("nano")
 
 
+@pytest.mark.nightly
 def test_a_hub_that_never_answers_costs_seconds(tmp_path):
     """Against the hub's own client, and a server that accepts and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -169,11 +169,13 @@ def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monke
     )
 
 
+@pytest.mark.nightly
 def test_a_build_that_fails_says_so(tmp_path):
     with pytest.raises(Exception, match="the build failed with exit code 2"):
         trtllm_check.build_by_command_line(tmp_path / "missing.toml")
 
 
+@pytest.mark.nightly
 def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
@@ -189,6 +191,7 @@ def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
         run_contract_tests([*quick, "-k", "no_such_test"], results)
 
 
+@pytest.mark.nightly
 def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_path):
     """Importing the real one warns, and the tests of this project take warnings for errors."""
     test = tmp_path / "test_import.py"

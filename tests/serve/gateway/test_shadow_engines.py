@@ -12,6 +12,7 @@ from serve.gateway.shadow.figures import BOUND, Drift, baseline_of, compare
 from serve.transcriber.open import open_transcriber
 from tests.broken_engine import break_engine
 
+pytestmark = pytest.mark.nightly
 CLIPS = 40
 LAYER = "decoder.layers.0"
 SOON = 200  # requests

@@ -39,7 +39,8 @@ SERVER, CLIENT = 2, 3
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, collector):
+    """Spans are sent soon, to a collector that goes after those who send."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 

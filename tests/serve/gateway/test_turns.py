@@ -193,7 +193,7 @@ def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_ans
     assert wire.ended and not wire.closed, "the answer is on its way"
     loop.run_until_complete(asyncio.sleep(1.0))
     assert len(gate.behind.data) == heard and not wire.closed
-    loop.run_until_complete(asyncio.sleep(5.0))
+    loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
     assert wire.closed
 
 

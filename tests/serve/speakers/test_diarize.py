@@ -71,6 +71,7 @@ def test_two_people_are_told_apart(diarizer, conversation):
         assert sum(seconds.values()) - seconds[mine] < 0.2 * (end - start)
 
 
+@pytest.mark.nightly
 def test_blocks_say_what_the_whole_says(diarizer, conversation):
     samples, _ = conversation
     blocks = [samples[i : i + 33_333] for i in range(0, len(samples), 33_333)]
@@ -108,10 +109,12 @@ def test_half_a_second_is_enough(diarizer):
     assert 0.0 <= turn.start_s < turn.end_s <= 0.5
 
 
+@pytest.mark.nightly
 def test_one_reader_is_one_speaker(diarizer):
     assert speakers(diarizer.diarize(np.concatenate(clips(WOMAN)))) == {"A"}
 
 
+@pytest.mark.nightly
 def test_pauses_between_words_are_nobodys(diarizer):
     """The network alone hears one speaker all through: 10 s, of which 6.4 are speech."""
     rng = np.random.default_rng(0)
@@ -134,11 +137,13 @@ def test_who_is_known_has_a_name(diarizer, conversation):
     assert spoken(turns, start, end)["Li"] > 0.5 * (end - start)
 
 
+@pytest.mark.nightly
 def test_a_known_speaker_who_is_not_heard_names_nobody(diarizer):
     turns = diarizer.diarize(np.concatenate(clips(WOMAN)[:2]), known=[Known("Li", clips(MAN)[4])])
     assert speakers(turns) == {"A"}
 
 
+@pytest.mark.nightly
 def test_a_letter_is_never_somebody_elses_name(diarizer, conversation):
     turns = diarizer.diarize(conversation[0], known=[Known("A", clips(MAN)[4])])
     assert turns[0].speaker == "B" and speakers(turns) == {"A", "B"}

@@ -48,14 +48,14 @@ OGG-OPUS MP3-MPEG_LAYER_III RF64-PCM_16 AU-PCM_16 AU-ULAW CAF-PCM_16 CAF-ALAC_16
 VOC-PCM_16 NIST-PCM_16 NIST-ULAW IRCAM-PCM_16 PVF-PCM_16 AVR-PCM_16 SVX-PCM_16 PAF-PCM_16
 HTK-PCM_16 WVE-ALAW
 """.split()
-"""What libsndfile writes: formats, and their subtypes."""
+"""Formats that libsndfile writes, each with its subtype."""
 
 FFMPEG = """
 mp4-aac mp4-aac-fragments adts-aac webm-libopus webm-libopus-live ogg-libopus mp3-libmp3lame
 mp3-libmp3lame-endless mpegts-aac mov-pcm_s16le caf-adpcm_ima_qt ac3-ac3 eac3-eac3 matroska-ac3
 asf-wmav2 avi-libmp3lame mpeg-mp2 flv-aac wv-wavpack tta-tta
 """.split()
-"""What FFmpeg writes: formats, their codecs, and the variant of some."""
+"""Formats that FFmpeg writes, each with its codec; some with a variant."""
 
 VARIANTS = {
     "fragments": {"movflags": "frag_keyframe+empty_moov", "frag_duration": "200000"},
@@ -64,7 +64,7 @@ VARIANTS = {
 }
 
 PHONES = ("amr", "3gp")
-"""What phones record: speech of 8 kHz at 12.2 kbit/s."""
+"""Formats in which phones record: speech of 8 kHz at 12.2 kbit/s."""
 
 
 @functools.cache

@@ -76,8 +76,9 @@ OPTIONS = [
     Options(),
     Options(min_silence=2 * SAMPLE_RATE),  # faster-whisper's own, without a batch
     Options(0.6, SAMPLE_RATE // 10, SAMPLE_RATE * 3 // 100),  # silero-vad's own pad and silence
-    Options(0.3, 0, 0, 0),
-    Options(0.5, SAMPLE_RATE // 5, 0, SAMPLE_RATE),  # some of the clips' words are shorter
+    pytest.param(Options(0.3, 0, 0, 0), marks=pytest.mark.nightly),
+    # Some of the clips' words are shorter.
+    pytest.param(Options(0.5, SAMPLE_RATE // 5, 0, SAMPLE_RATE), marks=pytest.mark.nightly),
 ]
 
 

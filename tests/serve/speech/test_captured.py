@@ -14,11 +14,9 @@ REDIRECTED = b"HTTP/1.0 302 Found\r\nLocation: /live\r\n\r\n" + HTTP
 ID3 = b"ID3\x04\0\0\0\0\x02\x05" + bytes(261)
 STREAMS = {
     "mp3": lambda: encode_ffmpeg("mp3", "libmp3lame", 44_100),
-    "mp3-mono": lambda: encode_ffmpeg("mp3", "libmp3lame", 22_050, "mono", write_xing="0"),
     "mp3-large": lambda: encode_ffmpeg("mp3", "libmp3lame", 48_000, bit_rate=320_000),
     "mp2": lambda: encode_ffmpeg("mp2", "mp2", 48_000),
     "aac": lambda: encode_ffmpeg("adts", "aac", 48_000),
-    "aac-mono": lambda: encode_ffmpeg("adts", "aac", 16_000, "mono", 16_000),
     "ac3": lambda: encode_ffmpeg("ac3", "ac3"),
 }
 

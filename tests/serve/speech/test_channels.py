@@ -74,7 +74,6 @@ MAKERS = [
     pytest.param(FIVE_ONE, in_ffmpeg("ac3", "ac3", "5.1(side)"), id="AC3"),
     pytest.param(FIVE_ONE, in_ffmpeg("mpegts", "eac3", "5.1(side)"), id="E-AC3 in MPEG-TS"),
     pytest.param(FIVE_ONE, in_ffmpeg("mp4", "aac", "5.1"), id="M4A"),
-    pytest.param(FIVE_ONE, in_ffmpeg("matroska", "libopus", "5.1"), id="Opus in Matroska"),
     # The order of Vorbis is another one: FL FC FR.
     pytest.param(
         ("FL", "FC", "FR", "BL", "BR", "LFE"), lambda x: encode(x, "OGG", "VORBIS"), id="Vorbis"

@@ -15,7 +15,7 @@ def noise(seconds, seed=0):
     return samples
 
 
-@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("n_mels", [80, pytest.param(128, marks=pytest.mark.nightly)])
 def test_equals_transformers_for_every_window_of_a_batch(n_mels):
     batch = np.stack([noise(30), noise(3.7, 1), noise(0)])
     from transformers import WhisperFeatureExtractor

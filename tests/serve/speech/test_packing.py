@@ -50,7 +50,7 @@ def assert_voice_is_where_somebody_speaks(window):
 PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None, database=None)
+@settings(max_examples=12, derandomize=True, deadline=None, database=None)
 @given(PARTS, st.sampled_from([7_777, 30_000, 10**8]))
 def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
     samples = numbered(parts)

@@ -13,7 +13,7 @@ from serve.speech.ends import is_cut_off
 from serve.speech.meter import Limits
 from tests.programs import path_of
 
-pytestmark = pytest.mark.needs_program("chromium")
+pytestmark = [pytest.mark.needs_program("chromium"), pytest.mark.nightly]
 
 CLIP = Path(__file__).parents[2] / "data" / "en_question.wav"
 MICROPHONE = [

@@ -37,7 +37,7 @@ FACTS = SimpleNamespace(eot=EOT, timestamp_begin=TIMES)
 CONFIG = TranscriberConfig()
 DATA = Path(__file__).parents[2] / "data"
 FIXED = settings(derandomize=True, deadline=None, database=None)
-FEW = settings(FIXED, max_examples=20)
+FEW = settings(FIXED, max_examples=12)
 EDGE = 1 / 16  # s; a cut may be this far outside a pause, through smoothing and frames
 
 

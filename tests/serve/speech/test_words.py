@@ -129,7 +129,7 @@ def their_words(alignment: Alignment, pieces: list[list[int]], times, until_s: f
 SPACES = [0, *(i for i, char in enumerate(TEXT) if char == " "), len(TEXT)]
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
 @given(
     seed=st.integers(0, 10**6),
     cuts=st.lists(st.sampled_from(SPACES), min_size=2, max_size=5, unique=True),

@@ -241,10 +241,10 @@ class TestWindows(TranscriberTests):
         assert isinstance(client.error, CancelledError)
 
     def test_a_short_request_goes_next_beside_many_long_ones(self, start, tokenizer):
-        """However many hours of audio were sent before it."""
+        """However much audio was sent before it."""
         transcriber, runtime = start(Echo(tokenizer, delay=3))
-        hour = request("long", audio=noise(225.0), sample_rate=1_000)
-        long = [Client().send(transcriber, hour) for _ in range(8)]
+        minutes = request("long", audio=noise(40.0), sample_rate=1_000)  # 640 s
+        long = [Client().send(transcriber, minutes) for _ in range(8)]
         until(lambda: len(runtime.jobs) > 24)
         before = len(runtime.jobs)
         short = Client().send(transcriber, request("short"))
@@ -275,7 +275,7 @@ class TestWindows(TranscriberTests):
 
     def test_long_audio_does_not_fill_the_runtime(self, start, echo):
         transcriber, runtime = start(echo, step_s=0)
-        answer = transcriber.transcribe(request("so", audio=noise(400.0)))
-        assert len(runtime.jobs) >= 13
+        answer = transcriber.transcribe(request("so", audio=noise(300.0)))
+        assert len(runtime.jobs) >= 10
         assert len(answer.text.split()) == len(runtime.jobs)
         assert runtime.most_in_hand <= 2 * CAPABILITIES.max_windows

@@ -1,4 +1,4 @@
-"""Times: those that a request's answer tells, and the time in which requests were pending."""
+"""Times in a request's answer, and the time during which requests were pending."""
 
 import weakref
 

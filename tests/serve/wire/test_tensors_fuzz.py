@@ -74,7 +74,7 @@ def test_inputs_are_a_request_that_can_be_planned_or_are_refused(plan):
             ended["planned"] += 1
 
     check()
-    assert min(ended.values()) > 5, ended
+    assert all(ended.values()), ended
 
 
 JSON = (

@@ -48,7 +48,7 @@ class House:
 
 
 def in_house(**settings):
-    """Make a test of a coroutine that gets a house, whose bridge has these settings."""
+    """Turn a coroutine into a test; its first argument is a house with these settings."""
 
     def decorate(test):
         async def run(given):

@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from serve.wyoming.bridge import MAX_CONNECTIONS
 from tests.gateways import until
 
@@ -32,6 +34,7 @@ def talk(address, said):
             said.append(received)
 
 
+@pytest.mark.nightly
 def test_all_connections_together_have_one_budget():
     """The server behind the bridge begins to read each request and stops."""
     said, asked = [], []

@@ -148,14 +148,7 @@ def test_languages_are_also_those_of_locales():
         ),
         (input_of(format={"type": "audio/pcma", "rate": 24000}), "G.711 has 8 kHz"),
         (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected at most 1"),
-        (input_of(turn_detection={"silence_duration_ms": -1}), "silence_duration_ms = -1"),
-        (
-            input_of(turn_detection={"silence_duration_ms": 500.5}),
-            "ms = 500.5; expected an integer",
-        ),
         (input_of(transcription={"delay": "short"}), "delay = 'short'; expected 'minimal', 'low'"),
-        (input_of(transcription={"keywords": "Zoë"}), "keywords = 'Zoë'; expected a list"),
-        (input_of(transcription={"language": {"de": 1}}), r"language = \{'de': 1\}; expected text"),
         (input_of(transcription={"language": "elvish"}), "language = 'elvish'; expected a code"),
         (input_of(transcription={"languages": ["en", "elvish"]}), "'elvish'; expected a code"),
         (

@@ -21,15 +21,21 @@ TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twi
 GELU = 5e-5  # the polynomial's error; below what FP16 can tell
 
 
-def covering(*axes):
-    """Combine the axes' values, half of all nightly; of two values of two axes each pair is left.
+def nightly(*values):
+    """Mark parameters, tuples or single ones, as nightly."""
+    several = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.nightly) for value in several]
 
-    With two axes each value is left with one of the other's.
+
+def covering(*axes):
+    """Combine the values of axes; every second combination is nightly.
+
+    The others hold each value, and of three axes each pair of values if the third axis has two.
     """
     found = []
     for places in itertools.product(*(range(len(axis)) for axis in axes)):
-        values = (axis[place] for axis, place in zip(axes, places, strict=True))
-        found.append(pytest.param(*values, marks=[pytest.mark.nightly] * (sum(places) % 2)))
+        values = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+        found += nightly(values) if sum(places) % 2 else [values]
     return found
 
 

@@ -18,6 +18,7 @@ from tests.serve.native.kernels.parity import (
     feed_of,
     groups_of,
     matrix_of,
+    nightly,
     norm_of,
 )
 
@@ -70,7 +71,7 @@ def test_the_past_of_a_row_may_stand_in_others(ops, random, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("traced", [*nightly(False), True])
 def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, traced, dtype):
     """A prompt, a draft behind a long past and one token, fed at once and one by one."""
     spans = [(3, 0, 7), (0, 126, 131), (1, 40, 41)]
@@ -90,7 +91,7 @@ def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, tr
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("each", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("each", [2, *nightly(3, 4, 5, 6)])
 def test_feeds_that_share_a_reading_are_the_bits_of_single_steps(ops, random, each, dtype):
     """Of rows with no past, a short and a long one, and at the end of the context."""
     ops.processors = 1  # so that these are many

@@ -18,6 +18,7 @@ from tests.serve.native.kernels.parity import (
     close,
     covering,
     matrix_of,
+    nightly,
     norm_of,
 )
 
@@ -54,6 +55,7 @@ def test_logits(ops, random, rows, shape, dtype):
         close(ops.logits(x, norm, matrix), definition.logits(x, norm, matrix))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
 def test_as_many_rows_as_a_batch_of_prompts_has(ops, random, int8, dtype):
@@ -65,7 +67,7 @@ def test_as_many_rows_as_a_batch_of_prompts_has(ops, random, int8, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "int8"), [(66, True), (130, True), (260, True), (390, True), (66, False)]
+    ("rows", "int8"), [(66, True), (66, False), *nightly((130, True), (260, True), (390, True))]
 )
 def test_weights_that_are_kept_wide(ops, random, rows, int8, dtype):
     """By the tiles of every size, with all that may follow the sums, or none of it."""

@@ -11,7 +11,7 @@ from serve.contract.phrases import build_trie
 from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import NO_ROW, Picks, new_state
-from tests.serve.native.kernels.parity import DEVICE
+from tests.serve.native.kernels.parity import DEVICE, nightly
 
 FACTS = TokenizerFacts(
     eot=2000,
@@ -98,21 +98,23 @@ def picks_of(state, first, rows):
     return Picks(rows, lines)
 
 
-def test_the_choice_equals_the_rules_step_by_step(kernels):
+@pytest.mark.parametrize("steps", [2, *nightly(14)])
+def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
     rules = Rules(FACTS, VOCAB, DEVICE)
     chooser = kernels[1].TritonChoice(rules, 18, searching=True)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     mixed(mine), mixed(twin)
     order = [*range(6, 18), 0, 1, 2, 3, 4, 5]  # picks need not stand as rows do
-    for step, logits in enumerate(steps_of(14)):
+    for step, logits in enumerate(steps_of(steps)):
         picks = picks_of(twin, step == 0, order)
         rules.advance(twin, picks, logits)
         chooser.advance(mine, picks, logits)
         same(mine, twin, step)
-    assert int(twin.finished.sum()) >= 12
-    leaders = [6, 11, 15]
-    assert twin.finished[leaders].all() and twin.ended[leaders].min() > 0
-    assert twin.best_is_ended[leaders].any()
+    if steps > 2:
+        assert int(twin.finished.sum()) >= 12
+        leaders = [6, 11, 15]
+        assert twin.finished[leaders].all() and twin.ended[leaders].min() > 0
+        assert twin.best_is_ended[leaders].any()
 
 
 def test_a_blank_comes_first_where_the_row_lets_it(kernels):
@@ -157,6 +159,7 @@ def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     assert twin.tokens[17].count_nonzero() == 2 and not twin.tokens[[1, 5]].any()
 
 
+@pytest.mark.nightly
 def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     together, alone = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
