@@ -84,10 +84,10 @@ def compared(a: Report, b: Report) -> Result:
         about=f"A: {_name(a)}. B: {_name(b)}.",
         sections=(
             *([Section("Not the same in both", [Text("", items=differing)])] if differing else []),
-            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
             Section("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
             Section("Speed", speed or [Text("No system was timed in both runs.")], False),
             Section("Clips", [Table(header, clips[:_MOST_CLIPS], note=note)], False),
+            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
             Section(CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False),
         ),
     )
