@@ -66,7 +66,7 @@ fixture-engine: setup
 # Side by side in the order of the files, of which the last are the quickest. In one process more
 # than a small machine has cores, since many tests wait.
 test: fixture-engine
-	@$(RUN) -m pytest --durations 10 --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(OPTIONS)
+	@$(RUN) -m pytest --durations 10 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 
 test-all: override OPTIONS += --nightly
 test-all: test

@@ -2,16 +2,18 @@
 
 import dataclasses
 import fcntl
+import functools
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from xdist.scheduler.loadgroup import LoadGroupScheduling
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from build.clips import load_clips
 from serve.contract.config import Config, RuntimeConfig, TranscriberConfig, load_config
@@ -51,11 +53,21 @@ def pytest_configure(config):
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-class _Scheduling(LoadGroupScheduling):
-    """Gives a file to one process, and all files of a group to the same one."""
+class _Scheduling(LoadFileScheduling):
+    """Gives a file to one process, and all that use the fixture `server` to the same one."""
 
     def _split_scope(self, nodeid):
-        return super()._split_scope(nodeid).partition("::")[0]
+        file = super()._split_scope(nodeid)
+        return "server" if _uses_server(file) else file
+
+
+@functools.cache
+def _uses_server(file):
+    text = Path(file).read_text(encoding="utf-8")
+    asked = re.search(
+        r"^(?:def test_|@pytest.fixture.*\ndef )\w+\((?:[^)]*\W)?server\b", text, re.M
+    )
+    return bool(asked) and "\ndef server(" not in text
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -70,18 +82,10 @@ def pytest_runtest_setup(item):
         end("; ".join(map(how_to_get, missing)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config, items):
-    shared = set()
     for item in items:
         if "base_engine" in item.fixturenames:
             item.add_marker("published")
-        definitions = item._fixtureinfo.name2fixturedefs.get("server")
-        if definitions and definitions[-1].baseid == "tests":
-            shared.add(item.path)
-    for item in items:
-        if item.path in shared:  # so that one server is started
-            item.add_marker(pytest.mark.xdist_group("server"))
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):
         left_out.add("nightly")
