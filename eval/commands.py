@@ -470,7 +470,7 @@ COMMANDS = (
         PLAN,
         of="config",
     ),
-    Command("long", "long recordings: what is lost, repeated, made up", "long.report.long", LONG),
+    Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", LONG),
     Command(
         "speakers",
         "who speaks when: how right, how fast, beside peers",

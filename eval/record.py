@@ -117,7 +117,8 @@ class Figure:
     charts: Sequence[Any]
     title: str = ""
     note: str = ""
-    legend: Literal["", "families", "two runs"] = "families"
+    legend: bool = True  # of the families of systems
+    two_runs: bool = False  # the first is drawn hollow and above the second
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from eval.accuracy.report import (
 )
 from eval.accuracy.score import SystemScore, score_system
 from eval.config import changed
-from eval.record import CONDITIONS, Result, Run, Section, Table, Text, facts, write_text
+from eval.record import CONDITIONS, Part, Result, Run, Section, Table, Text, facts, write_text
 from serve.contract.errors import ConfigError
 
 _SPEEDS = (  # figure, where a Speed has it, factor, digits
@@ -69,7 +69,7 @@ def compared(a: Report, b: Report) -> Result:
     """
     rows, changed = figure_rows(a, b), clips_that_changed(a, b)
     sets = [name for name in a.run.clips if name in b.run.clips]
-    accuracy = [
+    accuracy: list[Part] = [
         part
         for name in sets
         for part in (Text("", f"On {TITLES[name]}"), *accuracy_figure([a, b], name))

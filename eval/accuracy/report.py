@@ -299,8 +299,7 @@ def accuracy_figure(runs: Sequence[Report], clip_set: ClipSet) -> list[Figure]:
         for title, place in (("CER, %", "cer"), ("WER, %", "wer"))
     ]
     known = [chart for chart in charts if chart is not None]
-    legend = "two runs" if len(runs) == 2 else "families"
-    return [Figure(known, legend=legend)] if known else []
+    return [Figure(known, two_runs=len(runs) == 2)] if known else []
 
 
 def score_of(run: Report, name: str) -> SystemScore:
@@ -410,8 +409,8 @@ def _speed(report: Report) -> Section:
     calls = {(speed.alone.calls, speed.loaded.calls) for speed in timed}
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
     note += f"Percentiles are over {numbers or 'nothing: no system of this run was timed'}."
-    parts = [*speed_figures([report]), Table(header, rows, "Figures", note, folded="closed")]
-    return Section("Speed and memory", [*parts, _ratios(report)])
+    figures = Table(header, rows, "Figures", note, folded="closed")
+    return Section("Speed and memory", [*speed_figures([report]), figures, _ratios(report)])
 
 
 def speed_figures(runs: Sequence[Report]) -> list[Figure]:
@@ -431,16 +430,15 @@ def speed_figures(runs: Sequence[Report]) -> list[Figure]:
         ]
         for name in names
     }
-    legend = "two runs" if len(runs) == 2 else "families"
     bands = (
         "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of the calls."
     )
     return [
-        Figure([chart for chart in latencies if chart], note=bands, legend=legend),
+        Figure([chart for chart in latencies if chart], note=bands, two_runs=len(runs) == 2),
         Figure(
             [chart for chart in [memory_chart(f"RTFx, {many} calls at a time", points)] if chart],
             note="Up and left is better: more audio in less memory.",
-            legend="",
+            legend=False,
         ),
     ]
 

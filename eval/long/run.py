@@ -42,6 +42,7 @@ from eval.long.without_speech import invented
 from eval.record import (
     CONDITIONS,
     Figure,
+    Part,
     Result,
     Run,
     Section,
@@ -286,7 +287,7 @@ def result_of(loaded: Loaded, scores: Sequence[LongScore], max_cer_gap: float) -
         dataclasses.replace(facts(score.name, score.facts.settings), folded="closed")
         for score in scores
     ]
-    conditions = [facts("Machine", run.machine), Text("", "Rules", RULES), *settings]
+    conditions: list[Part] = [facts("Machine", run.machine), Text("", "Rules", RULES), *settings]
     return Result(
         {"run": run, "systems": kept, "unfinished": loaded.unfinished},
         tuple(long_gates(scores, max_cer_gap)),

@@ -13,7 +13,7 @@ import soundfile
 from build.clips import Clip
 from eval.clients import PATIENCE_S, Answer, Ask, by_grpc
 from eval.config import Config
-from eval.record import Check, Result, Run, Say, Section, Table, Text, Verdict, loud, verdict
+from eval.record import Check, Part, Result, Run, Say, Section, Table, Text, Verdict, loud, verdict
 from eval.server import POLL_S, Addresses, RunningServer, running
 from serve.contract.messages import Samples
 from serve.speech import audio
@@ -124,7 +124,7 @@ def kept(run: Run, findings: Sequence[Finding]) -> Result:
             f"{loud(verdict([check]))}: {check.name}: {check.detail}" for check in finding.checks
         ]
         values = [[name, f"{value:,.3f}"] for name, value in finding.figures.items()]
-        parts = [Text("", items=items), Table(["figure", ""], values)]
+        parts: list[Part] = [Text("", items=items), Table(["figure", ""], values)]
         title = f"{finding.scenario}: {finding.title}"
         sections.append(Section(title, parts, printed=False))
     checks = tuple(check for finding in findings for check in finding.checks)

@@ -265,5 +265,5 @@ def section_of(
         curves = {way: steps(pairs, whole, way) for way in ways_of(pairs)}
         label = "CER of the selected transcripts over their share of the clips"
         chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
-        parts.insert(0, Figure([chart], legend=""))
+        parts.insert(0, Figure([chart], legend=False))
     return Section("Transcripts", parts)
