@@ -65,7 +65,6 @@ class Running:
         triton_metrics=b"",
         alone=False,
         devices=("cpu",),
-        price_per_audio_hour=0.0,
         target_p99_s=0.0,
         **options,
     ):
@@ -75,9 +74,7 @@ class Running:
         self.config = Config(
             server=dataclasses.replace(ServerConfig(**ports), **options),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
-            gateway=GatewayConfig(
-                price_per_audio_hour=price_per_audio_hour, target_p99_s=target_p99_s
-            ),
+            gateway=GatewayConfig(target_p99_s=target_p99_s),
             **sections,
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"

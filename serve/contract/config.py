@@ -6,8 +6,9 @@ read their defaults from these fields.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -53,6 +54,13 @@ EncoderPrecision = Literal["auto", "full", "fp8"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
+
+_REMOVED = {
+    "gateway.price_per_audio_hour": "was the price that /v1/usage told; multiply its audio_seconds "
+    "by your price",
+    "gateway.currency": "was the currency of the price that /v1/usage told; leave it out",
+}
+"""Keys that were removed: what each did, and what to do now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +271,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
             "the file, above its first section"
         )
+    _refuse_removed(table, path)
     known = {field.name for field in dataclasses.fields(kind)}
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
@@ -272,6 +281,16 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_jobs(config.jobs, path)
     _check_shadow(config, path)
     return config
+
+
+def _refuse_removed(table: Mapping[str, Any], path: Path) -> None:
+    for place, advice in _REMOVED.items():
+        *parents, key = place.split(".")
+        section: Any = table
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict) and key in section:
+            raise ConfigError(f"{path}: {place} was removed; it {advice}")
 
 
 def _check_server(server: ServerConfig, path: Path) -> None:

@@ -36,7 +36,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_S = 10_000_000  # four months; what waits cannot wait for ever
 Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
 SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
-Price = Annotated[Finite, Field(ge=0, le=1_000_000)]
 Share = Annotated[Finite, Field(gt=0, le=1)]
 Fraction = Annotated[Finite, Field(gt=0, lt=1)]
 Temperature = Annotated[Finite, Field(ge=0, le=1)]

@@ -22,7 +22,6 @@ from serve.contract.fields import (
     NameOrNone,
     Origin,
     Port,
-    Price,
     Seconds,
     SecondsOrNone,
     Share,
@@ -115,8 +114,6 @@ class GatewayConfig:
     # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
     # header x-earshot-ignored.
     unknown_fields: UnknownFields = "ignore"
-    price_per_audio_hour: Price = 0.0  # by which /v1/usage tells costs; 0: it tells none
-    currency: Name = "USD"  # of it
 
 
 @dataclasses.dataclass(frozen=True)

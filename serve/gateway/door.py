@@ -3,7 +3,7 @@ known of the server."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -73,11 +73,6 @@ class Visit:
     def account(self) -> Account:
         """The account of its caller: what is under way."""
         return self.caller.account
-
-    def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
-        """Refuse outputs that do not tell their duration; see `Caller`."""
-        priced = self._usage.config.price_per_audio_hour > 0
-        self.caller.require_duration(outputs, priced, streamed)
 
     def segment_sent(self, end_s: float) -> None:
         """Note that the client gets a stream's segment, which ends so many seconds in."""
@@ -198,7 +193,7 @@ class Door:
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         outputs = [output.name for output in envelope.request.outputs]
-        visit.require_duration(outputs, target.segments)
+        visit.caller.require_duration(outputs, target.segments)
         visit.sound = self.targets.look(lambda: of_tensors(envelope.request, envelope.raw))
         return self.pass_on(visit, target, [message], ticket, streamed)
 
