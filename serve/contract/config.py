@@ -59,6 +59,8 @@ _REMOVED = {
     "gateway.price_per_audio_hour": "was the price that /v1/usage told; multiply its audio_seconds "
     "by your price",
     "gateway.currency": "was the currency of the price that /v1/usage told; leave it out",
+    "jobs.store": "was an object store for the audio of jobs; servers that share jobs.database now "
+    "share jobs.folder by a network file system",
 }
 """Keys that were removed: what each did, and what to do now."""
 
@@ -310,11 +312,6 @@ def _check_jobs(jobs: JobsConfig, path: Path) -> None:
         raise ConfigError(
             f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
             'no jobs; expected folder = "jobs" or the like beside them'
-        )
-    if jobs.store and not jobs.database:
-        raise ConfigError(
-            f"{path}: jobs.store = {jobs.store}, and no jobs.database, without which no other "
-            "server knows what lies there; expected both, or neither"
         )
 
 

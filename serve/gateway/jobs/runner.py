@@ -241,10 +241,7 @@ class Runner(Workers):
             Refusal: it cannot be had.
         """
         audio = self._keeper.audio
-        if not job.url:
-            await self._keeper.for_audio.do(audio.restore, job.id, job.token)
-            return
-        if audio.path(job.id).exists():
+        if not job.url or audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:

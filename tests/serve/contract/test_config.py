@@ -35,6 +35,7 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
         ("[gateway]\nprice_per_audio_hour = 1", "price_per_audio_hour was removed; it was the"),
         ("[gateway]\ncurrency = 'EUR'", "gateway.currency was removed; it was the currency"),
+        ("[jobs]\nstore = 's3://bucket/jobs'", "jobs.store was removed; it was an object store"),
         ("[runtime\n", "not valid TOML"),
         ("[[upstreams]]\nmodels = ['a']", "upstreams[0].address is missing"),
         ("[[upstreams]]\naddress = 'a'\nmodels = ['a']", "address = 'a'; expected a host and its"),
@@ -92,7 +93,7 @@ NEVER = {
 SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0]", "['']"]
 MAY_BE_EMPTY = """
 build.confidence build.draft build.tokenizer eval.half eval.heldout eval.language
-eval.passages jobs.database jobs.folder jobs.store jobs.webhook_secret_file
+eval.passages jobs.database jobs.folder jobs.webhook_secret_file
 runtime.tensorrt_llm.python server.keys_file server.reload_clips server.tls_certificate
 server.tls_key server.usage_file shadow.engine shadow.model traces.endpoint
 """.split()
