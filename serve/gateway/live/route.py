@@ -248,7 +248,7 @@ class Live:
                 target = Target(self._door.models.named(model), segments=False)
                 parts = request_parts(window.request(self._door.config.live))
                 ticket.charge(sum(map(len, parts)))
-                sound = Sound(mark=0, seconds=len(window.samples) / SAMPLE_RATE)
+                sound = Sound(len(window.samples) / SAMPLE_RATE)
                 exchange = self._door.upstreams.send(
                     *(target, parts, ticket),
                     streamed=False,
