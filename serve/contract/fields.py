@@ -74,21 +74,6 @@ Host = Annotated[
         "a host's name without a port, such as asr.example.org",
     ),
 ]
-HostPort = Annotated[
-    str,
-    text_that(
-        re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}").fullmatch,
-        "a host and its port such as 10.0.0.2:8001",
-    ),
-]
-# KServe's clients reach the model of a name that answers segment by segment as NAME_stream.
-ModelName = Annotated[
-    str,
-    text_that(
-        lambda text: text.strip() and text.isprintable() and not text.endswith("_stream"),
-        "text of printable characters that does not end with _stream",
-    ),
-]
 Device = Annotated[
     str,
     text_that(

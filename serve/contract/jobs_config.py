@@ -48,7 +48,7 @@ class JobsConfig:
     database: Database = ""
     workers: Count = 2  # that are under way at a time; each gateway process has its share
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
-    # as all engines together have slots, or `server.max_inflight` where there is no engine.
+    # as all engines together have slots.
     below: CountOrNone = 0
     # So often a job is begun whose server is lost; then it has failed.
     tries: Count = 10

@@ -34,9 +34,9 @@ from serve.gateway.shadow.monitor import Shadow
 from serve.gateway.tracing import open_traces
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
-from serve.gateway.upstream.server import Outgoing
 from serve.gateway.usage import Usage
 from serve.wire.folder import signing_key
 
@@ -142,7 +142,7 @@ class Door:
         alive: is touched as long as the loop goes on.
 
     Raises:
-        ConfigError: the keys, the upstreams or what says where traces go cannot be used.
+        ConfigError: the keys or what says where traces go cannot be used.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Door:
         own = self.upstreams.own
         if len(own) < 2:
             return {}
-        return {"engines": {server.name: await server.ready(self.models.default) for server in own}}
+        return {"engines": {server.name: await server.ready() for server in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Return name and version of Triton, and those of its extensions that are offered.

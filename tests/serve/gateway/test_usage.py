@@ -15,7 +15,7 @@ from serve.contract.config import Config
 from serve.contract.errors import OverloadedError
 from serve.contract.keys import Key, add_key, hash_of
 from serve.contract.messages import Request
-from serve.contract.server_config import ServerConfig, UpstreamConfig
+from serve.contract.server_config import ServerConfig
 from serve.gateway.callers import Caller
 from serve.gateway.refusals import Refusal
 from serve.gateway.usage import FILE, Row, Usage, UsageFile
@@ -254,19 +254,3 @@ def test_requests_are_answered_where_nothing_can_be_written(
     assert (status, "log says why" in json.loads(body)["error"]["message"]) == (503, True)
     assert caplog.text.count(f"{path} cannot be used") == 1
     assert f"earshot_gateway_unwritten_usage_seconds {2 * ANSWER_S}" in running.page()
-
-
-def test_a_gateways_own_quota_at_another_server_is_none_of_its_clients(
-    start, keys_file, monkeypatch
-):
-    back = start(keys_file=keys_file)
-    with Client(back.grpc, key="secret-a") as client:
-        for _ in range(2):
-            client.transcribe(b"RIFF")
-    monkeypatch.setenv("EARSHOT_UPSTREAM_KEY", "secret-a")
-    front = start(upstreams=(UpstreamConfig(back.grpc, ("demo",)),), alone=True)
-    until(lambda: front.ask("GET", "/health")[0] == 200)
-    status, headers, _ = front.ask("POST", INFER, json.dumps(json_request()))
-    assert (status, headers["retry-after"]) == (503, "1")
-    with Client(front.grpc) as client, pytest.raises(OverloadedError):
-        client.transcribe(b"RIFF")
