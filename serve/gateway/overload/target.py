@@ -17,7 +17,8 @@ from serve.gateway import refusals
 from serve.gateway.overload.forecast import WINDOW_S, Clock, Forecast, Running, work_of
 from serve.gateway.overload.sound import Lengths, Sound
 
-_FILES = 0.9  # of the limit, up to which files are let in
+_MODEST = 0.9  # of its share: a key that asks for less may fill the limit
+_GREEDY = 0.8  # of the limit, up to which the files of other keys are let in
 _JOBS = 0.5  # of the limit, for all together, up to which jobs are let in
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
 _DEMAND_S = 10.0  # over which what a key asks for is averaged
@@ -125,19 +126,22 @@ class ModelTarget:
         rate, limit = forecast.rate or forecast.limit / self._target_s, forecast.limit
         # What takes longer than half the target by itself cannot keep it, and is let in for less.
         least = min(work, limit / 2)
-        limit *= _JOBS if jobs else _FILES
-        wait_s = (forecast.ahead(work, priority) + least - limit) / rate
+        over = forecast.ahead(work, priority) + least
         if jobs:
-            return max(wait_s, 0.0)
+            return max((over - _JOBS * limit) / rate, 0.0)
         left = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
         others = (flow.rate(now) for other, flow in self._asked.items() if other != key)
-        fair = fair_share(left, others)
+        fair, asked = fair_share(left, others), self._asked[key].rate(now)
+        if asked <= _MODEST * fair:
+            return max((over - limit) / rate, 0.0)
+        limit *= _GREEDY
+        wait_s = (over - limit) / rate
         if has := forecast.under_way(key=key):
             wait_s = max(wait_s, (has + least - limit * fair / left) / fair)
         if wait_s <= 0:
             return 0.0
         # All that the key asked for of late does not come back at once, but over the time it takes.
-        drain_s = (self._asked[key].rate(now) / fair - 1) * _DEMAND_S
+        drain_s = (asked / fair - 1) * _DEMAND_S
         self._spread = (self._spread + _GOLDEN) % 1
         return wait_s + self._spread * max(drain_s - wait_s, 0.0)
 
