@@ -263,6 +263,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
             "the file, above its first section"
         )
+    _refuse_removed(table, path)
     known = {field.name for field in dataclasses.fields(kind)}
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
@@ -272,6 +273,22 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     _check_jobs(config.jobs, path)
     _check_shadow(config, path)
     return config
+
+
+_REMOVED = {
+    "runtime.tensorrt_llm.triton_backend": "chose NVIDIA's C++ Triton model in place of the "
+    "executor; leave the key out, for the executor serves every engine of TensorRT-LLM 1.2",
+}
+"""Keys that earlier versions had: what each one was, and what to do now."""
+
+
+def _refuse_removed(table: dict[str, object], path: Path) -> None:
+    for key, told in _REMOVED.items():
+        value: object = table
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            raise ConfigError(f"{path}: {key} was removed; it {told}")
 
 
 def _check_server(server: ServerConfig, path: Path) -> None:

@@ -177,7 +177,6 @@ class TestRefusals:
     def test_settings_of_engines_are_refused(self, engine, fake):
         refusals = {
             r"no_speech_probe = True, but this engine is for": {"no_speech_probe": True},
-            r"triton_backend = True, but this engine is for": {"triton_backend": True},
             r"logits_processor = False, but this engine is for": {"logits_processor": False},
             r"runtime\.device = 'cpu', but .* needs an NVIDIA GPU": {"device": "cpu"},
         }
