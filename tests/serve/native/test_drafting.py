@@ -16,7 +16,8 @@ from serve.native.turns import DraftTurns
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
-from tests.serve.native.decoding import ends, prompt_of, run
+from tests.serve.native.decoding import beginnings, ends, prompt_of, run
+from tests.serve.native.kernels.parity import nightly
 
 MOST = 4
 CONFIG = RuntimeConfig(slots=4, encoder_batch=4, threads=1, draft_tokens=MOST)
@@ -66,6 +67,11 @@ def always(monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def windows(windows):
+    return beginnings(windows)
+
+
+@pytest.fixture(scope="module")
 def jobs(checkpoint, windows):
     """Windows of several clips, the language asked for in one, some ended early."""
     facts, made = checkpoint.facts, []
@@ -87,7 +93,7 @@ def expected(engine_with, jobs):
     return ended, runtime.gauges().steps
 
 
-@pytest.mark.parametrize("kind", [whole, only_last_layer])
+@pytest.mark.parametrize("kind", [whole, *nightly(only_last_layer)])
 def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
     kind, engine_with, jobs, expected, always
 ):
@@ -123,6 +129,7 @@ def test_a_loop_ends_at_the_same_token_with_drafts(tmp_path, always):
     assert [reason for _, reason in ended[0].values()] == ["loop", "length"]
 
 
+@pytest.mark.nightly
 def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, always):
     config = dataclasses.replace(CONFIG, rows=6)
     for options in (DecodingOptions(temperature=0.8, seed=3), DecodingOptions(beam_size=2)):
@@ -135,6 +142,7 @@ def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, alway
         assert runtime.gauges().drafted == 0
 
 
+@pytest.mark.nightly
 def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, monkeypatch):
     """Its caches are filled with what was decoded without it."""
     turns = iter(range(10_000))
@@ -144,6 +152,7 @@ def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, mon
     assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
 
 
+@pytest.mark.nightly
 def test_guesses_go_on_where_they_were_when_urgent_windows_have_passed(
     engine_with, jobs, expected, always
 ):
@@ -191,6 +200,7 @@ class TurnLoop(EagerLoop):
         return 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [whole, only_last_layer])
 def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
     runtime = NativeRuntime(engine_with(kind), CONFIG)
