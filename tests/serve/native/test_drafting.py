@@ -115,6 +115,7 @@ def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
         assert gauges.drafted_right < 0.5 * gauges.drafted
 
 
+@pytest.mark.nightly
 def test_a_loop_ends_at_the_same_token_with_drafts(tmp_path, always):
     """Random weights say one thing for ever."""
     nano = open_checkpoint(str(write_hf(tmp_path / "nano", NANO, random_weights(NANO))))
