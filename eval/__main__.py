@@ -2,9 +2,11 @@
 
 import argparse
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from eval.commands import COMMANDS, Command
@@ -72,5 +74,11 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    """Leave by an exception, so that servers end and the report is written."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())

@@ -6,13 +6,13 @@ import os
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from eval.accuracy.data import TimedCall
 from eval.accuracy.gates import all_answered
-from eval.accuracy.load import driven, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.ours import EarshotTriton
+from eval.accuracy.predictions import TimedCall
 from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
+from eval.accuracy.systems import EarshotTriton
+from eval.accuracy.worker import driven, wall_s
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say

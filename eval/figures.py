@@ -16,7 +16,7 @@ Tick = tuple[float, str]
 """Position in percent of the axis, and label."""
 
 _OUTLIER = 3.0  # times the median of the intervals' ends: the axis ends there
-_LATENCIES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_LATENCIES_S = tuple(x * 10.0**e for e in range(-3, 3) for x in (1, 2, 5))
 _BANDS = ((1, 99, 0.16), (5, 95, 0.2), (25, 75, 0.55))  # percentiles from, to; opacity
 _TICKS = 5
 

@@ -10,7 +10,7 @@ Each gate says how many clips it takes to decide a gap of the size that it found
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from eval.accuracy.data import ClipSet
+from eval.accuracy.predictions import ClipSet
 from eval.accuracy.score import (
     CONFIDENCE,
     Counts,

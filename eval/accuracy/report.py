@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from eval.accuracy.data import ClipSet, TimedCall
 from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
+from eval.accuracy.predictions import ClipSet, TimedCall
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,

@@ -1,16 +1,18 @@
-"""Runs clips x systems and keeps the raw predictions, one folder a run; a later run goes on there:
+"""Run clips x systems and keep the raw answers, one folder a run; a later run continues there.
 
-run.json                     what was run: configuration, clips, machine
+run.json                     the configuration, the clips and the machine
 clips.json                   every clip, with a hash of its audio and reference
 spelling.json                the checkpoint's spellings, for Whisper's English normaliser
-predictions/                 what every system said; see eval/accuracy/kept.py
-logs/<system>.log            what the system's process wrote
-report.md, .html, .json      made from these alone, by `python -m eval run` and `score`
+predictions/                 the answers of every system; see eval/accuracy/predictions.py
+logs/<system>.log            the output of the system's process
+report.json, .md, .html      made from these alone, by `python -m eval run` and `report`
 """
 
 import dataclasses
 import datetime
 import functools
+import math
+import statistics
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +22,19 @@ from tqdm import tqdm
 from build import hub
 from build.clips import Clip
 from eval.accuracy import systems
-from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
-from eval.accuracy.estimate import Cost, estimate_line, start_line, total_line, windows
-from eval.accuracy.kept import ClipSets, Kept, Keys, keys_of, timed_key
 from eval.accuracy.normalize import Spelling, read_spelling
 from eval.accuracy.passages import join_clips
+from eval.accuracy.predictions import (
+    ClipSet,
+    ClipSets,
+    Kept,
+    Keys,
+    SystemFacts,
+    TimedCall,
+    clip_nearest_10_s,
+    keys_of,
+    timed_key,
+)
 from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config, changed
 from eval.corpora.find import Found, find_clips
@@ -33,7 +43,67 @@ from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
 from serve.speech.audio import decode
+from serve.speech.features import WINDOW_S
 from serve.speech.meter import Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The time that a system takes."""
+
+    start_s: float
+    window_s: float  # one window, one call at a time
+
+    @classmethod
+    def of(cls, start_s: float, calls: Sequence[TimedCall]) -> "Cost":
+        """Compute it of some calls, of which the first may have warmed the system up."""
+        warm = calls[1:] or calls
+        return cls(start_s, statistics.fmean(c.latency_s / windows(c.duration_s) for c in warm))
+
+
+def windows(duration_s: float) -> int:
+    """Return how many windows hold so much audio: what a system's work goes by, not the seconds."""
+    return max(1, math.ceil(duration_s / WINDOW_S))
+
+
+def start_line(clips: Mapping[ClipSet, Sequence[Clip]], probed: int) -> str:
+    """Write what is to be heard, before anything runs.
+
+    Args:
+        clips: of both sets.
+        probed: how many of them each system hears first.
+    """
+    every = [clip for of_set in clips.values() for clip in of_set]
+    audio_s = sum(clip.duration_s for clip in every)
+    return (
+        f"{len(every)} clips, {audio_s / 60:.1f} minutes of audio in "
+        f"{sum(windows(clip.duration_s) for clip in every)} windows; each system hears "
+        f"{min(probed, len(every))} of them first, which tells about how long all of them take; "
+        "--limit N takes fewer clips, --without A,B fewer systems"
+    )
+
+
+def estimate_line(name: str, cost: Cost, left: int) -> str:
+    """Write how long a system will take for the windows that it has left."""
+    return (
+        f"{name:31} about {_minutes(cost, left)} minutes: {left} windows of {cost.window_s:.2f} s"
+    )
+
+
+def total_line(systems: Mapping[str, tuple[Cost, int]]) -> str:
+    """Write how long all systems will take; each has a cost and the windows it has left."""
+    if not systems:
+        return "nothing is left to be heard"
+    seconds = sum(cost.start_s + cost.window_s * left for cost, left in systems.values())
+    return f"all that is left{'':15} about {seconds / 60:5.1f} minutes, if nothing else runs here"
+
+
+def _minutes(cost: Cost, left: int) -> str:
+    return f"{(cost.start_s + cost.window_s * left) / 60:5.1f}"
+
+
+# ---------------------------------------------------------------- run
+
 
 RUN_FILE = "run.json"
 CLIPS_FILE = "clips.json"

@@ -17,9 +17,9 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from eval.accuracy.data import ClipSet, SystemFacts, TimedCall
-from eval.accuracy.load import wall_s
 from eval.accuracy.normalize import NORMALIZERS, Normalize, Spelling, normalizer
+from eval.accuracy.predictions import ClipSet, SystemFacts, TimedCall
+from eval.accuracy.worker import wall_s
 
 BOOTSTRAP_SAMPLES = 2_000
 BOOTSTRAP_SEED = 20

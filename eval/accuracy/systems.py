@@ -1,33 +1,353 @@
-"""The table of systems under test: how each is opened, and what it needs before.
+"""The systems under test: Earshot, faster-whisper and transformers, and the table of them.
 
-Every system's process imports this, so what is heavy is imported where it is needed.
-
-Every system gets a file's bytes and no reference; the language is told to all of them or to none.
-All are given the same number of CPU threads and fall back through Whisper's temperatures. A name
-says what is other than configured, or than a peer's own defaults: `-greedy` has one beam.
+Every system's process imports this, so heavy modules are imported where they are needed. Every
+system gets a file's bytes and no reference; the language is told to all of them or to none. All get
+the same number of CPU threads and fall back through Whisper's temperatures. A name says the
+difference to the configuration, or to a peer's own defaults: `-greedy` has one beam.
 """
 
+import contextlib
+import copy
 import dataclasses
 import hashlib
+import inspect
+import io
+import itertools
+import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.accuracy.load import System
-from eval.accuracy.ours import EarshotInProcess, EarshotTriton, greedy
-from eval.accuracy.peers import FasterWhisper, TransformersFp32, fair_options
+from eval.accuracy.predictions import Prediction, TimedText
 from eval.accuracy.prepare import (
+    OPENAI_VOCABULARIES,
+    checkpoint_folder,
     checkpoint_key,
+    converted_folder,
     engine_of,
+    knows_languages,
     prepare_converted,
     prepare_engine,
+    vocabulary_size,
 )
+from eval.accuracy.worker import System
 from eval.config import Config, changed
 from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
-from serve.contract.config import Precision
-from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.config import SEARCH_OPTIONS, Precision
+from serve.contract.errors import AudioError, ConfigError, UnavailableError
 from serve.contract.files import read_bytes
+from serve.contract.messages import Request, Transcript
+
+
+def _from_transcript(transcript: Transcript) -> Prediction:
+    """Convert a transcript; segments of a window have its scores, by which they are known."""
+    scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
+    changed = [score != before for before, score in itertools.pairwise(scores)]
+    windows = itertools.accumulate(changed, initial=0)
+    segments = tuple(
+        TimedText(s.start, s.end, s.text, window)
+        for s, window in zip(transcript.segments, windows, strict=False)
+    )
+    return Prediction(transcript.text, transcript.language, segments)
+
+
+def _runtime_settings(config: Config, path: str) -> dict[str, str]:
+    runtime = config.runtime
+    return {
+        "engine": path,
+        "device": runtime.device,
+        "slots": str(runtime.slots),
+        "rows": str(runtime.rows),
+        "encoder batch": str(runtime.encoder_batch),
+        "threads": str(runtime.threads),
+        "cross KV": runtime.cross_kv,
+        "encoder precision": runtime.encoder_precision,
+        **{name: str(getattr(config.transcriber, name)) for name in _SEARCH},
+    }
+
+
+_SEARCH = (
+    *SEARCH_OPTIONS,
+    "temperatures",
+    "mode",
+    "previous_tokens",
+    "previous_timestamps",
+    "vad",
+)
+
+
+def greedy(config: Config) -> Config:
+    """Return the config with one row a window at every temperature."""
+    return changed(config, "transcriber", beam_size=1, best_of=1)
+
+
+class EarshotTriton(System):
+    """The configured engine behind Triton Inference Server, whole answers by gRPC.
+
+    It listens on free ports, so that it can run beside a server on the configured ones.
+    """
+
+    def __init__(self, config: Config) -> None:
+        from eval.server import running  # noqa: PLC0415 - needs the server's packages
+        from serve.wire.client import Client  # noqa: PLC0415 - needs tritonclient
+
+        with contextlib.ExitStack() as stack:
+            self.server = stack.enter_context(running(config))
+            client = Client(self.server.grpc, config.transcriber.request_timeout_s)
+            self._client = stack.enter_context(client)
+            self._stack = stack.pop_all()
+        self.settings = {
+            "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
+            **_runtime_settings(config, config.engine),
+            **versions("nvidia-pytriton", "tritonclient", "torch"),
+        }
+
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+        """Make one infer call."""
+        answer = self._client.transcribe(audio=audio, language=language)
+        return _from_transcript(answer)
+
+    def close(self) -> None:
+        """Stop the server.
+
+        Raises:
+            EarshotError: it failed meanwhile, even if it was started again.
+        """
+        with self._stack:
+            self.server.require_unbroken()
+
+
+class EarshotInProcess(System):
+    """A transcriber in this process; `options` are those of `Request` that every call asks for."""
+
+    def __init__(self, config: Config, precision: Precision, **options: Any) -> None:
+        from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
+        from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
+
+        path = engine_of(config, precision)
+        built = open_engine(path).manifest.precision
+        if built != precision:
+            raise ConfigError(f"the engine {path} is {built}, expected {precision}")
+        self._options = options
+        self._transcriber = open_transcriber(config, path)
+        self.settings = {
+            "transport": "in process",
+            "precision": precision,
+            **_runtime_settings(config, path),
+            **{name: str(value) for name, value in options.items()},
+            **versions("torch"),
+        }
+
+    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
+        """Make one request, which asks for `options` besides those of every call."""
+        request = Request(audio, language=language, **self._options | options)
+        return _from_transcript(self._transcriber.transcribe(request))
+
+    def close(self) -> None:
+        """End the transcriber's thread."""
+        self._transcriber.close()
+
+
+# ---------------------------------------------------------------- peers
+
+
+def _from_segments(language: str | None, segments: list[TimedText]) -> Prediction:
+    text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
+    return Prediction(text, language, tuple(segments))
+
+
+class TransformersFp32(System):
+    """transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
+
+    def __init__(self, config: Config) -> None:
+        import torch  # noqa: PLC0415 - heavy
+        import transformers  # noqa: PLC0415 - heavy
+
+        self._config = config
+        self._lock = threading.Lock()  # generate keeps state in the model; calls take turns
+        torch.set_num_threads(config.eval.threads)
+        folder = str(checkpoint_folder(config))
+        self._processor = transformers.WhisperProcessor.from_pretrained(folder)
+        whisper: Any = transformers.WhisperForConditionalGeneration
+        model = whisper.from_pretrained(folder, dtype=torch.float32)
+        self._model = model.to(config.runtime.device).eval()
+        transcriber = config.transcriber
+        self._options = {
+            "return_timestamps": True,
+            "num_beams": 1,
+            "do_sample": False,
+            "max_new_tokens": transcriber.max_tokens,
+            "temperature": transcriber.temperatures,
+            "compression_ratio_threshold": transcriber.compression_ratio_threshold,
+            "logprob_threshold": transcriber.logprob_threshold,
+            "no_speech_threshold": transcriber.no_speech_threshold,
+        }
+        self.settings = {
+            "dtype": "float32",
+            "device": config.runtime.device,
+            "threads": str(config.eval.threads),
+            "calls": "one window at a time, callers take turns; generate seeks within a window",
+            **{name: str(value) for name, value in self._options.items()},
+            **versions("transformers", "torch"),
+        }
+
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+        """Decode, cut, generate window by window."""
+        from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
+        from serve.speech.cutting import cut  # noqa: PLC0415 - as above
+        from serve.speech.meter import Limits  # noqa: PLC0415 - as above
+
+        blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
+        segments: list[TimedText] = []
+        given = language
+        for window in cut(blocks):
+            with self._lock:
+                code, pieces = self._window(window.samples, given)
+            language = language or code
+            segments += [
+                TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
+                for p in pieces
+            ]
+        return _from_segments(language, segments)
+
+    def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
+        """Return language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
+        inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
+        features = inputs.input_features.to(self._config.runtime.device)
+        tokenizer = self._processor.tokenizer
+        options, code = dict(self._options), language
+        if self._model.generation_config.is_multilingual:
+            if code is None:
+                token = self._model.detect_language(features)[0].item()
+                code = tokenizer.decode(token).strip("<|>")
+            options |= {"task": "transcribe", "language": code}
+        out = self._model.generate(features, return_segments=True, **options)
+        pieces = [
+            TimedText(
+                float(piece["start"]),
+                float(piece["end"]),
+                tokenizer.decode(piece["tokens"], skip_special_tokens=True),
+            )
+            for piece in out["segments"][0]
+        ]
+        return code, pieces
+
+
+class FasterWhisper(System):
+    """faster-whisper on the same checkpoint, converted, with its own defaults but for `options`.
+
+    Args:
+        config: says which checkpoint, on which device, with how many threads.
+        compute_type: of CTranslate2.
+        options: of `transcribe`.
+        batched: by its BatchedInferencePipeline instead of one window after the other.
+
+    Raises:
+        UnavailableError: the library takes a checkpoint that knows languages for English-only.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        compute_type: str,
+        options: Mapping[str, Any],
+        *,
+        batched: bool = False,
+    ) -> None:
+        from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
+
+        device, _, index = config.runtime.device.partition(":")
+        folder = converted_folder(config)
+        self._model: Any = WhisperModel(
+            str(folder),
+            device=device,
+            device_index=int(index or 0),
+            compute_type=compute_type,
+            cpu_threads=config.eval.threads,
+            num_workers=1,
+        )
+        if knows_languages(folder) and not self.is_multilingual:
+            raise UnavailableError(
+                f"CTranslate2 takes {folder} for an English-only model, though its checkpoint "
+                f"{config.build.checkpoint} knows languages, so faster-whisper would be told none; "
+                "delete that folder to convert again, and see `mark_multilingual` in "
+                "eval/accuracy/prepare.py"
+            )
+        self._options = dict(options)
+        pipeline = BatchedInferencePipeline(self._model) if batched else self._model
+        self._transcribe = pipeline.transcribe
+        defaults = inspect.signature(self._transcribe).parameters
+        known = [name for name in _PEER_OPTIONS if name in defaults]
+        settings = {name: defaults[name].default for name in known} | self._options
+        self.settings = {
+            "class": type(pipeline).__name__,
+            "compute type": compute_type,
+            "device": config.runtime.device,
+            "threads": str(config.eval.threads),
+            "num_workers": "1",
+            **{name: str(value) for name, value in settings.items()},
+            **versions("faster-whisper", "ctranslate2"),
+        }
+
+    @property
+    def is_multilingual(self) -> bool:
+        """Return whether the library sees a model that knows languages, and tells it one."""
+        return bool(self._model.model.is_multilingual)
+
+    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
+        """Transcribe once, with `options` of its own; the library decodes the file itself."""
+        from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
+
+        try:
+            # A copy, because the library adds to the list of suppressed tokens.
+            options = copy.deepcopy(self._options) | options
+            pieces, info = self._transcribe(io.BytesIO(audio), language=language, **options)
+        except FFmpegError as error:
+            raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
+        segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
+        return _from_segments(info.language, segments)
+
+
+_PEER_OPTIONS = (
+    "beam_size",
+    "best_of",
+    "patience",
+    "length_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "temperature",
+    "compression_ratio_threshold",
+    "log_prob_threshold",
+    "no_speech_threshold",
+    "condition_on_previous_text",
+    "without_timestamps",
+    "suppress_tokens",
+    "max_new_tokens",
+    "multilingual",
+    "vad_filter",
+    "batch_size",
+)
+"""Options of faster-whisper that decide its figures."""
+
+
+def fair_options(config: Config) -> dict[str, Any]:
+    """Return the options that are fair to a checkpoint which is not OpenAI's.
+
+    Its own list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a conversion
+    keeps in config.json; and small checkpoints that are not OpenAI's stop early after text of
+    earlier windows. A published one is told nothing but its own list.
+    """
+    folder = converted_folder(config)
+    suppressed = json.loads((folder / "config.json").read_text(encoding="utf-8"))["suppress_ids"]
+    fair: dict[str, Any] = {"suppress_tokens": list(suppressed or [])}
+    if vocabulary_size(folder) not in OPENAI_VOCABULARIES:
+        fair["condition_on_previous_text"] = False
+    return fair
+
+
+# ---------------------------------------------------------------- systems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +481,7 @@ def key_of(name: str, config: Config) -> str:
 
 
 _PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
-_PEER_CODE = ("peers.py", "prepare.py")
+_PEER_CODE = ("systems.py", "prepare.py")
 
 
 def _hash(files: Iterable[Path]) -> str:

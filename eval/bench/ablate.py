@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from eval.bench.floor import Ceilings
-from eval.bench.load import NoiseWindows
 from eval.bench.plan import Plan, with_slots
+from eval.bench.runtime_load import NoiseWindows
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
 from eval.config import Config

@@ -11,7 +11,7 @@ import torch
 
 from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
-from eval.bench.peers.run import PEERS, check_peers, measure_peer
+from eval.bench.peers import PEERS, check_peers, measure_peer
 from eval.bench.plan import DRAFT_LAYERS, Plan, check_workloads, configured
 from eval.bench.table import (
     OURS,

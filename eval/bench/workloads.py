@@ -17,11 +17,18 @@ from pathlib import Path
 
 import torch
 
-from eval.bench.acceptance import accepting
-from eval.bench.energy import joules_so_far
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline, open_loop
 from eval.bench.plan import Plan, with_slots
+from eval.bench.runtime_load import (
+    ClosedLoop,
+    Load,
+    NoiseWindows,
+    accepting,
+    closed_loop,
+    joules_so_far,
+    offline,
+    open_loop,
+)
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
 from eval.load import poisson

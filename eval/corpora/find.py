@@ -16,11 +16,8 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.corpora.hub import PREFIX, open_hub
-from eval.corpora.layout import EXPECTED, Entry, Layout
-from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
-from eval.corpora.parquet import Parquet
-from eval.corpora.recordings import Recordings
+from eval.corpora.layout import EXPECTED, TRANSCRIPTS, Entry, Layout, LibriSpeech, Recordings
+from eval.corpora.parquet import PREFIX, Parquet, open_hub
 from eval.corpora.tables import CLIPS, Table, open_table
 from serve.contract.errors import ConfigError, EarshotError, FileError
 

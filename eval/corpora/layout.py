@@ -1,8 +1,12 @@
-"""Layouts of recordings: entries, one after another, and the keys of tables."""
+"""Layouts of recordings as people have them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
+from serve.speech.kinds import is_audio
 
 AUDIO_KEYS = ("file_name", "file", "path", "audio", "audio_filepath", "audio_path", "filename")
 TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "reference")
@@ -91,3 +95,53 @@ def columns_of(names: Sequence[str]) -> Columns | None:
 def language_code(tag: str | None) -> str | None:
     """Return the language of a tag such as zh-CN, as Whisper writes it; None for an empty tag."""
     return (tag or "").strip().replace("_", "-").partition("-")[0].casefold() or None
+
+
+# ---------------------------------------------------------------- librispeech
+
+
+TRANSCRIPTS = "*.trans.txt"
+
+
+class LibriSpeech(Layout):
+    """A folder of LibriSpeech: the whole, a part such as test-clean, a speaker or a chapter."""
+
+    title = "LibriSpeech's layout, transcripts in *.trans.txt"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def entries(self) -> Iterator[Entry]:
+        """Do as `Layout.entries` says; a chapter's transcripts are read when it is its turn."""
+        for transcripts in sorted(self._folder.rglob(TRANSCRIPTS)):
+            lines = read_text(transcripts, "expected transcripts of LibriSpeech").splitlines()
+            for number, line in enumerate(lines, 1):
+                name, _, text = line.strip().partition(" ")
+                where = f"{transcripts.relative_to(self._folder)}:{number}"
+                if not name:
+                    continue
+                if Path(name).name != name:
+                    raise ConfigError(f"{where}: {name!r} is not the id of an utterance")
+                audio = transcripts.parent / f"{name}.flac"
+                file = audio.relative_to(self._folder).as_posix()
+                yield Entry(file, audio, text.strip(), "en", where)
+
+
+# ---------------------------------------------------------------- recordings
+
+
+class Recordings(Layout):
+    """The audio files in a folder and below it, without texts."""
+
+    title = "audio without references"
+    references = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def entries(self) -> Iterator[Entry]:
+        """Do as `Layout.entries` says."""
+        for audio in sorted(self._folder.rglob("*")):
+            if is_audio(audio.name):
+                file = audio.relative_to(self._folder).as_posix()
+                yield Entry(file, audio, "", None, file)

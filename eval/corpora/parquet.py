@@ -1,13 +1,10 @@
-"""Audio and text in Parquet files, as the Hugging Face hub keeps data sets.
-
-Texts are read first, without the audio beside them; then only the audio of the clips that were
-chosen is copied into a cache, some rows at a time. Files on a hub are read in parts, as needed.
-"""
+"""Parquet files with audio, on the disk and of the Hugging Face hub."""
 
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +151,91 @@ def _write(entry: Entry, audio: bytes | None) -> None:
         raise ConfigError(f"{entry.where} has no audio in it, only its name")
     with replaced(entry.audio) as partial:
         partial.write_bytes(audio)
+
+
+# ---------------------------------------------------------------- hub
+
+
+PREFIX = "hf:"
+BRANCH = "refs/convert/parquet"
+_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?::([\w.-]+))?")
+_EXPECTED = "expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT"
+
+
+def open_hub(place: str) -> Layout:
+    """Open a data set by name.
+
+    Raises:
+        ConfigError: the name is malformed, or the data set has no such configuration or split; the
+            message lists those that it has.
+        UnavailableError: the hub does not give it; the message says why and what to do.
+    """
+    match = _NAME.fullmatch(place.removeprefix(PREFIX))
+    if match is None:
+        raise ConfigError(f"{place}: {_EXPECTED}")
+    name, config, split = match[1], match[2], match[3]
+    revision, files = _parquet_files(name)
+    folders = {tuple(file.split("/")[:2]) for file in files}
+    if not folders:
+        raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
+    config = _one(place, "configuration", config, (folder for folder, _ in folders))
+    splits = (split_of for folder, split_of in folders if folder == config)
+    split = _one(place, "split", split, splits, usual="test")
+    return Parquet(
+        [
+            f"datasets/{name}@{revision}/{file}"
+            for file in sorted(files)
+            if file.startswith(f"{config}/{split}/")
+        ],
+        _filesystem(),
+        f"{name} of the Hugging Face hub, {config}, {split}, revision {revision[:12]}",
+        f"{name} {revision} {config} {split}",
+    )
+
+
+def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
+    """Choose the one that was named, the only one there is, or the usual one."""
+    choices = sorted(set(known))
+    if named in choices:
+        return str(named)
+    if named is None and len(choices) == 1:
+        return choices[0]
+    if named is None and usual in choices:
+        return usual
+    has = f"it has {', '.join(choices)}; {_EXPECTED}"
+    raise ConfigError(f"{place}: no {what} {named}; {has}" if named else f"{place}: {has}")
+
+
+def _filesystem() -> object:
+    from huggingface_hub import HfFileSystem  # noqa: PLC0415 - only for those who need it
+
+    return HfFileSystem()
+
+
+def _parquet_files(name: str) -> tuple[str, list[str]]:
+    """Return the revision of the Parquet copy, and its files: config/split/0000.parquet."""
+    from huggingface_hub import HfApi, errors  # noqa: PLC0415 - as above
+
+    # A proxy's refusal or a torn connection comes as the HTTP client's own error.
+    http_error: type[Exception] = vars(errors)["HTTPError"]
+    try:
+        info = HfApi().dataset_info(name, revision=BRANCH, timeout=30.0)
+    except errors.GatedRepoError as error:
+        page = f"https://huggingface.co/datasets/{name}"
+        raise UnavailableError(
+            f"the terms of {name} must be accepted: do it on {page}, then `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UnavailableError(
+            f"the Hugging Face hub has no data set {name}; if it is private, `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UnavailableError(f"the hub holds no Parquet copy of the data set {name}") from error
+    except (http_error, OSError, ValueError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UnavailableError(
+            f"{name} cannot be had from the Hugging Face hub: {first_line}; without a network, "
+            "name a folder on this machine"
+        ) from error
+    files = [sibling.rfilename for sibling in info.siblings or []]
+    return str(info.sha), [file for file in files if file.count("/") == 2]

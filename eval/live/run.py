@@ -1,28 +1,121 @@
-"""Streams recordings to a real server at the pace of speech, some at a time, and tells what came.
+"""`python -m eval live`: stream recordings at the pace of speech, and measure the text.
 
-Every stream plays its share of them one after another, each in a session of its own. When a word
-was said is what the same server says of the whole recording while nothing else is asked.
+Every stream plays its share of the recordings one after another, each in a session of its own. The
+time of a word is what the same server says of the whole recording while it has no other request.
 """
 
 import asyncio
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
-from eval.accuracy.score import Counts, char_counts
+from eval.accuracy.passages import join_clips
+from eval.accuracy.score import Counts, char_counts, in_common
 from eval.config import HELD_S, Config
-from eval.live.passages import passages
+from eval.corpora.find import find_clips
 from eval.live.systems import System, open_system
-from eval.live.words import Spoken, final_words, latencies
 from eval.record import Check, Result, Run, Say, Section, Table
-from serve.contract.errors import EarshotError
+from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Final:
+    """A word that became final, at a time of its stream."""
+
+    text: str
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoken:
+    """A word with the time at which it ends in the audio."""
+
+    text: str
+    end_s: float
+
+
+def final_words(deltas: Iterable[tuple[float, str]]) -> list[Final]:
+    """Return the words of one utterance.
+
+    A word counts as there with the last of its letters; a mark may follow it later.
+
+    Args:
+        deltas: times and texts, in order.
+    """
+    times, text = list[float](), ""
+    for at_s, delta in deltas:
+        text += delta
+        times += [at_s] * len(delta)
+    words, begin = list[Final](), 0
+    for word in text.split():
+        begin = text.index(word, begin)
+        letters = [i for i, character in enumerate(word) if character.isalnum()] or [0]
+        words.append(Final(word, times[begin + letters[-1]]))
+        begin += len(word)
+    return words
+
+
+def latencies(
+    final: Sequence[Final], spoken: Sequence[Spoken], normalize: Normalize, language: str | None
+) -> list[float]:
+    """Measure the seconds from the end of each word in the audio to its final text.
+
+    Words that were heard otherwise than they are known to have been said tell nothing.
+    """
+    mine = [normalize(word.text, language) for word in final]
+    theirs = [normalize(word.text, language) for word in spoken]
+    return [final[i].at_s - spoken[j].end_s for i, j in in_common(mine, theirs)]
+
+
+# ---------------------------------------------------------------- passages
+
+
+def passages(config: Config, join_s: float) -> list[Clip]:
+    """Make passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
+
+    The clips of each speaker are joined. Where that or the place itself makes passages the other
+    clips are left out, else they are taken as they are.
+
+    Args:
+        config: the product, whose `eval.gate_groups` alone are taken where there are any.
+        join_s: the most that joined clips last; what lasts half of it is a passage.
+
+    Raises:
+        ConfigError: there are none.
+        EarshotError: a clip cannot be read.
+    """
+    speech = config.eval.manifest
+    drawn = find_clips(speech, half=config.eval.half).clips
+    groups = {clip.group for clip in drawn} & set(config.eval.gate_groups)
+    clips = [clip for clip in drawn if clip.text and (not groups or clip.group in groups)]
+    if not clips:
+        raise ConfigError(f"{speech} has no clip with text; expected some")
+    alone = [clip for clip in clips if not clip.speaker]
+    joined = join_clips([clip for clip in clips if clip.speaker], join_s, Limits(join_s))
+    long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2]
+    return list(_in_turn(sorted(long or clips, key=_group)))
+
+
+def _in_turn(clips: Iterable[Clip]) -> Iterable[Clip]:
+    by_group = {group: list(some) for group, some in itertools.groupby(clips, _group)}
+    for turn in itertools.zip_longest(*by_group.values()):
+        yield from (clip for clip in turn if clip is not None)
+
+
+def _group(clip: Clip) -> str:
+    return clip.group
+
+
+# ---------------------------------------------------------------- run
+
 
 MOST_WORSE = 0.5  # points of CER that live text may have more than whole clips
 _NORMALIZE = normalizer(DEFAULT)

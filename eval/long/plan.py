@@ -7,9 +7,10 @@ every row is the list of suppressed tokens; a row's options say the rest.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from eval.long.truth import Kind
+Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
+"""The difficulty of a recording. All but the last two have pauses of up to 8 s."""
 
 
 @dataclasses.dataclass(frozen=True)

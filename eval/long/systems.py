@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from eval.accuracy.load import System
-from eval.accuracy.peers import fair_options
-from eval.accuracy.systems import Spec, check, faster_whisper, in_process, prepare
+from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
+from eval.accuracy.worker import System
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
 from eval.record import Run

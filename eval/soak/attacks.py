@@ -35,9 +35,7 @@ from eval.clients import (
     lost,
 )
 from eval.record import Check
-from eval.soak.files import changed_broadcast
-from eval.soak.findings import Found
-from eval.soak.stage import Stage
+from eval.soak.stage import Found, Stage, changed_broadcast
 
 # ---------------------------------------------------------------- HTTP by hand
 

@@ -30,7 +30,7 @@ from eval.clients import JOBS, form
 from eval.config import Config
 from eval.record import Check, Say
 from eval.server import Addresses, RunningServer, request, running
-from eval.soak.findings import Found
+from eval.soak.stage import Found
 from serve.contract.jobs_config import JobsConfig
 
 _CLIENTS, _JOBS_A_MINUTE = 4, 40

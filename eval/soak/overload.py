@@ -22,7 +22,7 @@ from eval.config import Config, changed
 from eval.load import closed_loop, open_loop, poisson
 from eval.record import Check, Say
 from eval.server import RunningServer, running, samples
-from eval.soak.findings import Found
+from eval.soak.stage import Found
 from serve.cli.live_client import transcribe_live
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples

@@ -27,9 +27,7 @@ from eval.clients import CLIENTS, LIVE, Answer, Ask, Client, counted, lost, utte
 from eval.memory import Watch, tree_memory_bytes
 from eval.record import Check
 from eval.server import Addresses, samples
-from eval.soak.files import files_of
-from eval.soak.findings import Found
-from eval.soak.stage import Stage
+from eval.soak.stage import Found, Stage, files_of
 from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError
 from serve.contract.manifest import WEIGHTS_FILE

@@ -9,7 +9,6 @@ from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.record import Check, Result, Run, Say, loud
 from eval.soak.attacks import floods, killers
-from eval.soak.findings import Finding, Found, kept
 from eval.soak.jobs import jobs
 from eval.soak.mixed import Load, mixed
 from eval.soak.overload import overload
@@ -24,7 +23,7 @@ from eval.soak.scenarios import (
     with_limit,
     with_short_uploads,
 )
-from eval.soak.stage import Stage, stage
+from eval.soak.stage import Finding, Found, Stage, kept, stage
 from serve.contract.errors import ConfigError, EarshotError
 
 Attack = Callable[[Stage], Found]

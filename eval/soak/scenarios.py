@@ -30,8 +30,7 @@ from eval.config import Config, changed
 from eval.memory import Watch, memory_of
 from eval.record import Check
 from eval.soak.attacks import MAX_RATIO, Upload, chunked, connect, head, upload
-from eval.soak.findings import Found
-from eval.soak.stage import Stage
+from eval.soak.stage import Found, Stage
 from serve.speech import audio
 from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE

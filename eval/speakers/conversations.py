@@ -17,7 +17,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.long.sound import at_level, faded, noise
+from eval.long.compose import at_level, faded, noise
 from eval.record import Say, made_once, write_text
 from eval.speakers.recordings import Recording, Utterance, read_recordings, to_rttm, to_stm
 from serve.contract.errors import ConfigError

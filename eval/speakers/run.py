@@ -20,8 +20,7 @@ from eval.config import Config
 from eval.record import Check, Result, Run, Say, Section, Table
 from eval.speakers.conversations import PLAN, compose
 from eval.speakers.recordings import Recording, halves, read_recordings
-from eval.speakers.score import Errors, errors
-from eval.speakers.words import counts_as_one, cp_counts
+from eval.speakers.score import Errors, counts_as_one, cp_counts, errors
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import open_diarizer

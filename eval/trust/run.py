@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.ours import greedy
+from eval.accuracy.systems import greedy
 from eval.config import Config
 from eval.corpora.find import Found, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from build.clips import Clip
-from eval.accuracy.data import Prediction, SystemFacts, TimedCall, TimedText
+from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall, TimedText
 from eval.config import Config
 from eval.record import Run
 from eval.report import to_markdown

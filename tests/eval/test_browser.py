@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from eval import report as reports
-from eval.accuracy.compare import compared
+from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import result_of
 from eval.config import Config

@@ -16,10 +16,10 @@ import pytest
 import eval.config
 from eval import processes
 from eval.__main__ import _parser, main
-from eval.accuracy import kept as kept_module
+from eval.accuracy import predictions as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
-from eval.accuracy.data import read_calls
+from eval.accuracy.predictions import read_calls
 from eval.bench.plan import Plan
 from eval.commands import BENCH, COMMANDS
 from serve.contract.errors import AudioError

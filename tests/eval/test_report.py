@@ -8,7 +8,7 @@ import pytest
 
 from eval import report as reports
 from eval.accuracy import worst_clips
-from eval.accuracy.compare import compared
+from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import result_of
 from eval.figures import latency_chart, rate_chart

@@ -1,7 +1,7 @@
 import pytest
 
 from build.clips import load_clips
-from eval.accuracy.data import clip_nearest_10_s, read_calls
+from eval.accuracy.predictions import clip_nearest_10_s, read_calls
 from eval.record import write_text
 from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError, FileError

@@ -1,4 +1,4 @@
-from eval.accuracy.estimate import Cost, estimate_line, total_line, windows
+from eval.accuracy.run import Cost, estimate_line, total_line, windows
 from tests.eval.fakes import timed_call
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from eval.accuracy.load import drive, wall_s
+from eval.accuracy.worker import drive, wall_s
 from tests.eval.fakes import FakeSystem, timed_call, write_clips
 
 SAID = {f"{n}.txt": f"clip number {n}" for n in range(6)}

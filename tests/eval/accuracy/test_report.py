@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from eval.accuracy.compare import clips_that_changed, compared
+from eval.accuracy.evaluate import clips_that_changed, compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import ratios, read_report, report_to_json, result_of
 from eval.config import Config

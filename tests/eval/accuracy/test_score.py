@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.data import Prediction
 from eval.accuracy.normalize import Spelling
+from eval.accuracy.predictions import Prediction
 from eval.accuracy.score import (
     Counts,
     WordEdit,

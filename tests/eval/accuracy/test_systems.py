@@ -13,8 +13,9 @@ from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from build.config import BuildConfig
 from eval import demo as demo_module
-from eval.accuracy import ours, prepare, systems
-from eval.accuracy.data import Prediction
+from eval.accuracy import prepare, systems
+from eval.accuracy import systems as ours
+from eval.accuracy.predictions import Prediction
 from eval.config import Config, EvalConfig, load_config
 from eval.demo import demo, render
 from eval.long import systems as long_systems

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from eval.bench import load as load_module
-from eval.bench.load import Load, closed_loop, offline, open_loop
+from eval.bench import runtime_load as load_module
+from eval.bench.runtime_load import Load, closed_loop, offline, open_loop
 from serve.contract.errors import DeadlineError, DeviceError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import transformers
 
-from eval.bench.peers import forced, run, vllm
-from eval.bench.peers.ctranslate2 import measure_ctranslate2
-from eval.bench.peers.run import PEERS, Peer, check_peers, measure_peer
+from eval.bench import peers
+from eval.bench.peers import PEERS, Peer, check_peers, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import PROMPT, prompt_ids
@@ -32,9 +31,9 @@ def silent(line):
 @pytest.fixture
 def short(monkeypatch):
     """Fewer tokens and requests, so that every workload ends soon."""
-    monkeypatch.setattr(forced, "REQUESTS", 2)
-    monkeypatch.setattr(forced, "REQUEST_TOKENS", 7)
-    monkeypatch.setattr(forced, "THROUGHPUT_TOKENS", 12)
+    monkeypatch.setattr(peers, "REQUESTS", 2)
+    monkeypatch.setattr(peers, "REQUEST_TOKENS", 7)
+    monkeypatch.setattr(peers, "THROUGHPUT_TOKENS", 12)
 
 
 def kinds(rows):
@@ -103,11 +102,11 @@ class FakeVllm(types.ModuleType):
 def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, tiny):
     fake = FakeVllm()
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    monkeypatch.setattr(vllm, "FEW", 2)
-    monkeypatch.setattr(vllm, "MANY", 3)
-    for name in (*vllm.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
+    monkeypatch.setattr(peers, "FEW", 2)
+    monkeypatch.setattr(peers, "MANY", 3)
+    for name in (*peers.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    rows = list(vllm.measure_vllm(tiny, "cuda:1", 0.0, silent))
+    rows = list(peers.measure_vllm(tiny, "cuda:1", 0.0, silent))
     assert kinds(rows) == [
         (workload, f"vLLM fp16, log-mel on {where}", unit)
         for where in ("CPU", "GPU")
@@ -127,25 +126,25 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, t
 
 def test_vllm_is_refused_without_a_gpu(tiny):
     with pytest.raises(UnavailableError, match="vLLM's wheel runs on GPUs only"):
-        list(vllm.measure_vllm(tiny, "cpu", 0.0, silent))
+        list(peers.measure_vllm(tiny, "cpu", 0.0, silent))
 
 
 def test_of_several_visible_gpus_the_configured_one_is_left(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert vllm._visible(1) == "5"
+    assert peers._visible(1) == "5"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert vllm._visible(1) == "1"
+    assert peers._visible(1) == "1"
 
 
 def test_a_length_that_was_not_kept_is_an_error():
     with pytest.raises(EarshotError, match="forced 2 windows to 5 tokens, got 4, 5 for 2"):
-        forced.seconds_of(lambda lengths: [5, 4], [5, 5])
+        peers.seconds_of(lambda lengths: [5, 4], [5, 5])
 
 
 def test_windows_at_once_are_enough_for_the_time(monkeypatch):
     """A decoder of 100 windows a second on a clock of its own."""
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(forced, "time", clock)
+    monkeypatch.setattr(peers, "time", clock)
     calls = []
 
     def decode(lengths):
@@ -153,10 +152,10 @@ def test_windows_at_once_are_enough_for_the_time(monkeypatch):
         clock.now += len(lengths) / 100
         return list(lengths)
 
-    lengths, wall_s = forced.offline(decode, itertools.count(1), 16, 2.0)
+    lengths, wall_s = peers.offline(decode, itertools.count(1), 16, 2.0)
     assert calls == [16, 240] and wall_s == pytest.approx(2.4)
     assert lengths == list(range(1, 241))
-    row = forced.batched("peer", decode, 50, 2.0, "")
+    row = peers.batched("peer", decode, 50, 2.0, "")
     assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.0)
 
 
@@ -231,7 +230,7 @@ def test_a_run_that_is_given_up_leaves_nothing(measured):
 
 
 def test_a_peer_that_falls_silent_is_given_up(monkeypatch, measured):
-    monkeypatch.setattr(run, "START_S", 0.0)
-    monkeypatch.setattr(run, "SUSTAINED", 0)
+    monkeypatch.setattr(peers, "START_S", 0.0)
+    monkeypatch.setattr(peers, "SUSTAINED", 0)
     (row,) = measured(hangs, silent)
     assert row.value is None and "said nothing for 0 s" in row.detail

@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from eval.config import Config, EvalConfig
-from eval.live.passages import passages
+from eval.live.run import passages
 from serve.contract.errors import ConfigError
 from serve.speech.rate import SAMPLE_RATE
 

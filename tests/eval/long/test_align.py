@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from eval.accuracy.data import TimedText
 from eval.accuracy.normalize import normalizer
+from eval.accuracy.predictions import TimedText
 from eval.accuracy.score import Counts
-from eval.long.align import cut_regions, hear
-from eval.long.truth import Stretch, recording
+from eval.long.compose import Stretch, recording
+from eval.long.score import cut_regions, hear
 
 NORMALIZE = normalizer("basic-v1")
 SAID = (

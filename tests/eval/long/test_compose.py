@@ -10,11 +10,19 @@ import soundfile
 from build.clips import load_clips
 from eval.config import load_config
 from eval.long import compose as compose_module
-from eval.long import sound
-from eval.long.compose import compose, read_sentences, render
+from eval.long.compose import (
+    KINDS,
+    Deck,
+    Event,
+    Sentence,
+    Stretch,
+    compose,
+    level_db,
+    read_sentences,
+    render,
+    write_script,
+)
 from eval.long.plan import PEOPLE_PLAN, PLAN, Planned, minutes_of, plan
-from eval.long.script import Deck, Event, Sentence, write_script
-from eval.long.truth import KINDS, Stretch
 from serve.contract.errors import FileError
 from serve.speech.features import WINDOW_S
 
@@ -86,7 +94,7 @@ def test_the_sound_is_where_the_script_says():
     assert np.array_equal(samples, again)
     assert samples.dtype == np.float32 and len(samples) == 18 * RATE
     room, speech, under, _, tones, noise, end = (
-        sound.level_db(samples[int(e.stretch.start_s * RATE) : int(e.stretch.end_s * RATE)])
+        level_db(samples[int(e.stretch.start_s * RATE) : int(e.stretch.end_s * RATE)])
         for e in events
     )
     assert -76 < room < -54 and abs(room - end) < 2

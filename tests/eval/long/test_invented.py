@@ -7,10 +7,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from eval.accuracy.data import Prediction, SystemFacts, TimedCall
+from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
 from eval.config import Config, EvalConfig
 from eval.corpora.find import find_clips
-from eval.long import invented, systems
+from eval.long import systems
+from eval.long import without_speech as invented
 from eval.long.plan import HEARING_NOBODY as NAMES
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
 from eval.record import verdict

@@ -8,13 +8,13 @@ import pytest
 import soundfile
 
 from eval.__main__ import main
-from eval.accuracy.data import Prediction, SystemFacts, TimedText
-from eval.accuracy.load import System, drive
+from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
+from eval.accuracy.worker import System, drive
 from eval.long import compose, run, systems
-from eval.long.gates import coverage_gates
+from eval.long.compose import read_manifest
 from eval.long.plan import OUR_DEFAULT, Planned
-from eval.long.truth import read_manifest
+from eval.long.score import coverage_gates
 from serve.contract.errors import UnavailableError
 
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"

@@ -9,8 +9,7 @@ from eval.__main__ import main
 from eval.bench import run as bench
 from eval.bench.table import OURS, Measurement, refused
 from eval.config import load_config
-from eval.plan.measured import COMMITTED, Level, Measured, find_measured
-from eval.plan.run import steady
+from eval.plan.run import COMMITTED, Level, Measured, find_measured, steady
 from serve.contract.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"

@@ -17,8 +17,7 @@ from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
 from eval.soak.disruptions import Span, disruptions
-from eval.soak.mixed import Load, action
-from eval.soak.tally import Asked, Tally, uneven
+from eval.soak.mixed import Asked, Load, Tally, action, uneven
 from tests.eval.fakes import printed
 
 MINUTES = 0.3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.speakers.words import counts_as_one, cp_counts
+from eval.speakers.score import counts_as_one, cp_counts
 
 SPOKEN = [("ann", "Good morning, Bob."), ("bob", "Morning!"), ("ann", "How are you?")]
 

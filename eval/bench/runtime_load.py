@@ -1,8 +1,4 @@
-"""Load on a runtime: windows of noise with forced lengths, in a closed and in an open loop.
-
-Everything starts from samples in pinned host memory and ends with tokens on the host: copy,
-log-mel, encoder, decoder; no audio decoding, no text.
-"""
+"""Load on a runtime: windows of noise with forced lengths, in a closed and in an open loop."""
 
 import collections
 import concurrent.futures
@@ -19,6 +15,10 @@ from eval.bench.table import percentiles_ms
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.contract.fields import ShortEncoder
+from serve.native.decoder import Cache
+from serve.native.kernels.feed import Feed
+from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
 from serve.speech.features import (
     HOP_LENGTH,
@@ -29,6 +29,70 @@ from serve.speech.features import (
 )
 from serve.speech.words import handovers
 from serve.transcriber.spans import WINDOW_LENGTHS, encoder_frames
+
+_OTHER = 1000  # a token of text
+_SURE = 1e4  # of logits: above all others
+_DICE = 10_007  # sides
+
+
+def accepting(share: float) -> type[NativeRuntime]:
+    """A runtime whose network agrees with such a share of guesses."""
+
+    class Agreeing(Whisper):
+        """Says what was guessed, or something else."""
+
+        def step(
+            self,
+            feed: Feed,
+            cache: Cache,
+            wanted: torch.Tensor | None = None,
+            queries: dict[int, torch.Tensor] | None = None,
+        ) -> torch.Tensor:
+            logits = super().step(feed, cache, wanted, queries)
+            if feed.several and wanted is None and queries is None:  # guesses are verified
+                logits.scatter_(1, _following(feed, share)[:, None], _SURE)
+            return logits
+
+    class AgreeingRuntime(NativeRuntime):
+        """Opens engines with that network."""
+
+        network_class = Agreeing
+
+    return AgreeingRuntime
+
+
+def _following(feed: Feed, share: float) -> torch.Tensor:
+    """Choose what follows each feed: the guess that stands there, or another token; int64 (n,)."""
+    after = (feed.positions + 1).clamp(max=feed.ids.shape[1] - 1)
+    guess = feed.ids[feed.rows, after]
+    thrown = (feed.rows * 7_919 + after * 104_729) % _DICE
+    return torch.where(thrown < share * _DICE, guess, _OTHER + (guess == _OTHER))
+
+
+# ---------------------------------------------------------------- energy
+
+
+try:
+    import pynvml
+except ImportError:  # the rest of the bench needs it as little
+    pynvml = None
+
+
+def joules_so_far(device: str) -> float | None:
+    """Read the J that a GPU has used since its driver was loaded; None where NVML does not tell."""
+    if pynvml is None or torch.device(device).type != "cuda":
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+    except pynvml.NVMLError:  # older than Volta, or a container without the library
+        return None
+
+
+# ---------------------------------------------------------------- load
+
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
 MOST_UNTIMED = 64  # windows; the runtime waits where their words are timed too slowly

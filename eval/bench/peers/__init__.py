@@ -1,1 +1,0 @@
-"""Peers on the same GPU, told the same lengths."""
