@@ -52,7 +52,7 @@ RULES = {
     "serve.trtllm": (*RUNTIME, "serve.native.rules.definition", "serve.native.rules.state"),
     "serve.transcriber": (*RUNTIME, "serve.runtime.open", "serve.speakers"),
     # What runs inside Triton.
-    "serve.triton": (*CONTRACT, "serve.wire", "serve.runtime.open", "serve.transcriber"),
+    "serve.triton": (*CONTRACT, "serve.wire", "serve.transcriber"),
     "serve.gateway": (
         *CONTRACT,
         "serve.wire",

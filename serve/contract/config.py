@@ -34,7 +34,7 @@ from serve.contract.fields import (
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
-from serve.contract.runtimes import RuntimeSections
+from serve.contract.runtimes import REMOVED_KEYS, RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
     LiveConfig,
@@ -275,15 +275,8 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     return config
 
 
-_REMOVED = {
-    "runtime.tensorrt_llm.triton_backend": "chose NVIDIA's C++ Triton model in place of the "
-    "executor; leave the key out, for the executor serves every engine of TensorRT-LLM 1.2",
-}
-"""Keys that earlier versions had: what each one was, and what to do now."""
-
-
 def _refuse_removed(table: dict[str, object], path: Path) -> None:
-    for key, told in _REMOVED.items():
+    for key, told in REMOVED_KEYS.items():
         value: object = table
         for step in key.split("."):
             value = value.get(step) if isinstance(value, dict) else None
