@@ -16,7 +16,7 @@ from serve.native.turns import DraftTurns
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
-from tests.serve.native.decoding import beginnings, ends, prompt_of, run
+from tests.serve.native.decoding import ends, prompt_of, run
 from tests.serve.native.kernels.parity import nightly
 
 MOST = 4
@@ -64,11 +64,6 @@ def engine_with(checkpoint, tmp_path_factory):
 @pytest.fixture
 def always(monkeypatch):
     monkeypatch.setattr(Pace, "drafts", lambda self, busy: True)
-
-
-@pytest.fixture(scope="module")
-def windows(windows):
-    return beginnings(windows)
 
 
 @pytest.fixture(scope="module")
