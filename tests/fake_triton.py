@@ -9,7 +9,6 @@ import queue
 from types import SimpleNamespace
 
 FINAL = 1
-CPU = "host memory"
 
 
 class Tensor:
@@ -102,40 +101,14 @@ class MetricFamily:
         return Metric(self, labels)
 
 
-class Answer:
-    """What another model answers: its inputs under the names of the outputs, or an error."""
-
-    def __init__(self, request):
-        self.request = request
-
-    def has_error(self):
-        return not self.request.inputs
-
-    def error(self):
-        return SimpleNamespace(message=lambda: "it has no inputs")
-
-
 def backend_utils():
     """The module, for `sys.modules`."""
-    calls = []  # of other models: (name, outputs, memory)
-
-    def inference_request(model_name, requested_output_names, inputs, preferred_memory):
-        calls.append((model_name, requested_output_names, preferred_memory))
-        request = SimpleNamespace(inputs=inputs)
-        request.exec = lambda: Answer(request)
-        return request
-
     return SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        TRITONSERVER_MEMORY_CPU=CPU,
         Tensor=Tensor,
         TritonError=TritonError,
         TritonModelException=TritonModelException,
         InferenceResponse=InferenceResponse,
-        InferenceRequest=inference_request,
-        PreferredMemory=lambda *where: where,
         MetricFamily=MetricFamily,
-        calls=calls,
         get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
-        get_output_tensor_by_name=lambda answer, name: answer.request.inputs[0],
     )

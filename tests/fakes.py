@@ -43,7 +43,6 @@ CAPABILITIES = Capabilities(
     no_speech_prob=True,
     token_logprobs=True,
     streaming=True,
-    cancel=True,
     beam_width=1,
     max_windows=4,
     short_windows=True,

@@ -19,7 +19,7 @@ import pytest
 from build.builders import builder_for
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
-from serve.contract.runtimes import OWN, RUNTIMES, Infer, RuntimeName, TritonModel
+from serve.contract.runtimes import OWN, RUNTIMES, RuntimeName
 from serve.runtime.protocol import Runtime
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ RULES = {
     "serve.trtllm": (*RUNTIME, "serve.native.rules.definition", "serve.native.rules.state"),
     "serve.transcriber": (*RUNTIME, "serve.runtime.open", "serve.speakers"),
     # What runs inside Triton.
-    "serve.triton": (*CONTRACT, "serve.wire", "serve.runtime.open", "serve.transcriber"),
+    "serve.triton": (*CONTRACT, "serve.wire", "serve.transcriber"),
     "serve.gateway": (
         *CONTRACT,
         "serve.wire",
@@ -260,11 +260,6 @@ def test_every_runtime_can_be_opened():
     methods = [name for name, member in vars(Runtime).items() if inspect.isfunction(member)]
     for name, row in RUNTIMES.items():
         entries = {row.open: [Engine, RuntimeConfig]}
-        assert bool(row.triton_model) == bool(row.open_behind)
-        if row.open_behind:
-            entries[row.open_behind] = [Engine, RuntimeConfig, Infer]
-            declares = inspect.signature(pkgutil.resolve_name(row.triton_model))
-            assert declares.return_annotation == TritonModel | None
         for entry, expected in entries.items():
             start = pkgutil.resolve_name(entry)
             signature = inspect.signature(start)

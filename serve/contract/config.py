@@ -35,7 +35,7 @@ from serve.contract.fields import (
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
-from serve.contract.runtimes import RuntimeSections
+from serve.contract.runtimes import REMOVED_KEYS, RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
     LiveConfig,
@@ -287,7 +287,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
 
 
 def _refuse_removed(table: Mapping[str, Any], path: Path) -> None:
-    for place, advice in _REMOVED.items():
+    for place, advice in (_REMOVED | REMOVED_KEYS).items():
         *parents, key = place.split(".")
         section: Any = table
         for parent in parents:

@@ -5,9 +5,7 @@ make its engines, `build.builders` has the table.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from serve.contract.tensorrt_llm import READ_BY_ENGINES, READ_BY_LLM_API, TrtllmConfig
 
@@ -25,19 +23,6 @@ class RuntimeSections:
 OWN = tuple(field.name for field in dataclasses.fields(RuntimeSections))
 
 
-Infer = Callable[[Mapping[str, Any], list[str]], Mapping[str, Any]]
-"""Calls the model with arrays and the names of the outputs wanted; raises an EarshotError."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TritonModel:
-    """A model of Triton's that decodes, beside those that clients call."""
-
-    name: str
-    template: Path  # its config.pbtxt with $-names
-    values: Mapping[str, Any]  # of these names
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A runtime. Entries are `module:name`, so that only the runtime that is chosen gets loaded."""
@@ -46,20 +31,16 @@ class Row:
     open: str
     # Keys of [runtime] that it honours; None: all but the sections above.
     reads: tuple[str, ...] | None = None
-    # (engine's folder, RuntimeConfig) -> TritonModel | None, without torch: a model of Triton's
-    # that decodes in place of the runtime, if the config asks for it.
-    triton_model: str = ""
-    # (Engine, RuntimeConfig, Infer) -> Runtime: one that has the work done by that model.
-    open_behind: str = ""
 
 
 RUNTIMES: dict[RuntimeName, Row] = {
     "native": Row("serve.native.runtime:NativeRuntime"),
-    "tensorrt_llm": Row(
-        "serve.trtllm.executor:open_tensorrt_llm",
-        READ_BY_ENGINES,
-        "serve.trtllm.triton_model:triton_model",
-        "serve.trtllm.backend:open_backend",
-    ),
+    "tensorrt_llm": Row("serve.trtllm.executor:open_tensorrt_llm", READ_BY_ENGINES),
     "tensorrt_llm_api": Row("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
 }
+
+REMOVED_KEYS = {
+    "runtime.tensorrt_llm.triton_backend": "chose NVIDIA's C++ Triton model in place of the "
+    "executor; leave the key out, for the executor serves every engine of TensorRT-LLM 1.2",
+}
+"""Keys of [runtime] that earlier versions had: what each one was, and what to do now."""

@@ -21,13 +21,12 @@ class TrtllmConfig:
     # Of engines:
     logits_processor: bool = True  # Whisper's rules by a callback on every step; else by a bias
     no_speech_probe: bool = False  # a second encoder pass per window for no-speech probability
-    triton_backend: bool = False  # serve by Triton's C++ model; see docs/tensorrt-llm.md
     # Of the LLM API, which has a process of its own:
     python: NameOrNone = ""  # of the environment with the library; empty: the server's own
     start_timeout_s: Seconds = 600.0  # until it has loaded the checkpoint
 
 
-OF_ENGINES = ("logits_processor", "no_speech_probe", "triton_backend")
+OF_ENGINES = ("logits_processor", "no_speech_probe")
 OF_LLM_API = ("python", "start_timeout_s")
 
 

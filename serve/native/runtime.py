@@ -100,7 +100,6 @@ class NativeRuntime:
             no_speech_prob=True,
             token_logprobs=True,
             streaming=False,
-            cancel=True,
             beam_width=min(rows, MAX_BEAMS) if rows > config.slots else 1,
             max_windows=config.slots,
             device=str(device),

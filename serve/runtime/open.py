@@ -8,7 +8,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.devices import first_of
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError
-from serve.contract.runtimes import OWN, RUNTIMES, Infer, Row
+from serve.contract.runtimes import OWN, RUNTIMES, Row
 from serve.runtime.protocol import Runtime
 
 
@@ -20,18 +20,6 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
         UnavailableError: the runtime or device is not usable on this machine.
     """
     runtime: Runtime = pkgutil.resolve_name(_row_of(engine, config).open)(engine, first_of(config))
-    return runtime
-
-
-def open_behind(engine: Engine, config: RuntimeConfig, infer: Infer) -> Runtime:
-    """Start the engine's runtime with a model of Triton's, which `infer` calls, to do its work.
-
-    Raises:
-        ConfigError: the configuration says what the runtime would pass over.
-        EarshotError: as the runtime says.
-    """
-    open_it = pkgutil.resolve_name(_row_of(engine, config).open_behind)
-    runtime: Runtime = open_it(engine, config, infer)
     return runtime
 
 

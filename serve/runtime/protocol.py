@@ -32,7 +32,6 @@ class Capabilities:
     no_speech_prob: bool
     token_logprobs: bool  # average log-probability of a window
     streaming: bool  # events before the last carry tokens
-    cancel: bool
     beam_width: int  # the most rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed

@@ -1,39 +1,31 @@
 """Triton's model repository, written anew for each run from the templates in `serve/triton`."""
 
-import pkgutil
 import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve.contract.config import RuntimeConfig
-from serve.contract.runtimes import RUNTIMES, TritonModel
 from serve.wire.tensors import INPUTS, MODEL, OUTPUTS, TensorSpec
 
 _SERVE = Path(__file__).resolve().parents[1]
 _TEMPLATE = _SERVE / "triton" / "model_repository" / MODEL
 
 
-def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConfig) -> Path:
-    """Write `<folder>/models`: our model, and the one that decodes for it if there is one.
+def write_repository(folder: Path, toml: Path, engine: Path) -> Path:
+    """Write `<folder>/models` with the model `whisper`.
 
-    Ours gets a link to the package `serve` beside its code, because the Python backend's stub looks
+    The package `serve` is linked beside the model's code, because the Python backend's stub looks
     for packages there.
 
     Args:
         folder: the run's own.
         toml: the configuration, for the model to read.
         engine: the engine's folder.
-        config: decides whether a model of Triton's decodes.
 
     Returns:
         The repository.
-
-    Raises:
-        EarshotError: the engine cannot run behind that model as configured.
     """
     repository = folder / "models"
-    decodes = _write_decoding_model(repository, engine, config)
     code = repository / MODEL / "1"
     code.mkdir(parents=True)
     values = {
@@ -41,32 +33,12 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
         "config": toml,
         "engine": engine.resolve(),
         "folder": folder,
-        "decodes": decodes,
     }
     text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
     (repository / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
     (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
     (code / "serve").symlink_to(_SERVE)
     return repository
-
-
-def _write_decoding_model(repository: Path, engine: Path, config: RuntimeConfig) -> str:
-    """Write the model of Triton's that decodes; return its name, or "" where `whisper` does.
-
-    Raises:
-        EarshotError: a runtime that has such a model refuses.
-    """
-    for row in RUNTIMES.values():
-        if not row.triton_model:
-            continue
-        model: TritonModel | None = pkgutil.resolve_name(row.triton_model)(engine, config)
-        if model is not None:
-            folder = repository / model.name
-            (folder / "1").mkdir(parents=True)
-            text = _filled(model.template, model.values)
-            (folder / "config.pbtxt").write_text(text, encoding="utf-8")
-            return model.name
-    return ""
 
 
 def _tensor_lists() -> str:

@@ -106,7 +106,7 @@ def prepare(
     toml = folder / names.CONFIG
     toml.write_text(config_to_toml(config), encoding="utf-8")
     resolved = Path(engine).resolve()
-    repository = write_repository(folder, toml, resolved, config.runtime)
+    repository = write_repository(folder, toml, resolved)
     installation = find_installation(folder)
     key = f"{secrets.token_hex(16)}={secrets.token_hex(16)}"
     command = (

@@ -161,11 +161,10 @@ class Dispatcher:
             DeviceError: the device failed.
         """
         self._ready.remove(active.id)
-        if self._capabilities.cancel:
-            for job_id, decoding in self._jobs.items():
-                if decoding.active is active:
-                    with runtime_calls():
-                        self._runtime.cancel(job_id)
+        for job_id, decoding in self._jobs.items():
+            if decoding.active is active:
+                with runtime_calls():
+                    self._runtime.cancel(job_id)
 
     def clear(self) -> None:
         """Drop every job: the runtime is broken or about to be closed."""

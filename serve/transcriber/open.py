@@ -18,7 +18,6 @@ def open_transcriber(
     config: Config,
     engine_path: str | None = None,
     start: Callable[[Engine, RuntimeConfig], Runtime] = open_runtime,
-    warm_up: bool = True,
 ) -> Transcriber:
     """Open an engine, start its runtime and transcribe a second of noise to warm everything up.
 
@@ -26,7 +25,6 @@ def open_transcriber(
         config: what to run and how.
         engine_path: the engine's folder; None takes `config.engine`.
         start: starts the runtime.
-        warm_up: False where the runtime cannot work before this returns.
 
     Raises:
         EarshotError: any of this fails; whatever was opened is closed again.
@@ -37,8 +35,7 @@ def open_transcriber(
             owner = runtime = start(engine, config.runtime)
             _check_short_encoder(config, runtime.capabilities)
             owner = transcriber = Transcriber(engine, runtime, config.transcriber)
-            if warm_up:
-                transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
+            transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
     except BaseException:  # Ctrl-C as well
         if owner is not None:
             owner.close()

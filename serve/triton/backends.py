@@ -20,7 +20,6 @@ from serve.contract.messages import (
     RequestHandle,
     TranscriberEvent,
 )
-from serve.contract.runtimes import Infer
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
 from serve.triton.keys import Keys
@@ -139,8 +138,8 @@ def _offers(transcriber: "Transcriber") -> Offers:
     )
 
 
-def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Transcriber":
-    """Open one with a runtime of its own, or with the model that `infer` calls as its runtime.
+def open_transcriber(config: Config, engine: str) -> "Transcriber":
+    """Open a transcriber with the engine's runtime.
 
     Raises:
         EarshotError: the engine or its runtime cannot be opened.
@@ -149,13 +148,6 @@ def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Trans
     from serve.transcriber import open as opening  # noqa: PLC0415
 
     began = time.monotonic()
-    if infer is None:
-        transcriber = opening.open_transcriber(config, engine)
-    else:
-        from serve.runtime.open import open_behind  # noqa: PLC0415
-
-        start = functools.partial(open_behind, infer=infer)
-        # Triton lets a model call another only once it is initialised, so there is no warm-up.
-        transcriber = opening.open_transcriber(config, engine, start, warm_up=False)
+    transcriber = opening.open_transcriber(config, engine)
     logger.info("the engine is open after %.1f s", time.monotonic() - began)
     return transcriber

@@ -185,7 +185,6 @@ class CppExecutor:
             no_speech_prob=trtllm.no_speech_probe,
             token_logprobs=True,
             streaming=trtllm.beam_width == 1,
-            cancel=True,
             beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),
             beam_sizes=tuple(sorted({1, trtllm.beam_width})),

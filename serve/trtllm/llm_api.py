@@ -143,7 +143,6 @@ class LlmApiExecutor:
             no_speech_prob=False,
             token_logprobs=width == 1,
             streaming=width == 1,
-            cancel=True,
             beam_width=width,
             max_windows=config.slots,
             takes="samples",

@@ -1,9 +1,8 @@
 """TensorRTLLMRuntime: windows become TensorRT-LLM requests, its responses become events.
 
 TensorRT-LLM schedules by itself, so a job is simply enqueued and its responses awaited. How it is
-reached is behind `Executor`: `serve.trtllm.executor.CppExecutor` calls the C++ executor in this
-process, `serve.trtllm.backend.TritonModelExecutor` calls Triton's `tensorrt_llm` model, and
-`serve.trtllm.llm_api.LlmApiExecutor` calls the LLM API of release 1.3 and later.
+reached is behind `Executor`: `serve.trtllm.executor.CppExecutor` calls the C++ executor of release
+1.2, `serve.trtllm.llm_api.LlmApiExecutor` calls the LLM API of release 1.3 and later.
 
 A language is detected, and the no-speech probability measured, by a probe: a request of one token
 whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
@@ -11,7 +10,6 @@ whose prompt ends at start-of-transcript. It costs a second encoder pass for tha
 
 import contextlib
 import dataclasses
-import math
 import queue
 import time
 from typing import Protocol, TypeVar
@@ -44,7 +42,7 @@ class ExecutorRequest:
     temperature: float = 0.0
     beam_size: int = 1
     seed: int = 0
-    probe: bool = False  # no rules; one token: give back its logits, or the likeliest language
+    probe: bool = False  # no rules; one token: give back its logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class ExecutorResponse:
     tokens: tuple[int, ...] = ()  # new since the last response
     finished: FinishReason | None = None
     logprob_sum: float | None = None  # with `finished`: over every sampled token
-    logits: torch.Tensor | None = None  # to a probe: float32 (n_vocab,). None: see `tokens`
+    logits: torch.Tensor | None = None  # to a probe: float32 (n_vocab,)
     error: str = ""  # with `finished` "error"
 
 
@@ -98,14 +96,12 @@ class Executor(Protocol):
         ...
 
 
-def suppression_bias(
-    facts: TokenizerFacts, n_vocab: int, dtype: torch.dtype = torch.float16
-) -> torch.Tensor:
-    """Make the suppress list a constant addend to the logits: (n_vocab,) on the CPU.
+def suppression_bias(facts: TokenizerFacts, n_vocab: int) -> torch.Tensor:
+    """Make the suppress list a constant addend to the logits: float16 (n_vocab,) on the CPU.
 
     Holds at every step alike, so the list for the first token alone cannot be told this way.
     """
-    bias = torch.zeros(n_vocab, dtype=dtype)
+    bias = torch.zeros(n_vocab, dtype=torch.float16)
     bias[list(facts.suppress_tokens)] = FORBIDDEN
     return bias
 
@@ -277,7 +273,7 @@ class TensorRTLLMRuntime:
 
     def _progress(self, window: _Window, response: ExecutorResponse) -> list[Event]:
         tokens = response.tokens
-        # The executor leaves the end token out; Triton's backend pads with it.
+        # The end token counts below; it is no text, should the library leave it in.
         if tokens and tokens[-1] == self._facts.eot:
             tokens = tokens[:-1]
         now = time.perf_counter()
@@ -307,17 +303,14 @@ class TensorRTLLMRuntime:
         """Keep what is told at start-of-transcript; put the language into the prompt."""
         window.probing = False
         detecting = DETECT_LANGUAGE in window.job.prompt
-        if response.logits is None:  # an executor without logits chose among the languages itself
-            window.language = response.tokens[0]
-            window.language_prob = math.exp(response.logprob_sum or 0.0)
-        else:
-            logits = response.logits.float()
-            window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
-            if languages := sorted(self._facts.languages.values()):
-                prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
-                window.heard = languages[int(index)], float(prob)
-            if detecting and window.heard is not None:
-                (window.language, window.language_prob), window.heard = window.heard, None
+        assert response.logits is not None
+        logits = response.logits.float()
+        window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
+        if languages := sorted(self._facts.languages.values()):
+            prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
+            window.heard = languages[int(index)], float(prob)
+        if detecting and window.heard is not None:
+            (window.language, window.language_prob), window.heard = window.heard, None
         if not detecting:
             return
         assert window.language is not None

@@ -1,27 +1,19 @@
 """build.builders: one path for every runtime, and when an engine is up to date."""
 
 import dataclasses
-import typing
 
 import pytest
 
-from build.builders import builder_of, up_to_date
+from build.builders import up_to_date
 from build.config import BuildConfig, Config
 from build.writer import write_manifest
 from serve.contract.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
-from serve.contract.runtimes import RuntimeName
 from tests.checkpoints import write_engine
 
 
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "engine"
-
-
-@pytest.mark.parametrize("runtime", typing.get_args(RuntimeName))
-def test_every_runtime_has_a_builder(runtime):
-    builder = builder_of(Config(build=BuildConfig(runtime=runtime)))
-    assert (runtime == "native") == builder.VERIFIES
 
 
 def test_an_engine_is_up_to_date_until_something_changes(checkpoint, target):

@@ -49,7 +49,7 @@ def test_names_and_shapes_of_every_published_size(size):
         assert foreign_name(name, "openai") == openai_name(foreign_name(name, "hf"))
 
 
-@pytest.mark.parametrize("size", ["tiny", "tiny.en", "small", "large-v3-turbo"])
+@pytest.mark.parametrize("size", ["tiny.en", "large-v3-turbo"])
 def test_both_formats_open_the_same(size, tmp_path):
     """With data: tiny in full, the larger ones with few layers."""
     shape = PUBLISHED[size]
@@ -111,15 +111,6 @@ def test_sharded_weights(folder, weights, ending):
     assert sharded.weight_bytes == len(shards)
     (folder / weight_map[names[0]]).unlink()
     assert weight_map[names[0]] in refusal(folder)
-
-
-def test_pytorch_bin(folder, weights):
-    whole = open_checkpoint(str(folder))
-    (folder / "model.safetensors").unlink()
-    assert "holds no weights" in refusal(folder)
-    torch.save(weights, folder / "pytorch_model.bin")
-    tensors = open_checkpoint(str(folder)).tensors
-    assert all(torch.equal(t, whole.tensors[name]) for name, t in tensors.items())
 
 
 def test_index_cannot_name_files_elsewhere(folder):
@@ -189,23 +180,12 @@ def test_pickles_are_not_executed(folder, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no weights", b"PK\x03\x04 torn", b"RIFF$\x00\x00\x00WAVE"]
-)
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"])
 def test_damaged_files(folder, content):
     (folder / "model.safetensors").write_bytes(content)
     assert "cannot read" in refusal(folder)
     (folder / "a.pt").write_bytes(content)
     assert "cannot read" in refusal(folder / "a.pt", folder)
-
-
-def test_truncated_files(folder, tmp_path, weights):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    assert "cannot read" in refusal(folder)
-    path = write_openai(tmp_path / "a.pt", NANO, weights)
-    path.write_bytes(path.read_bytes()[:100_000])
-    assert "cannot read" in refusal(path, folder)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +215,6 @@ def test_malformed_json(folder):
     assert "config.json: No such file" in refusal(folder)
 
 
-def test_nothing_there(tmp_path):
-    assert "expected a folder of Hugging Face's" in refusal(tmp_path / "nothing")
-
-
 SMALL = ("config.json", "generation_config.json", "tokenizer.json")
 
 
@@ -249,25 +225,11 @@ def test_the_files_of_a_checkpoint_are_one_copy_of_its_weights_and_what_describe
     assert names == sorted([*SMALL, "model.safetensors", "vocab.json"])
 
 
-def test_a_hub_id_is_remembered_with_its_revision(hub, folder):
-    checkpoint = open_checkpoint("someone/whisper")
-    assert checkpoint.source.id == "someone/whisper@0123abc"
-    assert sorted(hub.downloaded) == sorted([*SMALL, "model.safetensors"])
-    assert open_checkpoint(checkpoint.source.id).source == checkpoint.source
-    assert {revision for _, revision in hub.asked} == {None, "0123abc"}
-
-
 def test_a_pickle_is_downloaded_where_there_is_nothing_better(hub, folder, weights):
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     open_checkpoint("someone/whisper")
     assert "pytorch_model.bin" in hub.downloaded
-
-
-def test_no_weights_are_downloaded_for_a_tokenizer(hub, tmp_path, weights):
-    path = write_openai(tmp_path / "a.pt", NANO, weights)
-    open_checkpoint(str(path), "someone/whisper")
-    assert sorted(hub.downloaded) == sorted(SMALL)
 
 
 def test_legacy_pickles_open_without_mapping(folder, weights):

@@ -32,11 +32,9 @@ def tokens(entry):
 HOSTILE = [
     ("config.json", set_key("encoder_layers", "1000000000"), "encoder_layers = 1000000000"),
     ("config.json", set_key("decoder_layers", "1001"), "decoder_layers = 1001; expected 1 to"),
-    ("config.json", set_key("vocab_size", "1000001"), "vocab_size = 1000001; expected 1 to"),
     ("config.json", set_key("d_model", "1" + "0" * 4000), "d_model = 1"),
     ("config.json", set_key("d_model", "1" + "0" * 5000), "not valid JSON"),
     ("config.json", set_key("d_model", "-64"), "d_model = -64"),
-    ("config.json", set_key("d_model", "NaN"), "d_model = nan"),
     ("config.json", set_key("model_type", f'"{"x" * 100_000}"'), "model_type = 'xxx"),
     ("config.json", lambda text: DEEP, "not valid JSON"),
     ("config.json", lambda text: b" " * 2**20 + text, "more than 1,048,576 bytes"),

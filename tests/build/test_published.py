@@ -134,13 +134,6 @@ def test_half_a_download_in_the_cache_does_not_count(hub, no_pip):
     assert "model.bin" in hub.downloaded
 
 
-def test_a_folder_of_that_name_goes_first(hub, no_pip, tmp_path, monkeypatch):
-    (tmp_path / "nano").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint_folder("nano").path == Path("nano")
-    assert hub.asked == []
-
-
 def test_without_any_place_each_is_named(hub, index):
     hub.failure = OSError("no route")
     for wheel in index.iterdir():

@@ -23,20 +23,6 @@ def lines_of(engine, **changes):
     return [(line[2 : 2 + width].rstrip(), line[4 + width :]) for line in lines]
 
 
-def test_a_deviation_is_given_as_shares_and_counts(built):
-    measured = {
-        "logits_relative": 0.01234,
-        "logits_max_abs": 0.123456,
-        "token_agreement": 1.0,
-        "greedy_agreement": 0.5,
-        "tokens": 87,
-    }
-    assert dict(lines_of(built, verification=measured))["verified"] == (
-        "logits relative 1.23%, token agreement 100.00%, greedy agreement 50.00%, "
-        "logits max abs 0.1235, tokens 87"
-    )
-
-
 def test_fp16_and_english_only(built):
     english = dataclasses.replace(built.manifest.tokenizer, languages={})
     lines = dict(lines_of(built, precision="fp16", tokenizer=english, quantization={}))

@@ -88,17 +88,6 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
         verify.verify(engine, checkpoint, recordings)
 
 
-@pytest.mark.parametrize(("precision", "steps"), [("int8", 4), ("fp16", 3)])
-def test_each_step_is_told(checkpoint, tmp_path, recordings, capsys, precision, steps):
-    """The checkpoint's window, the engine's, its scores, and the window in FP16."""
-    engine = write_engine(checkpoint, tmp_path / "a", precision)
-    capsys.readouterr()
-    verify.verify(engine, checkpoint, recordings)
-    first, *_, last = capsys.readouterr().err.splitlines()
-    assert first == f"Verifying: {steps} windows …"
-    assert last.startswith(f"Verifying: {steps} of {steps} windows after ")
-
-
 def test_int8_rounding_may_change_the_text_but_not_the_logits(
     checkpoint, tmp_path, recordings, monkeypatch
 ):

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import build.native
 from build.builders import fill
 from build.config import Config
 from build.writer import staged, write_manifest
@@ -81,23 +80,15 @@ def test_a_folder_that_is_no_engine_is_not_replaced(checkpoint, target):
         write_engine(checkpoint, file)
 
 
-@pytest.mark.parametrize("full", ["save_file", "write_manifest"])
-def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch, full):
+def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch):
     write_engine(checkpoint, target, "fp16")
     before = contents(target)
-
-    def save_file(tensors, path):
-        path.write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_text(path, text, encoding):
         path.write_bytes(b"{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if full == "save_file":
-        monkeypatch.setattr(build.native, "save_file", save_file)
-    else:
-        monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(
         EngineError, match=r"No space left on device \(.* MB free.*nothing was chan"
     ):

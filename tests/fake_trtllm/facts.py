@@ -1,4 +1,4 @@
-"""Facts about the real library that our calls, config.pbtxt and the stand-ins are held against.
+"""Facts about the real library that our calls and the stand-ins are held against.
 
 In our own words; each group names the file of github.com/NVIDIA/TensorRT-LLM where it was read, in
 the last version before the engine workflow was removed. Nothing here comes from Earshot's code, and
@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 
 _NANOBIND = "cpp/tensorrt_llm/nanobind/executor"
-_BACKEND = "triton_backend/inflight_batcher_llm/src"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,62 +131,6 @@ def _is(value, kind):
         return isinstance(value, list) and all(type(item) is int for item in value)
     return type(value).__name__ == kind
 
-
-# The C++ Triton model. A parameter that is read without a guard must be in config.pbtxt, or the
-# instance does not load; it may be empty, which is "not set". Read in model_instance_state.cc.
-UNGUARDED = {
-    "gpt_model_type",
-    "tokenizer_dir",
-    "xgrammar_tokenizer_info_path",
-    "guided_decoding_backend",
-}
-# The others that we give, and what holds where one is missing or has no value that can be read;
-# None: nothing is handed to the executor. Read there and, the last two, in model_state.cc.
-GUARDED = {
-    "gpt_model_path": "",
-    "encoder_model_path": "",
-    "max_beam_width": 1,
-    "kv_cache_free_gpu_mem_fraction": None,
-    "cross_kv_cache_fraction": None,
-    "enable_kv_cache_reuse": True,
-    "enable_chunked_context": False,
-    "exclude_input_in_output": False,
-    "normalize_log_probs": True,
-    "gpu_device_ids": None,
-    "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-}
-BY_TRITON = {"FORCE_CPU_ONLY_INPUT_TENSORS"}  # read by the server's backend library
-TRITON_READ_IN = f"{_BACKEND}/model_instance_state.cc, {_BACKEND}/model_state.cc"
-
-# Its tensors as far as we use them: (type, dims, whether it may be left out). Dims of one number
-# are reshaped to none. Features have the type that the template is filled with: FP16 for Whisper.
-TENSORS_READ_IN = "triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
-INPUTS = {
-    "encoder_input_features": ("TYPE_FP16", [-1, -1], True),
-    "encoder_output_lengths": ("TYPE_INT32", [1], True),
-    "input_lengths": ("TYPE_INT32", [1], False),
-    "request_output_len": ("TYPE_INT32", [1], False),
-    "decoder_input_ids": ("TYPE_INT32", [-1], True),
-    "decoder_input_lengths": ("TYPE_INT32", [1], True),
-    "end_id": ("TYPE_INT32", [1], True),
-    "pad_id": ("TYPE_INT32", [1], True),
-    "embedding_bias": ("TYPE_FP32", [-1], True),
-    "beam_width": ("TYPE_INT32", [1], True),
-    "len_penalty": ("TYPE_FP32", [1], True),
-    "temperature": ("TYPE_FP32", [1], True),
-    "runtime_top_k": ("TYPE_INT32", [1], True),
-    "runtime_top_p": ("TYPE_FP32", [1], True),
-    "seed": ("TYPE_UINT64", [1], True),
-    "return_log_probs": ("TYPE_BOOL", [1], True),
-    "exclude_input_in_output": ("TYPE_BOOL", [1], True),
-    "streaming": ("TYPE_BOOL", [1], True),
-}
-OUTPUTS = {
-    "output_ids": ("TYPE_INT32", [-1, -1]),
-    "sequence_length": ("TYPE_INT32", [-1]),
-    "cum_log_probs": ("TYPE_FP32", [-1]),
-    "output_log_probs": ("TYPE_FP32", [-1, -1]),
-}
 
 # trtllm-build: flags that take a value, with its kind. Read in tensorrt_llm/commands/build.py and
 # tensorrt_llm/plugin/plugin.py; the values of Whisper in examples/models/core/whisper/README.md.

@@ -21,8 +21,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Dims, Source, TokenizerFacts, tensor_kinds
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.trtllm import llm_api, worker
-from tests.checkpoints import NANO, random_weights, write_hf
-from tests.fake_trtllm import contract
+from tests.checkpoints import NANO, PUBLISHED, random_weights, write_hf
 
 HERE = Path(__file__).parent
 
@@ -143,21 +142,7 @@ def copy_engine(checkpoint, target, log=lambda _: None, **build):
 
 def dims_of(size):
     """Sizes of a published checkpoint."""
-    mels, d, heads, audio_layers, text_layers, vocab = contract.SIZES[size]
-    return Dims(
-        n_mels=mels,
-        n_audio_ctx=1500,
-        n_audio_state=d,
-        n_audio_head=heads,
-        n_audio_layer=audio_layers,
-        n_audio_ffn=4 * d,
-        n_vocab=vocab,
-        n_text_ctx=448,
-        n_text_state=d,
-        n_text_head=heads,
-        n_text_layer=text_layers,
-        n_text_ffn=4 * d,
-    )
+    return PUBLISHED[size].dims
 
 
 def random_tensors(dims, seed=0):

@@ -6,7 +6,6 @@ import shutil
 import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from build.__main__ import main as build_main
@@ -19,16 +18,13 @@ from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
 from serve.runtime.open import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config
-from serve.trtllm.release import api_version, library_version
+from serve.trtllm.release import api_version
 from tests.checkpoints import NANO, write_ct2, write_openai
 from tests.fake_hub import FakeHub
 from tests.fake_trtllm.install import (
     HERE,
     OnThread,
-    compile_engine,
     copy_engine,
-    make_checkpoint,
-    make_config,
 )
 
 CUDA = RuntimeConfig(device="cuda")
@@ -180,15 +176,6 @@ def test_others_are_refused(pretend, engine, version, whisper, words):
     pretend(version, whisper)
     with pytest.raises(UnavailableError, match=words):
         open_runtime(engine, CUDA)
-
-
-def test_engines_are_referred_here(pretend, tmp_path, monkeypatch):
-    pretend("1.4.0")
-    with pytest.raises(UnavailableError, match=r"build with build\.runtime = 'tensorrt_llm_api'"):
-        library_version()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UnavailableError, match="neither compiles nor runs engines"):
-        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
 def test_an_absent_library_is_named(engine, monkeypatch):

@@ -30,6 +30,10 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
             "[runtime.tensorrt_llm]\nbeam = 2",
             "tensorrt_llm: unknown key 'beam'; known: beam_",
         ),
+        (
+            "[runtime.tensorrt_llm]\ntriton_backend = true",
+            "runtime.tensorrt_llm.triton_backend was removed; it chose NVIDIA's C++ Triton model",
+        ),
         ("[server]\nhttp_port = 8001", "three different ports"),
         ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),

@@ -13,6 +13,11 @@ def features_of(samples):
     return log_mel(torch.from_numpy(padded)[None], mel_filters(80))[0]
 
 
+def beginnings(windows):
+    """The first 5 s of windows (clip, language, features), of which an encoder sees no more."""
+    return [(clip, language, features[:, :500]) for clip, language, features in windows]
+
+
 def prompt_of(facts, language):
     return (facts.sot, facts.languages[language], facts.transcribe)
 

@@ -18,6 +18,7 @@ from serve.native.slots import Place
 from serve.runtime.protocol import DecodingOptions, Event, Job
 from serve.speech.tokenizer import Tokenizer
 from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.kernels.parity import nightly
 
 CONFIG = RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=1)
 OPTIONS = (
@@ -118,8 +119,12 @@ def expected_of(reference, facts, job, event):
     return probs[max(0, job.prefix - 1) :], matrix
 
 
-def test_it_is_the_definitions_on_transformers_attentions(engine, reference, checkpoint, jobs):
+@pytest.mark.parametrize("chosen", [(1, 4), *nightly(((0, 2, 3),))], ids=str)
+def test_it_is_the_definitions_on_transformers_attentions(
+    engine, reference, checkpoint, jobs, chosen
+):
     runtime = NativeRuntime(engine, dataclasses.replace(CONFIG, compute_type="float32"))
+    jobs = [jobs[i] for i in chosen]
     ended = run(runtime, jobs)
     for job in jobs:
         event = ended[job.id]
@@ -133,6 +138,7 @@ def test_it_is_the_definitions_on_transformers_attentions(engine, reference, che
         assert (found - matrix).abs().mean() < 0.01 and (found - matrix).abs().max() < 0.5
 
 
+@pytest.mark.nightly
 def test_company_and_neighbours_change_nothing(runtime, engine, jobs):
     """Nor does asking: what is sampled is the same without, and beside windows that ask."""
     silent = [dataclasses.replace(job, align_frames=0) for job in jobs]
@@ -155,6 +161,7 @@ def test_company_and_neighbours_change_nothing(runtime, engine, jobs):
         )
 
 
+@pytest.mark.nightly
 def test_a_text_that_fills_the_context_is_aligned(runtime, engine, jobs):
     """There is no room for the end of text then."""
     facts, context = engine.manifest.tokenizer, engine.manifest.dims.n_text_ctx
@@ -166,13 +173,13 @@ def test_a_text_that_fills_the_context_is_aligned(runtime, engine, jobs):
     assert found.alignment.matrix.shape == (len(text) + 1, jobs[0].align_frames)
 
 
-def test_a_window_without_text_has_no_alignment(engine, jobs):
-    runtime = NativeRuntime(engine, CONFIG)
+def test_a_window_without_text_has_no_alignment(runtime, jobs):
     job = dataclasses.replace(jobs[0], options=DecodingOptions(max_tokens=1))  # a timestamp alone
     (event,) = run(runtime, [job]).values()
     assert event.finished == "length" and event.alignment is None
 
 
+@pytest.mark.nightly
 def test_int8_keys_are_read_as_what_they_stand_for(engine, runtime, jobs):
     int8 = NativeRuntime(engine, dataclasses.replace(CONFIG, cross_kv="int8"))
     (full,) = run(runtime, jobs[:1]).values()

@@ -17,6 +17,7 @@ from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
 from tests.serve.native.decoding import ends, prompt_of, run
+from tests.serve.native.kernels.parity import nightly
 
 MOST = 4
 CONFIG = RuntimeConfig(slots=4, encoder_batch=4, threads=1, draft_tokens=MOST)
@@ -87,7 +88,7 @@ def expected(engine_with, jobs):
     return ended, runtime.gauges().steps
 
 
-@pytest.mark.parametrize("kind", [whole, only_last_layer])
+@pytest.mark.parametrize("kind", [whole, *nightly(only_last_layer)])
 def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
     kind, engine_with, jobs, expected, always
 ):
@@ -109,6 +110,7 @@ def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
         assert gauges.drafted_right < 0.5 * gauges.drafted
 
 
+@pytest.mark.nightly
 def test_a_loop_ends_at_the_same_token_with_drafts(tmp_path, always):
     """Random weights say one thing for ever."""
     nano = open_checkpoint(str(write_hf(tmp_path / "nano", NANO, random_weights(NANO))))
@@ -123,6 +125,7 @@ def test_a_loop_ends_at_the_same_token_with_drafts(tmp_path, always):
     assert [reason for _, reason in ended[0].values()] == ["loop", "length"]
 
 
+@pytest.mark.nightly
 def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, always):
     config = dataclasses.replace(CONFIG, rows=6)
     for options in (DecodingOptions(temperature=0.8, seed=3), DecodingOptions(beam_size=2)):
@@ -135,6 +138,7 @@ def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, alway
         assert runtime.gauges().drafted == 0
 
 
+@pytest.mark.nightly
 def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, monkeypatch):
     """Its caches are filled with what was decoded without it."""
     turns = iter(range(10_000))
@@ -144,6 +148,7 @@ def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, mon
     assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
 
 
+@pytest.mark.nightly
 def test_guesses_go_on_where_they_were_when_urgent_windows_have_passed(
     engine_with, jobs, expected, always
 ):
@@ -191,6 +196,7 @@ class TurnLoop(EagerLoop):
         return 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [whole, only_last_layer])
 def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
     runtime = NativeRuntime(engine_with(kind), CONFIG)

@@ -45,14 +45,6 @@ def test_urgent_windows_overtake_the_others_a_few_times_at_most(urgent, patience
             assert sum(before.id > order[at - 1].id for before in order[: at - 1]) == patience
 
 
-def test_a_window_that_is_taken_out_waits_no_longer():
-    line = Line(1)
-    for id in range(3):
-        line.add(waiting(id))
-    assert (line.remove(1), line.remove(1)) == (True, False)
-    assert ([job.id for job in line], len(line)) == ([0, 2], 2)
-
-
 def turns(wanted, decoding=(), slots=SLOTS, rows=12):
     """Turns, and the windows that decode; a window is how many rows it takes, below 0 urgent."""
     line, places = Line(9), Slots(slots, rows)

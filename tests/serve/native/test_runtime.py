@@ -11,7 +11,7 @@ from build.checkpoint import open_checkpoint
 from build.reference import load_reference
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
-from serve.contract.errors import OptionError, UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.native.encoders import SILENCE, EagerEncoder
 from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import attend_audio
@@ -176,12 +176,6 @@ def test_scores_are_those_of_openai(checkpoint, runtime, windows):
     chosen = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]
     assert event.scores.avg_logprob == pytest.approx(float(chosen.mean()), abs=1e-3)
     assert event.scores.no_speech_prob == pytest.approx(float(no_speech), abs=1e-4)
-
-
-def test_a_prompt_that_fills_the_context_is_refused(checkpoint, runtime, windows):
-    prompt = (0,) * 445 + prompt_of(checkpoint.facts, "en")
-    with pytest.raises(OptionError, match="448"):
-        runtime.submit(Job(0, windows[0][2], prompt))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.contract.errors import OptionError, UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.native.kernels.choose import choose
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.serve.native.decoding import ends, prompt_of, run
+from tests.serve.native.decoding import prompt_of, run
 
 CPU = torch.device("cpu")
 PLAIN = DecodingOptions(timestamps=False, max_tokens=40)
@@ -116,10 +116,9 @@ def test_the_best_sample_is_kept(engine, runtime, some):
     assert again.tokens == several.tokens
 
 
-@pytest.mark.parametrize("options", [PLAIN, dataclasses.replace(SAMPLES, best_of=1)])
-def test_a_right_draft_saves_steps(engine, runtime, some, options):
+def test_a_right_draft_saves_steps(engine, runtime, some):
     facts = engine.manifest.tokenizer
-    jobs = jobs_of(facts, some[1:3], dataclasses.replace(options, timestamps=True))
+    jobs = jobs_of(facts, some[1:3], dataclasses.replace(PLAIN, timestamps=True))
     begun = runtime.gauges().steps
     plain = run(runtime, jobs)
     steps = runtime.gauges().steps - begun
@@ -152,26 +151,6 @@ def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
     assert found.tokens == named.tokens
 
 
-def test_windows_that_need_more_rows_than_are_free_wait_for_them(engine, runtime, some):
-    facts = engine.manifest.tokenizer
-    jobs = jobs_of(facts, some, BEAM)  # 25 rows of 12
-    for job in jobs:
-        runtime.submit(job)
-    busy, ended = [], 0
-    while ended < len(jobs):
-        ended += len(ends(runtime, 1.0))
-        busy.append(runtime.gauges().busy_slots)
-    assert max(busy) == 2
-
-
 def test_fewer_rows_than_slots_are_refused(engine):
     with pytest.raises(UnavailableError, match=r"runtime\.rows = 2 is less than runtime\.slots"):
         NativeRuntime(engine, RuntimeConfig(slots=4, rows=2))
-
-
-def test_a_server_of_one_row_a_slot_searches_nothing(engine, some):
-    runtime = NativeRuntime(engine, RuntimeConfig(slots=4))
-    job = jobs_of(engine.manifest.tokenizer, some, dataclasses.replace(BEAM, beam_size=2))[0]
-    with pytest.raises(OptionError, match=r"beam_size = 2 needs runtime\.rows"):
-        runtime.submit(job)
-    runtime.close()

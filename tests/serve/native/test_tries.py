@@ -11,10 +11,16 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.runtime import NativeRuntime
 from serve.native.tries import best, next_try, try_of
 from serve.runtime.protocol import DecodingOptions, Detection, Event, Job, Scores
-from tests.serve.native.decoding import ends, run
+from tests.serve.native.decoding import beginnings, ends, run
+from tests.serve.native.kernels.parity import nightly
 
 CONFIG = RuntimeConfig(slots=3, rows=9, encoder_batch=2, threads=1)
 ALL = Detection(certainty=1.0, tries=3)
+
+
+@pytest.fixture(scope="module")
+def windows(windows):
+    return beginnings(windows)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,7 @@ def joint(prob, event):
     return math.log(prob) + event.scores.avg_logprob * length
 
 
-@pytest.mark.parametrize("beam_size", [1, 2])
+@pytest.mark.parametrize("beam_size", [1, *nightly(2)])
 def test_the_likeliest_text_stays_with_its_language_counted_in(
     runtime, windows, prompt, checkpoint, beam_size
 ):
@@ -117,6 +123,7 @@ def test_tries_share_the_encoders_work(runtime, windows, prompt):
     assert runtime.gauges().windows - encoded == 2
 
 
+@pytest.mark.nightly
 def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, prompt):
     runtime, polls = NativeRuntime(engine, CONFIG), 1
     runtime.submit(job_of(windows, prompt, 0))
@@ -136,6 +143,7 @@ def translated(prompt, facts, language=DETECT_LANGUAGE):
     return prompt[0], language, facts.translate
 
 
+@pytest.mark.nightly
 def test_the_likeliest_transcript_decides_the_language_of_a_translation(
     runtime, windows, prompt, checkpoint
 ):
@@ -158,18 +166,17 @@ def test_the_likeliest_transcript_decides_the_language_of_a_translation(
             assert answer.alignment.token_probs == expected
 
 
-@pytest.mark.parametrize("align_frames", [0, 100])
 def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
-    runtime, windows, prompt, checkpoint, align_frames
+    runtime, windows, prompt, checkpoint
 ):
-    detected = run(runtime, [job_of(windows, prompt, 0, align_frames=align_frames)])[0]
+    detected = run(runtime, [job_of(windows, prompt, 0, align_frames=100)])[0]
     own, prob = heard(detected), detected.scores.language_prob
     other = next(x for x in checkpoint.facts.languages.values() if x != own)
     named = (prompt[0], other, prompt[2])
     clear, unclear = Detection(switch=prob - 0.01), Detection(switch=prob + 0.01)
     kin = dataclasses.replace(clear, close=(frozenset({own, other}),))
     jobs = [
-        job_of(windows, named, 0, detection=clear, align_frames=align_frames),
+        job_of(windows, named, 0, detection=clear, align_frames=100),
         dataclasses.replace(job_of(windows, named, 0, detection=unclear), id=1),
         dataclasses.replace(job_of(windows, named, 0), id=2),
         dataclasses.replace(job_of(windows, named, 0, detection=kin), id=3),
@@ -180,9 +187,8 @@ def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
     assert runtime.gauges().windows - encoded == 4
     assert (switched.tokens, heard(switched)) == (detected.tokens, own)
     assert switched.scores.language_prob == pytest.approx(prob, abs=1e-4)
-    if align_frames:
-        expected = pytest.approx(detected.alignment.token_probs, abs=1e-3)
-        assert switched.alignment.token_probs == expected
+    expected = pytest.approx(detected.alignment.token_probs, abs=1e-3)
+    assert switched.alignment.token_probs == expected
     for event in (stayed, plain, close):
         assert (event.tokens, heard(event)) == (plain.tokens, None)
         assert event.scores.heard == (own, pytest.approx(prob, abs=1e-4))

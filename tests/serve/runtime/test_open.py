@@ -48,9 +48,8 @@ def test_a_key_that_a_runtime_would_pass_over_is_refused(
     engine_for, opened, runtime, changes, words
 ):
     engine, config = engine_for(runtime), RuntimeConfig(**changes)
-    for start, more in ((opening.open_runtime, ()), (opening.open_behind, (print,))):
-        with pytest.raises(ConfigError, match=rf"^runtime\.{words}"):
-            start(engine, config, *more)
+    with pytest.raises(ConfigError, match=rf"^runtime\.{words}"):
+        opening.open_runtime(engine, config)
     assert opened == []
 
 
@@ -59,5 +58,4 @@ def test_a_runtime_is_opened_by_its_row(engine_for, opened, runtime):
     engine, row = engine_for(runtime), RUNTIMES[runtime]
     config = RuntimeConfig(**{"slots": 3, "encoder_batch": 2})
     assert opening.open_runtime(engine, config) == row.open
-    assert opening.open_behind(engine, config, print) == row.open_behind
-    assert opened == [(row.open, (engine, config)), (row.open_behind, (engine, config, print))]
+    assert opened == [(row.open, (engine, config))]

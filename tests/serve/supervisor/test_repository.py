@@ -6,7 +6,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serve.contract.config import RuntimeConfig
 from serve.supervisor.repository import write_repository
 
 INPUTS = [
@@ -81,7 +80,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def repository(folder):
-    return write_repository(folder, folder / "some.toml", folder / "engine", RuntimeConfig())
+    return write_repository(folder, folder / "some.toml", folder / "engine")
 
 
 def read(repository, name):
@@ -113,7 +112,6 @@ def test_the_model_has_the_run_and_this_code(repository, folder):
         "config": str(folder / "some.toml"),
         "engine": str(folder / "engine"),
         "folder": str(folder),
-        "decodes": "",
     }
     code = repository / "whisper" / "1"
     assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")
@@ -123,6 +121,6 @@ def test_the_model_has_the_run_and_this_code(repository, folder):
 def test_an_engine_given_by_a_relative_path_is_found_from_anywhere(folder, monkeypatch):
     """The model runs in another working directory than the launcher."""
     monkeypatch.chdir(folder)
-    repository = write_repository(folder, folder / "some.toml", Path("engine"), RuntimeConfig())
+    repository = write_repository(folder, folder / "some.toml", Path("engine"))
     engine = read(repository, "whisper").parameters["engine"].string_value
     assert engine == str(folder / "engine")

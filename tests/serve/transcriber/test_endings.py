@@ -1,7 +1,6 @@
 """The transcriber over a fake runtime: every ending a request can have, and their count."""
 
 import collections
-import dataclasses
 import random
 import threading
 import time
@@ -221,17 +220,6 @@ class TestEndings(TranscriberTests):
         assert isinstance(stuck.error, CancelledError)
         assert transcriber.transcribe(request("after")).text == "after"
         assert transcriber.stats().cancelled == 1
-        quiescent(transcriber, runtime)
-
-    def test_a_runtime_that_cannot_cancel_finishes_unheard(self, start, tokenizer):
-        capabilities = dataclasses.replace(CAPABILITIES, cancel=False)
-        transcriber, runtime = start(Echo(tokenizer, delay=20), capabilities)
-        client = Client().send(transcriber, request())
-        until(lambda: runtime.gauges().busy_slots == 1)
-        client.handle.cancel()
-        assert isinstance(client.error, CancelledError)
-        until(lambda: ("finish", runtime.jobs[0].id) in runtime.log)
-        assert not [what for what, _ in runtime.log if what == "cancel"]
         quiescent(transcriber, runtime)
 
     def test_a_request_that_takes_too_long_ends_with_an_error(self, start, tokenizer):

@@ -87,12 +87,6 @@ class TestOpening(TranscriberTests):
         assert job.options.timestamps == (not lacks)
         assert runtime.closed
 
-    def test_a_runtime_that_cannot_work_yet_is_not_warmed_up(self, product, echo):
-        runtime, opened = product(echo)
-        with opened(warm_up=False) as transcriber:
-            assert runtime.jobs == []
-            assert transcriber.healthy
-
     def test_a_failed_warm_up_closes_everything(self, product, tokenizer):
         runtime, opened = product(Echo(tokenizer, error=EarshotError("cold")))
         with pytest.raises(EarshotError, match="cold"):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serve.contract.config import Config
 from serve.contract.errors import (
     AudioError,
     DeviceError,
@@ -18,7 +17,7 @@ from serve.contract.errors import (
 from serve.contract.messages import Failed, Finished, Request
 from serve.speech.tokenizer import Tokenizer
 from serve.triton import metrics
-from serve.triton.backends import EngineBackend, open_transcriber
+from serve.triton.backends import EngineBackend
 from serve.wire import tensors, uploads
 from tests import fake_triton
 from tests.fakes import CAPABILITIES
@@ -180,28 +179,3 @@ def test_the_end_drains_before_it_closes(backend, transcriber):
     assert not thread.is_alive(), "it would ask a closed transcriber"
     assert transcriber.calls == [("drain", 7.0), "close"]
     backend.close = lambda: None
-
-
-class TestOpenTranscriber:
-    @pytest.fixture
-    def opened(self, monkeypatch):
-        """What `serve.transcriber.open` is asked for; it answers "a transcriber"."""
-        asked = []
-
-        def open_transcriber(*arguments, **options):
-            asked.append((arguments, options))
-            return "a transcriber"
-
-        monkeypatch.setattr("serve.transcriber.open.open_transcriber", open_transcriber)
-        return asked
-
-    def test_with_a_model_that_decodes_its_calls_go_there_without_warm_up(
-        self, opened, monkeypatch
-    ):
-        """Triton lets a model call another only once it is initialised."""
-        monkeypatch.setattr("serve.runtime.open.open_behind", lambda *a, **b: (a, b))
-        config = Config()
-        assert open_transcriber(config, "engines/x", print) == "a transcriber"
-        ((arguments, options),) = opened
-        assert arguments[:2] == (config, "engines/x") and options == {"warm_up": False}
-        assert arguments[2]("engine", "runtime") == (("engine", "runtime"), {"infer": print})

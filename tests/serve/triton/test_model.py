@@ -222,7 +222,6 @@ class TestOpenBackend:
             "config": str(toml),
             "engine": "engines/x",
             "folder": "/run",
-            "decodes": "",
         }
 
     @pytest.fixture
@@ -236,18 +235,8 @@ class TestOpenBackend:
         name, transcriber, *others = made(parameters)
         assert (name, transcriber[0]) == ("EngineBackend", "open_transcriber")
         assert transcriber[1].server.drain_timeout_s == 4.0
-        assert transcriber[2:] == ["engines/x", None]
+        assert transcriber[2:] == ["engines/x"]
         assert others == [4.0, Path("/run"), fake_triton.MetricFamily]
-
-    def test_a_model_that_decodes_is_called_by_its_name(self, made, parameters, module):
-        parameters["decodes"] = "tensorrt_llm"
-        infer = made(parameters)[1][3]
-        values = np.array([[1, 2]], np.int32)
-        calls = module.pb_utils.calls
-        assert infer({"input_ids": values}, ["output_ids"])["output_ids"].tolist() == [[1, 2]]
-        assert calls == [("tensorrt_llm", ["output_ids"], (fake_triton.CPU, 0))]
-        with pytest.raises(EarshotError, match="the model tensorrt_llm: it has no inputs"):
-            infer({}, ["output_ids"])
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,6 @@ def test_calls_of_the_bindings_have_the_real_arguments():
     assert found == facts.BINDINGS.keys(), "a fact about what we do not call is of no use"
 
 
-def test_names_that_are_put_together_before_a_call_are_real_ones():
-    """`options` of a call are literals with names of arguments."""
-    tree = ast.parse(Path(executor.__file__).read_text(encoding="utf-8"))
-    stored = {
-        node.slice.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) == "options"
-    }
-    known = {name for binding in facts.BINDINGS.values() for name in binding.parse()[1]}
-    assert stored and stored <= known
-
-
 def test_calls_of_the_llm_api_are_those_that_its_own_tests_make():
     found = set()
     for name, call in calls(worker):

@@ -8,13 +8,11 @@ import dataclasses
 import pytest
 import torch
 
-from serve.contract.config import RuntimeConfig, TranscriberConfig
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
-from serve.contract.messages import Request
 from serve.native.runtime import NativeRuntime
 from serve.runtime.open import open_runtime
-from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
-from serve.transcriber.open import open_transcriber
+from serve.speech.features import WINDOW_SAMPLES, log_mel
 from tests.checkpoints import NANO
 from tests.runtimes import LLM_API, SLOTS, api_engine, opener, run, samples_job
 
@@ -49,33 +47,7 @@ def test_it_says_what_the_native_runtime_says(runtime, engine, native_engine):
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
 
 
-def test_the_end_of_text_counts_as_a_token(runtime, engine):
-    job = samples_job(engine)
-    ended = run(runtime, [job(id) for id in range(5)])
-    sampled = sum(len(entry.tokens) for entry in ended.values())
-    ends = sum(entry.last.finished == "eot" for entry in ended.values())
-    assert runtime.gauges().tokens == sampled + ends
-
-
 def mel(samples):
     padded = torch.zeros(1, WINDOW_SAMPLES)
     padded[0, : len(samples)] = samples
     return log_mel(padded, mel_filters(NANO.n_mels))[0]
-
-
-def test_audio_becomes_text_through_the_whole_path(engine):
-    """Manifest to runtime to transcriber: the same call as for a native engine."""
-    config = dataclasses.replace(
-        LLM_API,
-        engine=str(engine.path),
-        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,), vad="off"),
-    )
-    samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
-    request = Request(samples.numpy(), sample_rate=SAMPLE_RATE, language="es", timestamps=False)
-    with open_transcriber(config) as transcriber:
-        first, second = transcriber.transcribe(request), transcriber.transcribe(request)
-        assert transcriber.healthy
-        assert transcriber.stats().windows >= 5
-    assert (first.duration, first.language) == (40.0, "es")
-    assert first.segments
-    assert first.segments == second.segments

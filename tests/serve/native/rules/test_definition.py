@@ -83,19 +83,6 @@ def test_words_that_the_prompt_begins_with_count_as_said(timestamps):
         assert states[1].tokens[0, len(PROMPT) + len(prefix)] == expected.argmax()
 
 
-def test_the_list_for_the_first_token_holds_where_the_row_asks_for_it():
-    blank, other = FACTS.begin_suppress_tokens[0], 11
-    state = new_state(3, 32, CPU)
-    for row, said in enumerate([(), (), (11,)]):
-        admit(state, row, PROMPT, said, timestamps=False)
-    state.suppress_blank[1] = False
-    logits = torch.zeros(3, N_VOCAB)
-    logits[:, blank], logits[:, other] = 3.0, 2.0
-    Rules(FACTS, DIMS, CPU).advance(state, picks_of(3), logits)
-    chosen = state.tokens[torch.arange(3), state.position].tolist()
-    assert chosen == [other, blank, blank]
-
-
 def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_place():
     state = new_state(3, 32, CPU)
     prompt = [FACTS.sot_prev, 4, FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe]
@@ -149,17 +136,6 @@ def test_sampling_follows_the_distribution_and_only_the_slots_own_seed():
     admit(alone, 0, PROMPT, (11,), False, temperature, seed=1234)
     rules.advance(alone, picks_of(1), logits)
     assert alone.tokens[0, len(PROMPT) + 1] == drawn[1234]
-
-
-def test_a_greedy_slot_is_greedy_beside_one_that_samples():
-    rules = Rules(FACTS, DIMS, CPU)
-    logits = torch.randn(2, N_VOCAB)
-    state = new_state(2, 32, CPU)
-    admit(state, 0, PROMPT, (11,), False)
-    admit(state, 1, PROMPT, (11,), False, temperature=1.0)
-    rules.advance(state, picks_of(2), logits)
-    expected = reference_scores(logits[0], (11,), False).argmax()
-    assert state.tokens[0, len(PROMPT) + 1] == expected
 
 
 def test_the_last_place_of_the_context_is_used_and_none_beyond_it():

@@ -87,26 +87,3 @@ def test_timestamps_that_go_on_do_not_hide_a_loop():
     other = row([t if i % 9 else 15 + i for i, t in enumerate([11, 12, 13, 14] * 10)], 30)
     go_on(plain, 11), go_on(other, 11)
     assert plain.finished.tolist() == [True, False] and not other.finished.any()
-
-
-def test_a_search_ends_when_its_likeliest_beam_loops_and_keeps_the_best():
-    state = new_state(3, N_CTX, CPU)
-    rules = Rules(FACTS, DIMS, CPU)
-    for at in range(3):
-        state.tokens[at, : len(PROMPT)] = torch.tensor(PROMPT)
-        state.position[at], state.prompt_len[at] = len(PROMPT) - 1, len(PROMPT)
-        state.beam[at], state.leader[at], state.needed[at], state.limit[at] = 3, 0, 3, N_CTX
-        state.logprob_sum[at] = -math.inf if at else 0.0
-        state.finished[at] = False
-    state.loop_at[0] = len(PROMPT) - 1 + 20
-    for step in range(60):
-        logits = torch.zeros(3, N_VOCAB)
-        logits[:, 11 + step % 2], logits[:, 30 + step % 7] = 20.0, 18.0
-        lines = torch.arange(3) if step else torch.zeros(3, dtype=torch.int64)
-        rules.advance(state, Picks(torch.arange(3), lines), logits)
-        if state.finished.any():
-            break
-    assert state.finished.all() and step + 1 == 25  # 22 are enough, looked at after 24
-    assert int(state.best_length[0]) == 25 and not state.best_is_ended[0]
-    said = state.best_tokens[0, len(PROMPT) : len(PROMPT) + 25].tolist()
-    assert said == [11 + i % 2 for i in range(25)]

@@ -1,6 +1,5 @@
 """Beam search against a plain search over Python lists, written as CTranslate2 defines it."""
 
-import dataclasses
 import itertools
 import math
 
@@ -10,7 +9,7 @@ import torch
 from serve.native.rules.definition import Rules
 from serve.native.rules.search import best_tokens
 from serve.native.rules.state import Picks, new_state
-from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, picks_of
+from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT
 from tests.serve.native.rules.test_definition import penalised, reference_scores
 
 N_CTX = 32
@@ -165,41 +164,6 @@ def test_searches_of_several_widths_and_a_greedy_row_decode_side_by_side():
     assert torch.equal(state.tokens[2], alone.tokens[0])
     assert torch.equal(state.logprob_sum[2], alone.logprob_sum[0])
     assert int(state.best_length[2]) == 0
-
-
-def test_a_beam_without_a_continuation_stays_without():
-    """Only three tokens may be said at all: the other two of five beams must not invent any."""
-    state = new_state(5, N_CTX, CPU)
-    begin_search(state, 0, 5, 1.0, 1.0, 20, False)
-    logits = torch.full((5, N_VOCAB), -math.inf)
-    logits[:, [11, 12, 13]] = torch.tensor([2.0, 3.0, 1.0])
-    rules = Rules(FACTS, DIMS, CPU)
-    rules.advance(state, Picks(torch.arange(5), torch.zeros(5, dtype=torch.int64)), logits)
-    assert state.tokens[:3, len(PROMPT)].tolist() == [12, 11, 13]
-    assert state.logprob_sum.isfinite().tolist() == [True] * 3 + [False] * 2
-    assert state.tokens[3:, len(PROMPT)].tolist() == [0, 0]
-    logits[3:] = math.nan
-    rules.advance(state, picks_of(5), logits)
-    assert state.logprob_sum.isfinite().all()
-    assert state.tokens[:3, len(PROMPT) + 1].tolist() == [12, 11, 12]  # 12 12, 12 11 and 11 12
-
-
-def test_an_empty_hypothesis_is_better_than_none_and_worse_than_any_other():
-    rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), DIMS, CPU)
-    for needed in (1, 2):
-        state = new_state(2, N_CTX, CPU)
-        begin_search(state, 0, 2, needed / 2, 1.0, 20, False)
-        logits = torch.full((2, N_VOCAB), -20.0)
-        logits[:, 11], logits[:, FACTS.eot] = 5.0, 4.0  # the end is the second candidate
-        rules.advance(state, Picks(torch.arange(2), torch.zeros(2, dtype=torch.int64)), logits)
-        assert state.ended.tolist() == [1, 0] and state.best_is_ended.tolist() == [True, False]
-        assert int(state.best_length[0]) == 0 and float(state.best_score[0]) == -math.inf
-        assert state.best_tokens[0, len(PROMPT)] == FACTS.eot
-        assert state.finished.tolist() == [needed == 1] * 2
-    logits[:, FACTS.eot] = 6.0
-    rules.advance(state, picks_of(2), logits)
-    assert state.best_tokens[0, len(PROMPT) :][:2].tolist() == [11, FACTS.eot]
-    assert int(state.best_length[0]) == 1 and state.finished.tolist() == [True, True]
 
 
 @pytest.mark.parametrize("n", [5, 64, 99, 128, 1000])

@@ -100,29 +100,12 @@ class TritonPythonModel:
 
 def _open_backend(parameters: dict[str, str]) -> EngineBackend:
     config = load_config(parameters["config"])
-    model = parameters["decodes"]
-    infer = functools.partial(_infer, model) if model else None
     return EngineBackend(
-        open_transcriber(config, parameters["engine"], infer),
+        open_transcriber(config, parameters["engine"]),
         config.server.drain_timeout_s,
         Path(parameters["folder"]),
         pb_utils.MetricFamily,
     )
-
-
-def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[str, Any]:
-    """Call another model of this server; from any thread, many at once."""
-    request = pb_utils.InferenceRequest(
-        model_name=model,
-        requested_output_names=outputs,
-        inputs=[pb_utils.Tensor(*item) for item in inputs.items()],
-        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-    )
-    response = request.exec()
-    if response.has_error():
-        raise EarshotError(f"the model {model}: {response.error().message()}")
-    answered = {name: pb_utils.get_output_tensor_by_name(response, name) for name in outputs}
-    return {name: np.array(tensor.as_numpy()) for name, tensor in answered.items()}
 
 
 def _key(parameters: Mapping[str, Any]) -> str | None:
