@@ -2,9 +2,11 @@
 
 import dataclasses
 import fcntl
+import functools
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,18 +22,6 @@ from serve.contract.server_config import ServerConfig
 from tests.programs import how_to_get, path_of
 
 BASE = "configs/base.toml"
-SHARED_SERVER = (
-    "tests/deploy/test_metrics.py",
-    "tests/eval/test_clients.py",
-    "tests/serve/cli/test_wyoming.py",
-    "tests/serve/gateway/openai/test_client.py",
-    "tests/serve/gateway/openai/test_server.py",
-    "tests/serve/gateway/test_callers.py",
-    "tests/serve/triton/test_cancels.py",
-    "tests/serve/triton/test_server.py",
-    "tests/serve/wire/test_client.py",
-)
-"""Files that use the fixture `server`: one process runs them all, so that one server is started."""
 HUMAN = ("human/manifest.jsonl", "human/long.jsonl", "human-sharealike/manifest.jsonl")
 
 
@@ -64,9 +54,20 @@ def pytest_configure(config):
 
 
 class _Scheduling(LoadFileScheduling):
+    """Gives a file to one process, and all that use the fixture `server` to the same one."""
+
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return "server" if file in SHARED_SERVER else file
+        return "server" if _uses_server(file) else file
+
+
+@functools.cache
+def _uses_server(file):
+    text = Path(file).read_text(encoding="utf-8")
+    asked = re.search(
+        r"^(?:def test_|@pytest.fixture.*\ndef )\w+\((?:[^)]*\W)?server\b", text, re.M
+    )
+    return bool(asked) and "\ndef server(" not in text
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -85,16 +86,15 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "base_engine" in item.fixturenames:
             item.add_marker("published")
-        definitions = item._fixtureinfo.name2fixturedefs.get("server", ())
-        file = item.nodeid.partition("::")[0]
-        if definitions and definitions[-1].baseid == "tests" and file not in SHARED_SERVER:
-            raise pytest.UsageError(f"{file} uses the fixture server; list it in SHARED_SERVER")
     left_out = set() if config.getoption("--require-gpu") else {"gpu"}
     if not config.getoption("--nightly"):
         left_out.add("nightly")
-    deselected = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    chosen, deselected = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        (deselected if left_out & marks else chosen).append(item)
     config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if item not in set(deselected)]
+    items[:] = chosen
 
 
 @pytest.fixture(scope="session")

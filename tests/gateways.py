@@ -34,7 +34,7 @@ from tests.fake_upstream import FakeTriton
 
 WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
 
-SECTIONS = ("name", "upstreams", "live", "traces", "jobs", "shadow")
+SECTIONS = ("name", "live", "traces", "jobs", "shadow")
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 END = b"--x--\r\n"
@@ -54,8 +54,7 @@ class Running:
     """A gateway that runs, what is behind it, and clients of it.
 
     Options are sections of the configuration, as `SECTIONS` has them, and keys of its server.
-    `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
-    has a Triton on each, `tritons`, of which `triton` is the first.
+    `devices`: it has a Triton on each, `tritons`, of which `triton` is the first.
     """
 
     def __init__(
@@ -63,9 +62,7 @@ class Running:
         folder,
         request_timeout_s,
         triton_metrics=b"",
-        alone=False,
         devices=("cpu",),
-        price_per_audio_hour=0.0,
         target_p99_s=0.0,
         **options,
     ):
@@ -75,15 +72,12 @@ class Running:
         self.config = Config(
             server=dataclasses.replace(ServerConfig(**ports), **options),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
-            gateway=GatewayConfig(
-                price_per_audio_hour=price_per_audio_hour, target_p99_s=target_p99_s
-            ),
+            gateway=GatewayConfig(target_p99_s=target_p99_s),
             **sections,
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"
         self.folder = folder
-        self._alone = alone
         self._devices = devices
         self.links = engine_links(folder, len(devices))
         self.tritons = []
@@ -109,7 +103,7 @@ class Running:
         engines = [
             OwnEngine(device, link) for device, link in zip(self._devices, self.links, strict=True)
         ]
-        gateway = Gateway(self.config, self.folder, [] if self._alone else engines)
+        gateway = Gateway(self.config, self.folder, engines)
         await gateway.start()
         return gateway
 

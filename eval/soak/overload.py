@@ -200,11 +200,9 @@ def _loaded(
     rng = random.Random(seed)
     rate = load * capacity / float(np.mean([len(sound) / SAMPLE_RATE for sound in sounds]))
     arrivals = []
-    for number, due_s in enumerate(poisson(rate, seconds, seed)[:-1]):
+    for due_s in poisson(rate, seconds, seed)[:-1]:
         key = GREEDY if rng.random() < _GREED else MODEST
-        sound = rng.choice(sounds)  # each a little shorter, so that no two are the same
-        sound = sound[: len(sound) - number % (SAMPLE_RATE // 2)]
-        arrivals.append((due_s, Caller(key, sound, rng.random() < _OBEDIENT)))
+        arrivals.append((due_s, Caller(key, rng.choice(sounds), rng.random() < _OBEDIENT)))
     with _streams(server, sounds):
         words = _words(server)
         visit = visitor(server, time.monotonic(), seed)

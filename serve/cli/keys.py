@@ -70,7 +70,7 @@ def _add_usage(keys: Any) -> None:
         description="Tell what all keys have had, by day in UTC and model, of server.usage_file.",
     )
     usage.set_defaults(run=_tell_usage)
-    usage.add_argument("--config", required=True, metavar="TOML", help="names the file, the price")
+    usage.add_argument("--config", required=True, metavar="TOML", help="names the file")
     for flag, default in (("--start", "the first of this month"), ("--end", "today")):
         usage.add_argument(flag, metavar="DAY", help=f"as 2027-01-31; default: {default}")
 
@@ -128,14 +128,11 @@ def _tell_usage(args: argparse.Namespace) -> int:
         raise FileError(f"{path} is not there; a server with this config writes it")
     last = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
     first = day_of(args.start or month_until(last))
-    price = (f"cost_{config.gateway.currency}",) if config.gateway.price_per_audio_hour else ()
-    rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s", *price)]
+    rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s")]
     with contextlib.closing(UsageFile(path)) as file:
         found = file.rows(first, last)
     for row in found:
-        cost = row.cost(config.gateway)
-        cells = (row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}")
-        rows.append(cells if cost is None else (*cells, f"{cost:.6f}"))
+        rows.append((row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}"))
     print_table(rows)
     return 0
 

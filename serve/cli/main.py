@@ -2,7 +2,6 @@
 
 python -m serve triton --config configs/demo.toml
 python -m serve reload --config configs/demo.toml --engine engines/new
-python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
 python -m serve live --config configs/demo.toml talk.mp3
@@ -41,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m serve", description="Transcribe with Earshot engines."
     )
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
-    triton.add_parsers(commands)
+    triton.add_parser(commands)
     reload.add_parser(commands)
     transcribe.add_parser(commands)
     for command in (bulk, live, jobs, shadow, wyoming):

@@ -1,4 +1,4 @@
-"""`python -m serve triton` and `python -m serve gateway`: servers in the foreground."""
+"""`python -m serve triton`: a server in the foreground."""
 
 import argparse
 import contextlib
@@ -23,8 +23,8 @@ logger = logging.getLogger("earshot")
 _WATCH_INTERVAL_S = 0.5
 
 
-def add_parsers(commands: Any) -> None:
-    """The two commands, among those of `python -m serve`."""
+def add_parser(commands: Any) -> None:
+    """The command, among those of `python -m serve`."""
     triton = commands.add_parser(
         "triton",
         help="run Triton Inference Server in the foreground",
@@ -36,28 +36,13 @@ def add_parsers(commands: Any) -> None:
     )
     triton.set_defaults(run=_triton)
     add_config(triton)
-    _add_open(triton)
+    triton.add_argument(
+        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
+    )
     triton.add_argument(
         "--log",
         type=Path,
         help="keep the server's log in this file; of several engines in FILE.0, FILE.1",
-    )
-
-    gateway = commands.add_parser(
-        "gateway",
-        help="run a gateway before other Earshots in the foreground",
-        description="Run a gateway before the servers that [[upstreams]] of the config names, with "
-        "no engine of its own, until Ctrl-C or SIGTERM; a second Ctrl-C stops it at once. The exit "
-        "status is 1 where a request was accepted and not answered.",
-    )
-    gateway.set_defaults(run=_gateway)
-    gateway.add_argument("--config", required=True, metavar="TOML", help="addresses, limits")
-    _add_open(gateway)
-
-
-def _add_open(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
     )
 
 
@@ -136,14 +121,6 @@ def _reload(server: Server, args: argparse.Namespace) -> None:
         server.reload(order_for(_served(args), args.engine))
     except EarshotError as error:
         logger.warning("the engine stays as it is: %s", error)
-
-
-def _gateway(args: argparse.Namespace) -> int:
-    from serve.gateway.run import serve_alone  # noqa: PLC0415 - only if asked for
-
-    if serve_alone(_served(args)) != 0:
-        raise EarshotError("not every request that was accepted has been answered")
-    return 0
 
 
 def _served(args: argparse.Namespace) -> Config:

@@ -6,8 +6,9 @@ read their defaults from these fields.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -41,7 +42,6 @@ from serve.contract.server_config import (
     ServerConfig,
     ShadowConfig,
     TracesConfig,
-    UpstreamConfig,
 )
 
 Precision = Literal["int8", "fp16"]
@@ -53,6 +53,19 @@ EncoderPrecision = Literal["auto", "full", "fp8"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
+
+_REMOVED = {
+    "upstreams": "named other Earshots that requests were passed on to; put a load balancer before "
+    "servers of the same model, and let clients address others by their own urls",
+    "shadow.model": "named another Earshot's model as the reference; name the folder of its engine "
+    "in shadow.engine",
+    "gateway.price_per_audio_hour": "was the price that /v1/usage told; multiply its audio_seconds "
+    "by your price",
+    "gateway.currency": "was the currency of the price that /v1/usage told; leave it out",
+    "jobs.store": "was an object store for the audio of jobs; servers that share jobs.database now "
+    "share jobs.folder by a network file system",
+}
+"""Keys that were removed: what each did, and what to do now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +245,6 @@ class Config:
     traces: TracesConfig = TracesConfig()
     jobs: JobsConfig = JobsConfig()
     shadow: ShadowConfig = ShadowConfig()
-    upstreams: tuple[UpstreamConfig, ...] = ()
 
 
 def load_config(path: str | Path) -> Config:
@@ -263,15 +275,25 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
             "the file, above its first section"
         )
+    _refuse_removed(table, path)
     known = {field.name for field in dataclasses.fields(kind)}
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
     _check_server(config.server, path)
     _check_shares(config, path)
-    _check_upstreams(config, path)
     _check_jobs(config.jobs, path)
     _check_shadow(config, path)
     return config
+
+
+def _refuse_removed(table: Mapping[str, Any], path: Path) -> None:
+    for place, advice in _REMOVED.items():
+        *parents, key = place.split(".")
+        section: Any = table
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict) and key in section:
+            raise ConfigError(f"{path}: {place} was removed; it {advice}")
 
 
 def _check_server(server: ServerConfig, path: Path) -> None:
@@ -292,11 +314,6 @@ def _check_jobs(jobs: JobsConfig, path: Path) -> None:
             f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
             'no jobs; expected folder = "jobs" or the like beside them'
         )
-    if jobs.store and not jobs.database:
-        raise ConfigError(
-            f"{path}: jobs.store = {jobs.store}, and no jobs.database, without which no other "
-            "server knows what lies there; expected both, or neither"
-        )
 
 
 def _check_shares(config: Config, path: Path) -> None:
@@ -309,32 +326,14 @@ def _check_shares(config: Config, path: Path) -> None:
         )
 
 
-def _check_upstreams(config: Config, path: Path) -> None:
-    for upstream in config.upstreams:
-        if upstream.tls_roots and not upstream.tls:
-            raise ConfigError(
-                f"{path}: upstreams: {upstream.address} has tls_roots and not tls; expected both, "
-                "or neither"
-            )
-    addresses = [upstream.address for upstream in config.upstreams]
-    if len(set(addresses)) != len(addresses):
-        raise ConfigError(f"{path}: upstreams name an address twice: {', '.join(addresses)}")
-
-
 def _check_shadow(config: Config, path: Path) -> None:
-    shadow, models = config.shadow, {model for one in config.upstreams for model in one.models}
-    problem = ""
+    shadow, problem = config.shadow, ""
     if not shadow.share:
         return
-    if shadow.engine and shadow.model:
-        problem = "shadow.engine and shadow.model are both named; expected one reference"
-    elif shadow.model and shadow.model not in models:
-        there = ", ".join(sorted(models)) or "none, for there are no [[upstreams]]"
-        problem = f"shadow.model = {shadow.model!r} is no model of an upstream; there are: {there}"
-    elif not (shadow.engine or shadow.model or shadow.beam_size):
+    if not (shadow.engine or shadow.beam_size):
         problem = (
-            f"shadow.share = {shadow.share:g}, but there is no reference; expected shadow.engine, "
-            "shadow.model or shadow.beam_size"
+            f"shadow.share = {shadow.share:g}, but there is no reference; expected shadow.engine "
+            "or shadow.beam_size"
         )
     elif shadow.device.endswith("*") or "," in shadow.device:
         problem = f"shadow.device = {shadow.device!r}; expected one device, such as cpu or cuda:0"

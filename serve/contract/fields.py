@@ -36,7 +36,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_S = 10_000_000  # four months; what waits cannot wait for ever
 Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
 SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
-Price = Annotated[Finite, Field(ge=0, le=1_000_000)]
 Share = Annotated[Finite, Field(gt=0, le=1)]
 Fraction = Annotated[Finite, Field(gt=0, lt=1)]
 Temperature = Annotated[Finite, Field(ge=0, le=1)]
@@ -73,21 +72,6 @@ Host = Annotated[
     text_that(
         re.compile(r"[A-Za-z0-9._-]+").fullmatch,
         "a host's name without a port, such as asr.example.org",
-    ),
-]
-HostPort = Annotated[
-    str,
-    text_that(
-        re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}").fullmatch,
-        "a host and its port such as 10.0.0.2:8001",
-    ),
-]
-# KServe's clients reach the model of a name that answers segment by segment as NAME_stream.
-ModelName = Annotated[
-    str,
-    text_that(
-        lambda text: text.strip() and text.isprintable() and not text.endswith("_stream"),
-        "text of printable characters that does not end with _stream",
     ),
 ]
 Device = Annotated[

@@ -8,8 +8,8 @@ from typing import Annotated
 from serve.contract.codec import text_that
 from serve.contract.fields import Count, CountOrNone, NameOrNone, Seconds
 
-PLACE = re.compile(r"(?:(https?|s3)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-"""A place that urls may name: a host, with https unless it says http or s3, and a port."""
+PLACE = re.compile(r"(?:(https?)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+"""A place that urls may name: a host, with https unless it says http, and a port."""
 POSTGRESQL = "postgresql://"
 
 
@@ -25,8 +25,7 @@ Place = Annotated[
     str,
     text_that(
         PLACE.fullmatch,
-        "a host such as files.example.org, *.example.org, http://files.example.org:8080 or "
-        "s3://bucket",
+        "a host such as files.example.org, *.example.org or http://files.example.org:8080",
     ),
 ]
 Network = Annotated[str, text_that(_is_network, "a network such as 10.1.0.0/16")]
@@ -35,14 +34,6 @@ Database = Annotated[
     text_that(
         lambda text: text == "" or text.startswith(POSTGRESQL),
         f"{POSTGRESQL}host/name, or nothing for a file of SQLite's in jobs.folder",
-    ),
-]
-
-Store = Annotated[
-    str,
-    text_that(
-        lambda text: text == "" or re.fullmatch(r"[a-z][a-z0-9]*://[^/?#@]+(/[^?#]*)?", text),
-        "an object store's folder such as s3://bucket/jobs, or nothing",
     ),
 ]
 
@@ -55,12 +46,9 @@ class JobsConfig:
     # the server is started. It outlives the server.
     folder: NameOrNone = ""
     database: Database = ""
-    # Where audio lies, too, for servers that share a database and no folder; jobs of another
-    # database need another place. Keys and endpoint are the environment's.
-    store: Store = ""
     workers: Count = 2  # that are under way at a time; each gateway process has its share
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
-    # as all engines together have slots, or `server.max_inflight` where there is no engine.
+    # as all engines together have slots.
     below: CountOrNone = 0
     # So often a job is begun whose server is lost; then it has failed.
     tries: Count = 10

@@ -1,5 +1,5 @@
-"""Sections of a configuration about the server: addresses, admission, live text, upstreams, and the
-shadow monitor."""
+"""Sections of a configuration about the server: addresses, admission, live text, and the shadow
+monitor."""
 
 import dataclasses
 import ipaddress
@@ -15,14 +15,11 @@ from serve.contract.fields import (
     Device,
     Finite,
     Host,
-    HostPort,
     HttpUrlOrNone,
-    ModelName,
     Name,
     NameOrNone,
     Origin,
     Port,
-    Price,
     Seconds,
     SecondsOrNone,
     Share,
@@ -72,8 +69,7 @@ class ServerConfig:
     # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
     key_share: Share = 0.5
     # What clients of OpenAI's API may write for `model` beside the product's own name; in patterns
-    # * is any text. The defaults are what known clients send. Names of upstreams' models come
-    # first.
+    # * is any text. The defaults are what known clients send.
     model_aliases: tuple[Name, ...] = (
         "whisper-1",
         "gpt-*transcribe*",
@@ -115,8 +111,6 @@ class GatewayConfig:
     # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
     # header x-earshot-ignored.
     unknown_fields: UnknownFields = "ignore"
-    price_per_audio_hour: Price = 0.0  # by which /v1/usage tells costs; 0: it tells none
-    currency: Name = "USD"  # of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,21 +145,6 @@ class TracesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class UpstreamConfig:
-    """One of [[upstreams]]: another Earshot, to which requests for its models are passed on."""
-
-    address: HostPort  # of its gRPC
-    # What it serves: its config's `name`, or those of its own upstreams. A model that several
-    # serve, this server's own among them, is asked where least is under way.
-    models: Annotated[tuple[ModelName, ...], Field(min_length=1)]
-    # A file that holds an API key of its and nothing else, read at the start. Where none is named
-    # the variable EARSHOT_UPSTREAM_KEY may hold one.
-    key_file: NameOrNone = ""
-    tls: bool = False  # whether it is spoken to over TLS
-    tls_roots: NameOrNone = ""  # PEM of who vouches for it; where none is named, the system's
-
-
-@dataclasses.dataclass(frozen=True)
 class ShadowBaseline:
     """What gaps between the answers of a sound engine and its reference are like.
 
@@ -186,10 +165,9 @@ class ShadowConfig:
     # Of the requests that OpenAI's API and KServe's have answered, streams and live text apart.
     # 0: none, and nothing is kept.
     share: Annotated[Finite, Field(ge=0, le=1)] = 0.0
-    # Who is the reference: an engine's folder, which is opened beside the product's; or a model of
-    # [[upstreams]]. Where neither is named it is the product itself, with another beam.
+    # The reference: an engine's folder, which is opened beside the product's. Where none is named
+    # it is the product itself, with another beam.
     engine: NameOrNone = ""
-    model: NameOrNone = ""
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0  # of its requests; 0: as they came
     device: Device = "cpu"  # that `engine` runs on: one
     memory_share: Share = 0.2  # of a GPU's memory that it may take there

@@ -116,21 +116,18 @@ class Caller:
         self._require_audio()
         self.count_audio(audio_s)
 
-    def require_duration(
-        self, outputs: Collection[str], priced: bool = False, streamed: bool = False
-    ) -> None:
+    def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
         """Refuse a request of KServe's whose answer would not tell how much audio it had.
 
         Args:
             outputs: that it asks for; none: all of them.
-            priced: whether audio has a price, and so is counted of keys without limits, too.
             streamed: whether segments come one by one, which count where the client leaves.
 
         Raises:
             Refusal: these outputs do not.
         """
         a_day = self.key.audio_s_per_day if self.key else 0.0
-        counts = priced or a_day or self._audio_s is not None
+        counts = a_day or self._audio_s is not None
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if counts and outputs and not set(needed) <= set(outputs):
             raise refusals.invalid(

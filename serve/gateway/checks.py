@@ -9,7 +9,6 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
-from serve.contract.errors import EarshotError
 from serve.contract.messages import Phase, Segment, Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
@@ -199,13 +198,9 @@ def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
 
 
 def phases(answer: service_pb2.ModelInferResponse) -> tuple[Phase, ...]:
-    """Read the phases of an answer's time, where it tells them as this version does."""
-    if (raw := _output(answer, "PHASES")) is None:
-        return ()
-    try:
-        return from_json(tuple[Phase, ...], raw[LENGTH.size :], "PHASES")
-    except EarshotError:  # of a server of another version, whose answer is an answer all the same
-        return ()
+    """Read the phases of an answer's time; none where it does not tell them."""
+    raw = _output(answer, "PHASES")
+    return () if raw is None else from_json(tuple[Phase, ...], raw[LENGTH.size :], "PHASES")
 
 
 def _output(answer: service_pb2.ModelInferResponse, name: str) -> bytes | None:

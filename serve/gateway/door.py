@@ -3,7 +3,7 @@ known of the server."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -34,9 +34,9 @@ from serve.gateway.shadow.monitor import Shadow
 from serve.gateway.tracing import open_traces
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
-from serve.gateway.upstream.server import Outgoing
 from serve.gateway.usage import Usage
 from serve.wire.folder import signing_key
 
@@ -73,11 +73,6 @@ class Visit:
     def account(self) -> Account:
         """The account of its caller: what is under way."""
         return self.caller.account
-
-    def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
-        """Refuse outputs that do not tell their duration; see `Caller`."""
-        priced = self._usage.config.price_per_audio_hour > 0
-        self.caller.require_duration(outputs, priced, streamed)
 
     def segment_sent(self, end_s: float) -> None:
         """Note that the client gets a stream's segment, which ends so many seconds in."""
@@ -147,7 +142,7 @@ class Door:
         alive: is touched as long as the loop goes on.
 
     Raises:
-        ConfigError: the keys, the upstreams or what says where traces go cannot be used.
+        ConfigError: the keys or what says where traces go cannot be used.
     """
 
     def __init__(
@@ -198,7 +193,7 @@ class Door:
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         outputs = [output.name for output in envelope.request.outputs]
-        visit.require_duration(outputs, target.segments)
+        visit.caller.require_duration(outputs, target.segments)
         visit.sound = self.targets.look(lambda: of_tensors(envelope.request, envelope.raw))
         return self.pass_on(visit, target, [message], ticket, streamed)
 
@@ -307,7 +302,7 @@ class Door:
         own = self.upstreams.own
         if len(own) < 2:
             return {}
-        return {"engines": {server.name: await server.ready(self.models.default) for server in own}}
+        return {"engines": {server.name: await server.ready() for server in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Return name and version of Triton, and those of its extensions that are offered.

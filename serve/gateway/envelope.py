@@ -28,7 +28,6 @@ from serve.wire.tensors import (
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
-_INFER_RESPONSE = 2  # number of that field of a ModelStreamInferResponse
 _BYTES = 2  # wire type of what has a length
 _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
 _MAX_VARINT_BYTES = 10
@@ -100,12 +99,6 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
     return [message.SerializeToString(), *raw]
 
 
-def with_model(parts: Sequence[Part], name: str) -> list[Part]:
-    """Address a serialised request, in parts, to the model of this name."""
-    named = service_pb2.ModelInferRequest(model_name=name)
-    return [*parts, named.SerializeToString()]
-
-
 def for_triton(
     parts: Sequence[Part],
     key: str,
@@ -140,11 +133,6 @@ def cancel_of(key: str) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     request.parameters[CANCEL_PARAMETER].string_param = key
     return bytes(request.SerializeToString())
-
-
-def streamed_answer(answer: bytes) -> bytes:
-    """Wrap a serialised `ModelInferResponse` in a `ModelStreamInferResponse`."""
-    return bytes([_INFER_RESPONSE << 3 | _BYTES]) + _varint_bytes(len(answer)) + answer
 
 
 def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:

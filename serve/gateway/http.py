@@ -204,7 +204,7 @@ class _Api:
         share: Share = request.scope[SHARE]
         await share.pay(json_size * JSON_S_PER_BYTE)
         translated = request_from_http(name, version, body, json_size)
-        visit.require_duration([output.name for output in translated.request.outputs])
+        visit.caller.require_duration([output.name for output in translated.request.outputs])
         parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
         look = functools.partial(of_tensors, translated.request, translated.raw)
         visit.sound = self._door.targets.look(look)

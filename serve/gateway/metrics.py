@@ -16,7 +16,7 @@ from serve.gateway.limits import Admission
 from serve.gateway.overload.metrics import TargetMetrics
 from serve.gateway.overload.target import Targets
 from serve.gateway.shadow.metrics import ShadowMetrics
-from serve.gateway.upstream.server import Server
+from serve.gateway.upstream.own import OwnTriton
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
@@ -60,7 +60,7 @@ class LiveMetrics:
 
 
 class UpstreamMetrics:
-    """Counters of the servers behind the gateway, by name; this run's are named by device.
+    """Counters of the engines behind the gateway, by device.
 
     Args:
         registry: where.
@@ -87,14 +87,12 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def watch(self, servers: Iterable[Server]) -> None:
+    def watch(self, servers: Iterable[OwnTriton]) -> None:
         """Tell of these servers."""
         for server in servers:
             inflight = self._inflight.labels(server.name)
             inflight.set_function(functools.partial(getattr, server, "inflight"))
-            for model in server.models:
-                takes = self._takes.labels(server.name, model)
-                takes.set_function(functools.partial(server.takes, model))
+            self._takes.labels(server.name, server.model).set_function(server.takes)
 
     def watch_targets(self, targets: Targets) -> None:
         """Tell of the latency targets, where there are some."""

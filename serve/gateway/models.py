@@ -1,16 +1,15 @@
 """Which models there are, and by which names clients ask for them.
 
-A model is a product: the config's own, or one that its upstreams serve. OpenAI's clients write its
-name or, for the config's own, an alias, or what fits a pattern among these. KServe's write
-`whisper` for the config's own and `whisper_stream` for its answers segment by segment, or any name
-that OpenAI's may write, and behind it `_stream` for such answers.
+There is one model, the config's product. OpenAI's clients write its name, an alias, or what fits a
+pattern among these. KServe's write `whisper`, and `whisper_stream` for answers segment by segment,
+or any name that OpenAI's may write, and behind it `_stream` for such answers.
 """
 
 import dataclasses
 import re
 
 from serve.contract.config import Config
-from serve.contract.errors import ConfigError, shown
+from serve.contract.errors import shown
 from serve.gateway import refusals
 from serve.gateway.refusals import FieldRefusal
 from serve.wire.tensors import MODEL, STREAM_MODEL
@@ -28,36 +27,19 @@ class Target:
     segments: bool  # whether it answers segment by segment
     client_name: str = ""  # as KServe's client has called it
 
-    @property
-    def name(self) -> str:
-        """Its name by KServe at the gateway of another Earshot."""
-        return f"{self.model}{_STREAM}" if self.segments else self.model
-
 
 class Models:
-    """All of a config.
-
-    Raises:
-        ConfigError: a name means two of them.
-    """
+    """The names of a config's product."""
 
     def __init__(self, config: Config) -> None:
         own, aliases = config.name, config.server.model_aliases
-        others = [name for upstream in config.upstreams for name in upstream.models]
         self.default = own
-        self.all = tuple(dict.fromkeys((own, *others)))
-        """The products, of which the first is the default."""
+        """The product."""
         self.patterns = tuple(alias for alias in aliases if "*" in alias)
         """Texts that fit one of them OpenAI's clients may write as well; * is any text."""
         exact = [alias for alias in aliases if alias not in self.patterns]
-        self.names = tuple(dict.fromkeys((own, *exact, *others)))
+        self.names = tuple(dict.fromkeys((own, *exact)))
         """Names that OpenAI's clients may write, as far as they can be listed."""
-        if MODEL in others and own != MODEL:
-            raise ConfigError(
-                f"upstreams have a model {MODEL}, by which KServe's clients mean {own}; give it "
-                "another name there"
-            )
-        self._products = dict.fromkeys(exact, own) | {name: name for name in self.all}
         anything = "|".join(
             ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
         )
@@ -65,10 +47,8 @@ class Models:
 
     def find(self, name: str | None) -> str | None:
         """Find the product of this name; None where there is none, the default without a name."""
-        if name is None:
+        if name is None or name in self.names:
             return self.default
-        if (product := self._products.get(name)) is not None:
-            return product
         fits = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
         return self.default if fits else None
 

@@ -222,8 +222,7 @@ def from_upstream(status: str, text: str) -> Refusal:
     error = tensors.error_from_text(text, "")
     named = type(error) is not EarshotError
     if named and error.status.grpc != "INTERNAL":
-        # A server may have had enough of this gateway's key: no quota of the client's is used up.
-        return Refusal(error, grpc="" if isinstance(error, OverloadedError) else status)
+        return Refusal(error, grpc=status)
     logger.error("a server answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
         return Refusal(type(error)(_SERVER_FAILED), grpc=status)

@@ -17,7 +17,7 @@ from prometheus_client import disable_created_metrics
 
 from serve.contract.config import Config, load_config
 from serve.contract.devices import names_of
-from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway import log, memory
 from serve.gateway.door import Door
@@ -32,7 +32,6 @@ from serve.wire.folder import (
     engine_links,
     gateway_alive,
     gateway_door,
-    run_folder,
 )
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ class Gateway:
 
     Raises:
         UnavailableError: it cannot listen.
-        ConfigError: the keys cannot be read, or are needed and not there; or there is nobody whom
-            requests could be given to.
+        ConfigError: the keys cannot be read, or are needed and not there.
     """
 
     def __init__(
@@ -198,31 +196,7 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     return asyncio.run(_serve(config, folder, engines, number))
 
 
-def serve_alone(config: Config) -> int:
-    """Be a gateway before a config's upstreams alone, with no Triton beside it, as above.
-
-    A second SIGINT ends it at once, by a KeyboardInterrupt.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-        UnavailableError: it cannot listen.
-    """
-    if config.gateway.processes > 1:
-        raise ConfigError(
-            f"gateway.processes = {config.gateway.processes}, but a gateway alone is one process; "
-            "start several, at addresses of their own"
-        )
-    if config.shadow.opens_engine:
-        raise ConfigError(
-            f"shadow.engine = {config.shadow.engine}, but a gateway alone opens no engine; "
-            "expected shadow.model, which an upstream serves, or shadow.beam_size"
-        )
-    _prepare(config)
-    with run_folder() as folder:
-        return asyncio.run(_serve(config, folder, (), 0))
-
-
-def _prepare(config: Config, requests_to: int | None = None) -> None:
+def _prepare(config: Config, requests_to: int | None) -> None:
     """Prepare a gateway's process, before all else."""
     log.prepare(config.gateway.log, requests_to)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

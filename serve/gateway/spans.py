@@ -25,12 +25,8 @@ class Spans:
         """Return headers of its answer that name the trace."""
         return {}
 
-    def passed_on(self) -> Mapping[str, str]:
-        """Return headers that let another server go on with the trace."""
-        return {}
-
-    def given(self, server: str, inside: bool) -> None:
-        """Note that a server has it from now on; `inside`: one that has no spans of its own."""
+    def given(self, server: str) -> None:
+        """Note that an engine has it from now on."""
 
     def answered(self, phases: Sequence[Phase]) -> None:
         """Note that its answer has come, and what that tells of its time."""

@@ -40,7 +40,6 @@ from serve.gateway.spans import Spans, Traces
 
 CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
 _NS = 1_000_000_000
-_MAX_STATE_CHARS = 4096  # servers of gRPC take 8 kB of metadata in all; W3C asks for 512 here
 _SERVER_ERROR = 500
 _SERVICE = "inference.GRPCInferenceService"
 _RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
@@ -198,7 +197,7 @@ class _Recorded(Spans):
         self._span = span
         self._began_ns = began_ns
         self._receives = receives
-        self._given: list[tuple[int, str, bool]] = []
+        self._given: list[tuple[int, str]] = []
         self._answered_ns: int | None = None
         self._phases: Sequence[Phase] = ()
         self.trace_id = format_trace_id(span.get_span_context().trace_id)
@@ -210,15 +209,9 @@ class _Recorded(Spans):
         span_id, flags = format_span_id(context.span_id), context.trace_flags
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
-    def passed_on(self) -> Mapping[str, str]:
-        """Return `traceparent`, and `tracestate` where there is one that is not too long."""
-        carrier: dict[str, str] = {}
-        _CONTEXT.inject(carrier, set_span_in_context(self._span))
-        return {name: text for name, text in carrier.items() if len(text) <= _MAX_STATE_CHARS}
-
-    def given(self, server: str, inside: bool) -> None:
+    def given(self, server: str) -> None:
         """See `Spans`."""
-        self._given.append((time.time_ns(), server, inside))
+        self._given.append((time.time_ns(), server))
 
     def answered(self, phases: Sequence[Phase]) -> None:
         """See `Spans`."""
@@ -276,21 +269,21 @@ class _Recorded(Spans):
         self._span.end(end_ns)
 
     def _write_servers(self, end_ns: int) -> None:
-        """Write a span of each server that had it; the last one may have answered."""
-        ends_ns = [began_ns for began_ns, _, _ in self._given[1:]]
-        for (began_ns, server, inside), next_ns in itertools.zip_longest(self._given, ends_ns):
+        """Write a span of each engine that had it; the last one may have answered."""
+        ends_ns = [began_ns for began_ns, _ in self._given[1:]]
+        for (began_ns, server), next_ns in itertools.zip_longest(self._given, ends_ns):
             answered_ns = self._answered_ns if next_ns is None else None
             ended_ns = next_ns or answered_ns or end_ns
             span = self._tracer.start_span(
-                "engine" if inside else "upstream",
+                "engine",
                 set_span_in_context(self._span),
-                SpanKind.INTERNAL if inside else SpanKind.CLIENT,
+                SpanKind.INTERNAL,
                 {"earshot.upstream": server},
                 start_time=began_ns,
             )
             if answered_ns is None:
                 span.set_status(StatusCode.ERROR)
-            elif inside:  # another server writes its own
+            else:
                 for phase in self._phases:
                     begin_ns = min(max(began_ns, round(phase.begin * _NS)), ended_ns)
                     phase_ns = max(begin_ns, min(round(phase.end * _NS), ended_ns))

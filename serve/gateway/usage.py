@@ -17,7 +17,6 @@ from pathlib import Path
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
-from serve.contract.server_config import GatewayConfig
 from serve.gateway import refusals, sqlite
 from serve.gateway.background import Background
 from serve.gateway.callers import Caller
@@ -58,11 +57,6 @@ class Row:
     model: str
     requests: int
     audio_s: float
-
-    def cost(self, config: GatewayConfig) -> float | None:
-        """Return its price; None where none is configured."""
-        price = config.price_per_audio_hour
-        return round(price * self.audio_s / 3600, 6) if price else None
 
 
 def day_of(text: str) -> str:
@@ -140,7 +134,7 @@ class Usage(Background):
     """Counts what keys have, and refuses those whose day is used up. For one event loop.
 
     Args:
-        config: names the file, and the price.
+        config: names the file.
         folder: of the run.
         clock: in seconds since 1970.
     """
@@ -148,7 +142,6 @@ class Usage(Background):
     def __init__(
         self, config: Config, folder: Path, clock: Callable[[], float] = time.time
     ) -> None:
-        self.config = config.gateway
         self._file = UsageFile(Path(config.server.usage_file or folder / FILE))
         self._clock = clock
         self._counted: dict[tuple[str, str, str], Row] = {}  # and not in the file

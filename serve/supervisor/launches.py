@@ -57,12 +57,4 @@ def from_here(config: Config) -> Config:
             tls_certificate=absolute(config.server.tls_certificate),
             tls_key=absolute(config.server.tls_key),
         ),
-        upstreams=tuple(
-            dataclasses.replace(
-                upstream,
-                key_file=absolute(upstream.key_file),
-                tls_roots=absolute(upstream.tls_roots),
-            )
-            for upstream in config.upstreams
-        ),
     )

@@ -1,7 +1,4 @@
-"""The audio of jobs, kept as long as they have no end. A file is there whole or not at all.
-
-It is on the disk, and in an object store where there is one: then the disk holds copies.
-"""
+"""The audio of jobs, kept as long as they have no end. A file is there whole or not at all."""
 
 import contextlib
 import hashlib
@@ -9,12 +6,10 @@ import os
 import shutil
 import time
 from collections.abc import Collection
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from serve.contract.errors import ConfigError, FileError
-from serve.gateway.jobs.store import AudioStore
+from serve.contract.errors import ConfigError
 
 _AUDIO = "audio"  # in the jobs' folder
 _PART = ".part"
@@ -23,18 +18,16 @@ ORPHAN_S = 3600.0  # what is younger may be of a job that is being accepted
 
 
 class AudioFolder:
-    """The folder, and the store.
+    """The folder.
 
     Args:
         folder: of all that is kept of jobs; it need not be there.
-        store: `jobs.store`; empty: there is none.
 
     Raises:
-        ConfigError: one of them cannot be used.
+        ConfigError: it cannot be used.
     """
 
-    def __init__(self, folder: Path, store: str = "") -> None:
-        self._store = AudioStore(store) if store else None
+    def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / _AUDIO
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,7 +47,6 @@ class AudioFolder:
 
         Raises:
             OSError: it cannot be written.
-            FileError: the store fails.
         """
         part, digest = self.part(id, "new"), hashlib.sha256()
         try:
@@ -63,8 +55,6 @@ class AudioFolder:
                     digest.update(chunk)
                     file.write(chunk)
             self.seal(part, id)
-            if self._store is not None:
-                self._store.put(id, self.path(id))
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -80,22 +70,6 @@ class AudioFolder:
         part.replace(self.path(id))
         _sync(self._folder)
 
-    def restore(self, id: str, token: str) -> None:
-        """Have a job's audio on this disk if the store has it.
-
-        Raises:
-            OSError: the disk fails.
-            FileError: the store fails.
-        """
-        if self._store is None or self.path(id).exists():
-            return
-        part = self.part(id, token)
-        try:
-            if self._store.get(id, part):
-                self.seal(part, id)
-        finally:
-            part.unlink(missing_ok=True)
-
     def copy(self, id: str, to: Path) -> None:
         """Copy a job's audio.
 
@@ -108,23 +82,14 @@ class AudioFolder:
         """Remove a job's audio, if it is there; what cannot be removed now is an orphan later."""
         with contextlib.suppress(OSError):
             self.path(id).unlink(missing_ok=True)
-        if self._store is not None:
-            with contextlib.suppress(FileError):
-                self._store.remove(id)
 
     def remove_orphans(self, ids: Collection[str]) -> None:
-        """Remove what was left behind by processes that died: all that is of none of these jobs.
-
-        Raises:
-            FileError: the store fails.
-        """
+        """Remove what was left behind by processes that died: all that is of none of these jobs."""
         oldest = time.time() - ORPHAN_S
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):
                 if path.name not in ids and path.stat().st_mtime < oldest:
                     path.unlink()
-        if self._store is not None:
-            self._store.remove_others(ids, datetime.fromtimestamp(oldest, UTC))
 
 
 def _sync(path: Path) -> None:

@@ -35,7 +35,7 @@ class Keeper:
     """
 
     def __init__(self, config: Config) -> None:
-        self.audio = AudioFolder(Path(config.jobs.folder), config.jobs.store)
+        self.audio = AudioFolder(Path(config.jobs.folder))
         self.table = Table(config)
         self.for_audio, self._for_table = _Threads("audio"), _Threads("table", TABLE_S)
         # A table's calls are short, and who works on a job is to hold it by one while audio moves.
@@ -53,7 +53,7 @@ class Keeper:
 
 
 class _Threads:
-    """Threads that wait for a disk, a database or a store. For one event loop.
+    """Threads that wait for a disk or a database. For one event loop.
 
     Args:
         name: the threads' name.

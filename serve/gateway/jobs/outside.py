@@ -1,13 +1,11 @@
 """Goes outside for jobs: fetches audio by its url, and posts webhooks."""
 
 import asyncio
-import importlib.util
 import urllib.parse
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec
 import httpcore2
 
 from serve.contract.config import Config
@@ -24,8 +22,8 @@ _MOST_REDIRECTS = 5
 _AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
 _CONNECT_S, _READ_S = 10.0, 30.0
 _POST_S = 20.0
-_CHUNK_BYTES = _MIB = 2**20
-_THREADS = 128  # each waits for a name, or reads from a store; others' threads stay theirs
+_MIB = 2**20
+_THREADS = 128  # each waits for a name; others' threads stay theirs
 _MOST_IDLE = 10  # connections that are kept for the next request
 _TIMES = {"timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _READ_S}}
 _AGENT = ("User-Agent", "Earshot")
@@ -52,29 +50,14 @@ class Outside:
             keepalive_expiry=10.0,
         )
 
-    def require_audio(self, url: str) -> None:
-        """Refuse a url that cannot be fetched here.
-
-        Raises:
-            FieldRefusal: it is of another place, or of a store that cannot be read.
-        """
-        if self.places.require(url, "url") == "s3" and importlib.util.find_spec("s3fs") is None:
-            raise FieldRefusal(
-                "url", "s3:// is read by s3fs, which this server lacks; pip install s3fs there"
-            )
-
     async def fetch(self, url: str, to: Path) -> int:
         """Fetch audio into a file; return its bytes.
 
         Raises:
             Refusal: it cannot be had; `status.again` tells whether it may be later.
         """
-        self.require_audio(url)
         try:
             async with asyncio.timeout(self._limit_s):
-                if url.startswith("s3://"):
-                    loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._threads, self._from_store, url, to)
                 return await self._by_http(url, to)
         except TimeoutError:
             raise _away(
@@ -113,34 +96,17 @@ class Outside:
                         if size // _MIB < (size + len(chunk)) // _MIB:
                             limit.reschedule(now() + self._mib_s)
                         size += len(chunk)
-                        self._require_room(size)
+                        if size > self._most_bytes:
+                            raise refusals.too_large(
+                                f"url has more than {self._most_bytes} bytes "
+                                "(server.max_request_mb)"
+                            )
                         file.write(chunk)
         except TimeoutError:
             raise _away(
                 f"url brought less than 1 MiB within {self._mib_s:g} s (jobs.fetch_mb_timeout_s)"
             ) from None
         return size
-
-    def _from_store(self, url: str, to: Path) -> int:
-        """Read an object, by the keys and the endpoint that the environment names."""
-        size = 0
-        try:
-            with fsspec.open(url, "rb") as source, to.open("wb") as file:
-                while chunk := source.read(_CHUNK_BYTES):
-                    size += len(chunk)
-                    self._require_room(size)
-                    file.write(chunk)
-        except (FileNotFoundError, PermissionError):
-            raise FieldRefusal("url", "url: the store has no such object for this server") from None
-        except OSError as error:
-            raise _away("url cannot be read from its store just now") from error
-        return size
-
-    def _require_room(self, size: int) -> None:
-        if size > self._most_bytes:
-            raise refusals.too_large(
-                f"url has more than {self._most_bytes} bytes (server.max_request_mb)"
-            )
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
         """Post a webhook; return the answer's status.

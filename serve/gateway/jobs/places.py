@@ -24,7 +24,7 @@ _MAX_URL = 4096  # characters; urls that are signed are long
 _PLAIN = re.compile(r"[!-~]+")
 # What resolvers take: others end in errors that look as if a name could not be found just now.
 _HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", re.ASCII)
-_PORTS = {"https": 443, "http": 80, "s3": None}
+_PORTS = {"https": 443, "http": 80}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _IPv4_BITS = 0xFFFF_FFFF
 
@@ -61,8 +61,8 @@ class Places:
         self._places = [_place(text) for text in config.allowed_hosts]
         self.networks = [ipaddress.ip_network(text) for text in config.allowed_networks]
 
-    def require(self, url: str, field: str) -> str:
-        """Refuse a url of another place; return its scheme.
+    def require(self, url: str, field: str) -> None:
+        """Refuse a url of another place.
 
         Args:
             url: as a client, or an answer's redirect, names it.
@@ -86,7 +86,6 @@ class Places:
                 f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
                 f"{', '.join(self._texts)} (jobs.allowed_hosts)",
             )
-        return parts.scheme
 
 
 def _place(text: str) -> _Place:
@@ -110,7 +109,8 @@ def _parts(url: str, field: str) -> urllib.parse.SplitResult:
     if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or port == 0:
         raise FieldRefusal(
             field,
-            f"{field} = {shown(url)}; expected https:// and a host's name, or s3://… of audio",
+            f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of "
+            "an object store",
         )
     if parts.username is not None or parts.password is not None:
         raise FieldRefusal(field, f"{field} holds a user's name or password; leave them out")

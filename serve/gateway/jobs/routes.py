@@ -175,7 +175,7 @@ class Jobs:
         """Make a job of what was asked, which is one that this server can do."""
         request_parts(asked.fields.request, None)  # whether tensors can hold it
         if asked.url:
-            self._outside.require_audio(asked.url)
+            self._outside.places.require(asked.url, "url")
         if asked.webhook_url:
             self._require_webhook(asked.webhook_url)
         idempotency = request.headers.get("idempotency-key")
@@ -208,8 +208,7 @@ class Jobs:
                 "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's config "
                 "names no secret to sign webhooks with",
             )
-        if self._outside.places.require(url, "webhook_url") == "s3":
-            raise FieldRefusal("webhook_url", "webhook_url is s3://…; expected https://…")
+        self._outside.places.require(url, "webhook_url")
 
     async def _keep(self, job: Job, file: BinaryIO | None, filename: str) -> Job:
         """Keep a job and its audio; return it, or the one that was sent under its key before."""

@@ -104,7 +104,7 @@ class Runner(Workers):
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
         # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
         # else one that is away for a moment would cost each job that waits one of its tries.
-        self._away = set(door.models.all)
+        self._away = {door.models.default}
         self._swept_s = -SWEEP_S  # as `_not_now` by a clock that nobody sets
         counts.watch(self.tasks)
 
@@ -241,10 +241,7 @@ class Runner(Workers):
             Refusal: it cannot be had.
         """
         audio = self._keeper.audio
-        if not job.url:
-            await self._keeper.for_audio.do(audio.restore, job.id, job.token)
-            return
-        if audio.path(job.id).exists():
+        if not job.url or audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:
@@ -379,8 +376,6 @@ def _sound_of(path: Path, size: int) -> Sound:
 
 def _slots(config: Config, engines: int) -> int:
     """Return the number of requests that keep this process's share of all engines busy."""
-    if not engines:
-        return config.server.max_inflight
     return max(1, config.runtime.slots * engines // config.gateway.processes)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE
-from serve.gateway.live import older
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     SettingError,
@@ -42,10 +41,9 @@ _MAX_KEY_CHARS = 60  # of an unknown key, where a warning names it
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 _APPEND = "input_audio_buffer.append"
-UPDATES = ("session.update", older.UPDATE)
-"""Of the settings; the answers' types are the same with a "d" behind."""
+UPDATE = "session.update"
 _KEYS = {
-    **dict.fromkeys(UPDATES, ("session",)),
+    UPDATE: ("session",),
     _APPEND: ("audio",),
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
@@ -165,20 +163,15 @@ def read_update(
     Raises:
         EventError: it says what is wrong or cannot be done; nothing is changed.
     """
-    is_older = event.type == older.UPDATE
-    named = older.in_older_words if is_older else str
     try:
         changes = event.fields["session"]
         if not isinstance(changes, dict):
             raise SettingError("session is no object", "session", "invalid_value")
-        after, warnings = updated(before, older.from_older(changes) if is_older else changes)
+        after, warnings = updated(before, changes)
         _check_change(after, before, check_model, begun)
     except SettingError as error:
-        param = error.param and named(error.param)
-        raise EventError(named(str(error)), error.code, param) from None
-    return after, [
-        SettingWarning(named(warning.param), named(warning.message)) for warning in warnings
-    ]
+        raise EventError(str(error), error.code, error.param) from None
+    return after, list(warnings)
 
 
 def _check_change(
@@ -246,12 +239,8 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
 
 
 def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
-    """Tell of a session, created or updated; it expires so many seconds from now.
-
-    Args:
-        event: its type, of today or older.
-    """
-    known = older.as_older(settings) if event.startswith(older.PREFIX) else as_session(settings)
+    """Tell of a session, created or updated; it expires so many seconds from now."""
+    known = as_session(settings)
     expires_at = round(time.time() + expires_s)
     return _event(event, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
 

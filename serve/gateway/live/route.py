@@ -31,7 +31,7 @@ from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.gate import Share
 from serve.gateway.headers import LINE, ignored, served_by
 from serve.gateway.limits import Ticket
-from serve.gateway.live import events, older
+from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.settings import Settings, unknown_keys, updated
@@ -170,9 +170,7 @@ class Live:
 
         Whatever ends it ends its decoding.
         """
-        beta = websocket.headers.get("openai-beta")
-        is_older = older.speaks_older(beta, websocket.scope["subprotocols"])
-        await session.start(f"{older.PREFIX}created" if is_older else "session.created")
+        await session.start()
         work = asyncio.create_task(session.work())
         take = asyncio.create_task(self._take_in(session, websocket, visit, ticket))
         stopped = asyncio.create_task(stop.wait())
@@ -250,7 +248,7 @@ class Live:
                 target = Target(self._door.models.named(model), segments=False)
                 parts = request_parts(window.request(self._door.config.live))
                 ticket.charge(sum(map(len, parts)))
-                sound = Sound(mark=0, seconds=len(window.samples) / SAMPLE_RATE)
+                sound = Sound(len(window.samples) / SAMPLE_RATE)
                 exchange = self._door.upstreams.send(
                     *(target, parts, ticket),
                     streamed=False,

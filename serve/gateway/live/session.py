@@ -117,9 +117,9 @@ class Session:
 
     # ------------------------------------------------------------ what the client says
 
-    async def start(self, created: str = "session.created") -> None:
-        """Greet the client, by an event of this type."""
-        await self._send(self._session_event(created))
+    async def start(self) -> None:
+        """Greet the client."""
+        await self._send(self._session_event("session.created"))
 
     async def handle(self, text: str) -> None:
         """Do what one message asks for.
@@ -144,7 +144,7 @@ class Session:
                 raise TooManyErrors from None
 
     async def _do(self, event: ClientEvent) -> None:
-        if event.type in events.UPDATES:
+        if event.type == events.UPDATE:
             await self._update(event)
         elif event.type == "input_audio_buffer.append":
             data = events.read_audio(event.fields["audio"])
@@ -168,7 +168,7 @@ class Session:
         self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
         self._ear.tune(_options(after), speaking=self._open is not None)
         self._warnings += warnings
-        await self._send(self._session_event(f"{event.type}d"))
+        await self._send(self._session_event("session.updated"))
 
     def _session_event(self, event: str) -> Event:
         return events.session(event, self.id, self._settings, self._config.max_session_s)

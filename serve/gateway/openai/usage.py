@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve.contract.errors import ConfigError, shown
-from serve.contract.server_config import GatewayConfig
 from serve.gateway.door import Door
 from serve.gateway.refusals import FieldRefusal
 from serve.gateway.usage import Row, day_of, month_until
@@ -42,7 +41,7 @@ class UsageOfKey:
         if first > last:
             raise FieldRefusal("start", f"start = {first} is behind end = {last}")
         rows = await usage.rows(caller.name, first, last)
-        told = [_told(row, self._door.config.gateway) for row in rows]
+        told = [_told(row) for row in rows]
         return JSONResponse({"object": "list", "start": first, "end": last, "data": told})
 
 
@@ -53,14 +52,10 @@ def _day(request: Request, name: str, default: str) -> str:
         raise FieldRefusal(name, f"{name}: {error}") from error
 
 
-def _told(row: Row, config: GatewayConfig) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _told(row: Row) -> dict[str, Any]:
+    return {
         "day": row.day,
         "model": row.model,
         "requests": row.requests,
         "audio_seconds": round(row.audio_s, 3),
     }
-    cost = row.cost(config)
-    if cost is not None:
-        told["cost"] = {"value": cost, "currency": config.currency}
-    return told

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from serve.gateway.overload.target import Targets
@@ -31,18 +31,8 @@ class TargetMetrics(Collector):
         for name, text, read in (
             ("forecast_seconds", "In which 30 s of audio would be answered now", "forecast_s"),
             ("rate", "Audio, in whole windows, that is decoded in a second", "rate"),
-            ("places", "Refused requests that may come back at their time", "places"),
         ):
             gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=("model",))
             for model, state in states.items():
                 gauge.add_metric((model,), getattr(state, read))
             yield gauge
-        ended = CounterMetricFamily(
-            f"{_PREFIX}_places_ended",
-            "Places by their ends: taken up, lapsed, or moved, as there was no room",
-            labels=("model", "end"),
-        )
-        for model, state in states.items():
-            for end in ("taken_up", "lapsed", "moved"):
-                ended.add_metric((model, end), getattr(state, end))
-        yield ended

@@ -1,7 +1,6 @@
 """How long a request's audio is, as far as that can be told before it is decoded."""
 
 import dataclasses
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,6 @@ _LEARNED = 0.1  # of each answer
 class Sound:
     """What is known of a request's audio."""
 
-    mark: int  # the same where the same request comes again; 0: it is not to be known again
     seconds: float | None  # None: `Lengths` guesses by kind and size
     kind: str = ""
     size: int = 0  # bytes
@@ -32,12 +30,12 @@ class Sound:
 
 def of_file(head: bytes, size: int) -> Sound:
     """Look at a file of so many bytes, of which the first `HEAD_BYTES` are here."""
-    mark, header = _mark(head, size), pcm16_header(head)
+    header = pcm16_header(head)
     if header is None:
-        return Sound(mark, None, kind_of(head), size)
+        return Sound(None, kind_of(head), size)
     # All bytes, not those declared: the declared size may be that of a first write or a first part.
     samples = (size - header.begin) / 2 / header.channels
-    return Sound(mark, samples / max(1, header.rate))
+    return Sound(samples / max(1, header.rate))
 
 
 def of_tensors(
@@ -51,10 +49,8 @@ def of_tensors(
     """
     inputs = {tensor.name: at for at, tensor in enumerate(request.inputs)}
     if "SAMPLES" in inputs:
-        at = inputs["SAMPLES"]
-        count = int(np.prod(request.inputs[at].shape))
-        head = bytes(raw[at][:HEAD_BYTES]) if raw else b""
-        return Sound(_mark(head, count), count / _rate(request, raw, inputs))
+        count = int(np.prod(request.inputs[inputs["SAMPLES"]].shape))
+        return Sound(count / _rate(request, raw, inputs))
     if "AUDIO" not in inputs:
         return None
     at = inputs["AUDIO"]
@@ -71,10 +67,6 @@ def _rate(
         return SAMPLE_RATE
     values = np.frombuffer(raw[at], np.int32) if raw else request.inputs[at].contents.int_contents
     return max(1, int(values[0]))
-
-
-def _mark(head: bytes, size: int) -> int:
-    return zlib.crc32(head, size & 0xFFFFFFFF) + 1
 
 
 class Lengths:

@@ -2,8 +2,8 @@
 
 Work under way is kept below what the forecast says can be done in time. Live text goes first, then
 files, and jobs have what these leave, but always one. Of several keys whose requests together are
-too many each has what it asks for, up to an equal share of what the others leave (max-min). Who is
-refused is given a place in time; see `places`.
+too many each has what it asks for, up to an equal share of what the others leave (max-min). A
+refusal forecasts when there is room; nothing is reserved for who comes back then.
 """
 
 import contextlib
@@ -15,17 +15,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from serve.contract.messages import Priority
 from serve.gateway import refusals
 from serve.gateway.overload.forecast import WINDOW_S, Clock, Forecast, Running, work_of
-from serve.gateway.overload.places import EARLY_S, Place, Places
 from serve.gateway.overload.sound import Lengths, Sound
-from serve.gateway.refusals import Refusal
 
-_UNPROMISED = 0.7  # of the limit, for who has no place; so that who has one finds it
+_MODEST = 0.9  # of its share: a key that asks for less may fill the limit
+_GREEDY = 0.8  # of the limit, up to which the files of other keys are let in
 _JOBS = 0.5  # of the limit, for all together, up to which jobs are let in
-_PROMISED = 0.85  # of the rate, that is given away as places
-_MODEST = 0.9  # of its share: a key that asks for less is let in as if it had places
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
 _DEMAND_S = 10.0  # over which what a key asks for is averaged
 _LIVE_SHARE = 0.9  # of the rate, that live text may take
 _RETRY_LIVE_S = 10  # nobody knows when a stream ends
+_LONGEST_S = 60  # of a forecast; OpenAI's clients wait no longer
 
 
 class _Flow:
@@ -47,10 +46,6 @@ class State:
 
     forecast_s: float  # within which a whole window would be answered, 99 times of 100
     rate: float  # seconds of audio in whole windows that are decoded in a second
-    places: int
-    taken_up: int
-    lapsed: int
-    moved: int
 
 
 class ModelTarget:
@@ -66,34 +61,35 @@ class ModelTarget:
         self._target_s = target_s
         self._clock = clock
         self._forecast = Forecast(target_s, slots, clock)
-        self._places = Places()
-        self._asked: dict[str, _Flow] = {}  # by key, of requests that come for the first time
+        self._asked: dict[str, _Flow] = {}  # by key
         self._live = _Flow()
+        self._spread = 0.0
 
-    def admit(self, audio_s: float, mark: int, priority: Priority, key: str) -> Running:
+    def admit(self, audio_s: float, priority: Priority, key: str) -> Running:
         """Let a request in, which `end` ends; live text always.
 
         Args:
             audio_s: its seconds of audio.
-            mark: see `Sound`.
             priority: of it.
             key: its caller's name.
 
         Raises:
-            Refusal: it would not be answered in time, or others would not; says when to come back.
+            Refusal: it would not be answered in time, or others would not; forecasts when it would.
         """
         now, work = self._clock(), work_of(audio_s)
-        self._places.advance(now)
         if priority == "live":
             self._live.add(work, now)
             return self._forecast.begin(work, priority, key)
-        place = self._places.find(key, mark) if priority == "file" else None
-        if priority == "file" and place is None:
+        if priority == "file":
             self._asked.setdefault(key, _Flow()).add(work, now)
-        if not self._has_room(work, priority, key, place, now):
-            raise self._refusal(work, priority, place or Place(key, mark, work), now)
-        if place is not None:
-            self._places.take(place)
+        wait_s = self._wait_s(work, priority, key, now)
+        if wait_s > 0:
+            whole_s = min(max(1, math.ceil(wait_s)), _LONGEST_S)
+            raise refusals.beyond_target(
+                "as much is under way as is answered in time "
+                f"(gateway.target_p99_s = {self._target_s:g}); there may be room in {whole_s} s",
+                whole_s,
+            )
         return self._forecast.begin(work, priority, key)
 
     def end(self, running: Running, answered: bool) -> None:
@@ -116,69 +112,38 @@ class ModelTarget:
 
     def state(self) -> State:
         """Tell of this moment."""
-        self._places.advance(self._clock())
-        ahead = self._forecast.ahead(WINDOW_S, "file") + self._places.held
-        places = self._places
+        ahead = self._forecast.ahead(WINDOW_S, "file")
         return State(
             forecast_s=self._forecast.seconds(ahead + WINDOW_S) or 0.0,
             rate=self._forecast.rate or 0.0,
-            places=len(places),
-            taken_up=places.kept,
-            lapsed=places.lapsed,
-            moved=places.moved,
         )
 
-    def _has_room(
-        self, work: float, priority: Priority, key: str, place: Place | None, now: float
-    ) -> bool:
+    def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
+        """Forecast in how many seconds there is room for a request; 0: there is room now."""
         forecast, jobs = self._forecast, priority == "job"
         if not forecast.under_way(jobs=jobs):  # an idle server takes whatever comes
-            return True
-        limit = forecast.limit
+            return 0.0
+        rate, limit = forecast.rate or forecast.limit / self._target_s, forecast.limit
         # What takes longer than half the target by itself cannot keep it, and is let in for less.
-        wanted = forecast.ahead(work, priority) + min(work, limit / 2)
+        least = min(work, limit / 2)
+        over = forecast.ahead(work, priority) + least
         if jobs:
-            return wanted + self._places.held <= _JOBS * limit
-        left, fair = self._rates(key, now)
-        modest = self._asked[key].rate(now) <= _MODEST * fair
-        if modest or (place is not None and place.due_s <= now + EARLY_S):
-            return wanted <= limit
-        limit *= _UNPROMISED
-        if wanted + min(self._places.held, limit / 2) > limit:
-            return False
-        has = forecast.under_way(key=key)
-        return not has or has + min(work, limit / 2) <= limit * fair / left
-
-    @property
-    def _rate(self) -> float:
-        """Return how fast work is done; a guess, as long as that is not known."""
-        return self._forecast.rate or self._forecast.limit / self._target_s
-
-    def _rates(self, key: str, now: float) -> tuple[float, float]:
-        """Return the work a second that files may have, and that which a key may have of it."""
-        rate = self._rate
+            return max((over - _JOBS * limit) / rate, 0.0)
         left = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
         others = (flow.rate(now) for other, flow in self._asked.items() if other != key)
-        return left, fair_share(left, others)
-
-    def _refusal(self, work: float, priority: Priority, place: Place, now: float) -> Refusal:
-        forecast, places = self._forecast, self._places
-        ahead = forecast.ahead(work, priority) + places.held
-        free = (_JOBS if priority == "job" else _UNPROMISED) * forecast.limit
-        over = ahead + min(work, forecast.limit / 2) - free
-        from_s, is_due = now + max(over, 0.0) / self._rate, place.due_s <= now + EARLY_S
-        if priority == "job":
-            wait_s = max(1, math.ceil(from_s - now))
-        elif place.due_s and not is_due:
-            wait_s = math.ceil(place.due_s - now)
-        else:
-            _, fair = self._rates(place.key, now)
-            wait_s = places.give(place, from_s, _PROMISED * fair, now)
-        return refusals.beyond_target(
-            "as much is under way, or promised to others, as is answered in time "
-            f"(gateway.target_p99_s = {self._target_s:g}); send it again in {wait_s} s",
-            wait_s,
-        )
+        fair, asked = fair_share(left, others), self._asked[key].rate(now)
+        if asked <= _MODEST * fair:
+            return max((over - limit) / rate, 0.0)
+        limit *= _GREEDY
+        wait_s = (over - limit) / rate
+        if has := forecast.under_way(key=key):
+            wait_s = max(wait_s, (has + least - limit * fair / left) / fair)
+        if wait_s <= 0:
+            return 0.0
+        # All that the key asked for of late does not come back at once, but over the time it takes.
+        drain_s = (asked / fair - 1) * _DEMAND_S
+        self._spread = (self._spread + _GOLDEN) % 1
+        return wait_s + self._spread * max(drain_s - wait_s, 0.0)
 
 
 def fair_share(capacity: float, others: Iterable[float]) -> float:
@@ -233,7 +198,7 @@ class Targets:
             yield Admitted()
             return
         seconds = self.lengths.seconds(sound)
-        admitted = Admitted(target, target.admit(seconds, sound.mark, priority, key))
+        admitted = Admitted(target, target.admit(seconds, priority, key))
         try:
             yield admitted
         except BaseException:

@@ -99,7 +99,7 @@ class State(Background):
             "upstreams": [
                 {
                     "name": upstream.name,
-                    "models": {model: upstream.takes(model) for model in upstream.models},
+                    "models": {upstream.model: upstream.takes()},
                     "requests": upstream.inflight,
                 }
                 for upstream in self._door.upstreams.servers

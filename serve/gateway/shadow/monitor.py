@@ -20,8 +20,8 @@ from serve.gateway.refusals import Refusal
 from serve.gateway.shadow.figures import BOUND, Comparison, Drift, compare
 from serve.gateway.shadow.metrics import ALL, ShadowMetrics
 from serve.gateway.shadow.samples import Pending, Sample, for_reference
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.pool import REFERENCE, Upstreams
-from serve.gateway.upstream.server import Outgoing
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -69,7 +69,7 @@ class Shadow(Background):
         """The worst first."""
         self.compared = 0
         self.drift = Drift(self.config.baseline)
-        self._reference = REFERENCE if self.config.engine else self.config.model
+        self._reference = REFERENCE if self.config.engine else ""
         self._upstreams = upstreams
         self._metrics = metrics
         self._chance = random.Random(_SEED)

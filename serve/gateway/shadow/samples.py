@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Transcript
 from serve.gateway.checks import LENGTH
-from serve.gateway.upstream.server import Outgoing
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.wire.tensors import INPUTS
 
 _NOT_ASKED = {  # of the reference: it costs time, and changes no word

@@ -1,1 +1,1 @@
-"""The servers behind the gateway: this run's own Triton, and other Earshots."""
+"""The engines behind the gateway: a Triton of this run for each device."""

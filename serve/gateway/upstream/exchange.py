@@ -8,13 +8,15 @@ from typing import Self
 
 from tritonclient.grpc import service_pb2
 
-from serve.contract.errors import AccessError, DeadlineError, OverloadedError, UnavailableError
+from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
 from serve.gateway import refusals
 from serve.gateway.limits import Ticket
 from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import Call
-from serve.gateway.upstream.server import Outgoing, Server
+from serve.gateway.upstream.outgoing import Outgoing
+from serve.gateway.upstream.own import OwnTriton
+from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -39,7 +41,7 @@ class Exchange:
     def __init__(
         self,
         request: Outgoing,
-        servers: Iterable[Server],
+        servers: Iterable[OwnTriton],
         metrics: UpstreamMetrics,
         ticket: Ticket,
         limit_s: float,
@@ -128,9 +130,8 @@ class Exchange:
                     self._answers.put_nowait(self._named(answer))
             except Refusal as refusal:
                 self._metrics.ended(self._server.name, refusal.status.grpc)
-                self._server.failed(refusal)
                 if begun or not self._may_go_on(refusal):
-                    raise _for_client(refusal) from refusal
+                    raise
                 failed = refusal
             else:
                 self._metrics.ended(self._server.name, "OK")
@@ -142,9 +143,9 @@ class Exchange:
             try:
                 self._server, self._call = self._give()
             except Refusal:
-                raise _for_client(failed) from failed
+                raise failed from None
 
-    def _give(self) -> tuple[Server, Call]:
+    def _give(self) -> tuple[OwnTriton, Call]:
         """Give it to the least busy server that takes it.
 
         Raises:
@@ -153,7 +154,7 @@ class Exchange:
         assert self._request is not None  # dropped with the last of those who are left
         why: Refusal | None = None
         for server in sorted(self._left, key=lambda server: server.inflight):
-            if not server.takes(self._target.model):
+            if not server.takes():
                 continue
             self._left.remove(server)
             try:
@@ -174,20 +175,15 @@ class Exchange:
         """
         if self._cancelled or not self._left or isinstance(refusal.error, DeadlineError):
             return False
-        if isinstance(refusal.error, UnavailableError | AccessError):
+        if isinstance(refusal.error, UnavailableError):
             self._lost, again = True, not self._lost
             return again
         return isinstance(refusal.error, OverloadedError)
 
     def _named(self, answer: bytes) -> bytes:
         """Give an answer the model's name that the client knows; a field's last value counts."""
-        if self._target.client_name in ("", self._server.answer_name(self._target)):
+        if self._target.client_name in ("", MODEL):
             return answer
         head = service_pb2.ModelInferResponse(model_name=self._target.client_name)
         whole = service_pb2.ModelStreamInferResponse(infer_response=head)
         return answer + bytes(whole.SerializeToString())
-
-
-def _for_client(refusal: Refusal) -> Refusal:
-    """Hide from a client that a server refuses the gateway's key, which is none of its business."""
-    return refusals.server_away() if isinstance(refusal.error, AccessError) else refusal

@@ -26,14 +26,12 @@ from tritonclient.grpc import service_pb2
 from serve.contract.server_config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.envelope import cancel_of, for_triton
-from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
-from serve.gateway.upstream.server import Outgoing
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.wire import uploads
 from serve.wire.alive import INTERVAL_S, STALE_S, age_s, beat
 from serve.wire.folder import ALIVE, USED, grpc_target, hold
-from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -51,7 +49,7 @@ class OwnEngine:
 
 
 class OwnTriton:
-    """The Triton of a device of this run, whichever that is now; see `Server`.
+    """The Triton of a device of this run, whichever that is now.
 
     Args:
         engine: where it is.
@@ -61,15 +59,17 @@ class OwnTriton:
 
     def __init__(self, engine: OwnEngine, model: str, server: ServerConfig) -> None:
         self.name = engine.device
-        self.models: tuple[str, ...] = (model,)
+        """As metrics and /state call it."""
+        self.model = model
         self._engine = engine
         self._used = engine.link.parent / USED if server.idle_unload_s else None
         self._start_timeout_s = server.start_timeout_s
         self._current: _Connection | None = None
         self.inflight = 0
+        """Requests that the gateway has given to it and that have not ended."""
         self._replaced: list[_Connection] = []  # which have something to do
 
-    def takes(self, model: str) -> bool:
+    def takes(self) -> bool:
         """Tell whether it may be given a request: its process moves, or what it is given waits.
 
         A request for one that stands still ends Triton.
@@ -77,27 +77,28 @@ class OwnTriton:
         now = self._now()
         return now is None or now.moves()
 
-    async def ready(self, model: str) -> bool:
+    async def ready(self) -> bool:
         """Tell whether Triton and its model are ready, and move, or will be once they are asked."""
         now = self._now()
         return now is None or await now.ready()
 
-    def answer_name(self, target: Target) -> str:
-        """Return Triton's name."""
-        return MODEL
-
     def send(self, request: Outgoing) -> Call:
-        """Give it a request; its audio is handed over by a link, under the request's key."""
+        """Give it a request; its audio is handed over by a link, under the request's key.
+
+        Raises:
+            Refusal: the audio cannot be handed over.
+        """
         self._note_use()
         if (now := self._now()) is not None:
             return now.send(request)
-        return _WaitingCall(asyncio.create_task(self._send_later(request)))
-
-    def failed(self, refusal: Refusal) -> None:
-        """Do nothing: its heartbeats say all."""
+        return _waiting(asyncio.create_task(self._send_later(request)))
 
     async def small(self, method: str, message: bytes) -> bytes:
-        """See `Server`."""
+        """Ask a small question, and return the answer.
+
+        Raises:
+            Refusal: there is none.
+        """
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 now = await self._opened()
@@ -117,7 +118,7 @@ class OwnTriton:
             await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
-        """See `Server`."""
+        """Hang up."""
         for connection in (*self._replaced, *filter(None, [self._current])):
             await connection.close()
 
@@ -174,10 +175,8 @@ class _Connection:
         self._sender = f"{process}-{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
         self._cancels: set[asyncio.Task[None]] = set()
-        # Its model is decoupled, and so answers by streams alone.
         self.channel = Channel(
-            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS),
-            infer="ModelStreamInfer",
+            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS)
         )
         self._cancel(self._new_key())  # ends what a gateway before this one has left behind
 
@@ -212,12 +211,11 @@ class _Connection:
             self._give(key, request.upload)
         segments, phases = request.target.segments, request.spans.recorded
         message = for_triton(request.parts, key, segments, phases, request.priority)
-        call, source = self.channel.send(message, request.streamed)
-        request.spans.given(self.name, inside=True)
+        source = self.channel.send(message, request.streamed)
+        request.spans.given(self.name)
         self._calls += 1
         upload = key if request.upload is not None else None
         return Call(
-            call,
             source,
             functools.partial(self._cancel, key),
             functools.partial(self._ended, upload),
@@ -235,7 +233,7 @@ class _Connection:
     def _new_key(self) -> str:
         return f"{self._sender}-{next(self._numbers)}"
 
-    def _ended(self, upload: str | None, call: Call) -> None:
+    def _ended(self, upload: str | None) -> None:
         self._calls -= 1
         if upload is not None:
             uploads.remove(self._uploads, upload)
@@ -249,8 +247,7 @@ class _Connection:
         while not self.moves():  # see `OwnTriton.takes`
             await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(grpc.aio.AioRpcError):  # its requests have gone with it
-            _, source = self.channel.send(cancel_of(key), streamed=False)
-            async for _ in source:
+            async for _ in self.channel.send(cancel_of(key), streamed=False):
                 pass
 
     def _give(self, key: str, path: str) -> None:
@@ -261,37 +258,33 @@ class _Connection:
             raise refusals.no_room_for_upload() from error
 
 
-class _WaitingCall(Call):
-    """A request that waits until somebody is there to take it.
+def _waiting(sending: asyncio.Task[Call]) -> Call:
+    """Make the call of a request that waits until an engine is there to take it."""
 
-    Args:
-        sending: waits for that, and gives it the request.
-    """
-
-    def __init__(self, sending: asyncio.Task[Call]) -> None:
-        super().__init__(sending, _answers(sending))
-        self._sending = sending
-
-    def cancel(self) -> None:
-        """Tell whoever has it that nobody waits any more, or wait no longer."""
-        if self._sent is not None:
-            self._sent.cancel()
-        else:
-            super().cancel()
-
-    def close(self) -> None:
-        """Note that it is over."""
-        if self._sent is not None:
-            self._sent.close()
-
-    @property
-    def _sent(self) -> Call | None:
-        sending = self._sending
+    def sent() -> Call | None:
         if not sending.done() or sending.cancelled() or sending.exception() is not None:
             return None
         return sending.result()
 
+    def cancel() -> None:
+        if (call := sent()) is not None:
+            call.cancel()
+        else:
+            sending.cancel()
+
+    def close() -> None:
+        if (call := sent()) is not None:
+            call.close()
+
+    return Call(_answers(sending), cancel, close)
+
 
 async def _answers(sending: asyncio.Task[Call]) -> AsyncIterator[bytes]:
-    async for answer in (await sending).answers():
+    try:
+        call = await sending
+    except asyncio.CancelledError:
+        if not sending.cancelled():
+            raise
+        raise refusals.client_gone() from None
+    async for answer in call.answers():
         yield answer

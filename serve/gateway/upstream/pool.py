@@ -1,7 +1,7 @@
-"""All servers behind the gateway: which one gets a request, and what becomes of one that fails.
+"""All engines behind the gateway: which one gets a request, and what becomes of one that fails.
 
-A request goes to the server that has the fewest of the gateway's, of those that serve its model and
-take requests. Where one refuses it because it is full, drains or has gone, before it has answered
+A request goes to the engine that has the fewest of the gateway's, of those that serve its model and
+take requests. Where one refuses it because it is full or has gone, before it has answered
 anything, the next one gets it; see `serve.gateway.upstream.exchange`.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.errors import ConfigError
 from serve.contract.messages import Priority
 from serve.gateway import refusals
 from serve.gateway.envelope import Part
@@ -26,11 +25,11 @@ from serve.gateway.overload.target import Targets
 from serve.gateway.refusals import Refusal
 from serve.gateway.spans import NO_SPANS, Spans
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine, OwnTriton
-from serve.gateway.upstream.remote import Remote
-from serve.gateway.upstream.server import Outgoing, Server
 from serve.wire import uploads
 from serve.wire.folder import reference_folder
+from serve.wire.tensors import MODEL
 
 REFERENCE = "the shadow's reference"
 """The product of `shadow.engine`; clients know no such model."""
@@ -39,17 +38,14 @@ GRACE_S = 30.0  # beyond the transcriber's own limit
 
 
 class Upstreams:
-    """The servers of a config. For one event loop.
+    """The engines of a run. For one event loop.
 
     Args:
-        config: names them.
+        config: the whole configuration.
         models: its models.
         folder: of the run.
-        engines: this run's own.
+        engines: at least one.
         metrics: where requests are counted.
-
-    Raises:
-        ConfigError: nobody serves the config's own model, or a file of theirs cannot be read.
     """
 
     def __init__(
@@ -60,14 +56,11 @@ class Upstreams:
         engines: Sequence[OwnEngine],
         metrics: UpstreamMetrics,
     ) -> None:
-        # A gateway that has no engine is one process.
-        self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
+        self.uploads = uploads.make_folder(folder, engines[0].process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default, config.server) for engine in engines)
-        stall_s = config.server.stall_timeout_s
-        remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
-        self.servers: tuple[Server, ...] = (*self.own, *remotes)
-        if engines and config.shadow.opens_engine:
+        self.servers = self.own
+        if config.shadow.opens_engine:
             reference = OwnEngine("shadow", reference_folder(folder), engines[0].process)
             stays = dataclasses.replace(config.server, idle_unload_s=0.0)
             self.servers += (OwnTriton(reference, REFERENCE, stays),)
@@ -78,17 +71,10 @@ class Upstreams:
         self._limit_s = config.transcriber.request_timeout_s + GRACE_S
         self._exchanges: dict[asyncio.Task[None], Exchange] = {}
         self._watches: list[asyncio.Task[None]] = []
-        if not self._of(models.default):
-            raise ConfigError(
-                f"no upstream serves {models.default}, which is the config's name and the model "
-                f"of requests that name none; expected one of {', '.join(models.all[1:])}"
-                if config.upstreams
-                else "the config has no upstreams; [[upstreams]] names their addresses and models"
-            )
         self.targets = Targets(
             config.gateway.target_p99_s,
-            models.all,
-            config.runtime.slots * max(1, len(engines)),
+            (models.default,),
+            config.runtime.slots * len(engines),
         )
         """How much may be under way."""
         metrics.watch(self.servers)
@@ -145,11 +131,8 @@ class Upstreams:
             exchange.end(refusal)
 
     async def ready(self, model: str | None = None) -> bool:
-        """Tell whether requests for a model, or for any that there is, would be answered."""
-        for name in self._models.all if model is None else (model,):
-            if await self._ready_server(name) is None:
-                return False
-        return True
+        """Tell whether requests for a model, or for the default one, would be answered."""
+        return await self._ready_server(model or self._models.default) is not None
 
     async def small(self, model: str, method: str, message: bytes) -> bytes:
         """Ask a server of this model a small question, and return the answer.
@@ -171,8 +154,7 @@ class Upstreams:
         server = await self._ready_server(target.model)
         if server is None:
             raise refusals.server_away()
-        name = server.answer_name(target)
-        request = service_pb2.ModelMetadataRequest(name=name, version=version)
+        request = service_pb2.ModelMetadataRequest(name=MODEL, version=version)
         answer = await server.small("ModelMetadata", request.SerializeToString())
         metadata = service_pb2.ModelMetadataResponse.FromString(answer)
         metadata.name = target.client_name
@@ -187,11 +169,11 @@ class Upstreams:
         for server in self.servers:
             await server.close()
 
-    async def _ready_server(self, model: str) -> Server | None:
+    async def _ready_server(self, model: str) -> OwnTriton | None:
         for server in self._of(model):
-            if await server.ready(model):
+            if await server.ready():
                 return server
         return None
 
-    def _of(self, model: str) -> list[Server]:
-        return [server for server in self.servers if model in server.models]
+    def _of(self, model: str) -> list[OwnTriton]:
+        return [server for server in self.servers if server.model == model]

@@ -458,7 +458,7 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     usage = ["keys", "usage", "--config", str(toml)]
     assert main(usage) == 2
     assert "names no server.usage_file" in capsys.readouterr().err
-    more = f'usage_file = "{path}"\n[gateway]\nprice_per_audio_hour = 0.36\n'
+    more = f'usage_file = "{path}"\n'
     toml.write_text(f"{toml.read_text()}{more}")
     assert main(usage) == 2
     assert "is not there" in capsys.readouterr().err
@@ -468,9 +468,9 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     file.close()
     assert main([*usage, "--end", "2027-01-31"]) == 0
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head == ["day", "key", "model", "requests", "audio_s", "cost_USD"]
+    assert head == ["day", "key", "model", "requests", "audio_s"]
     assert rows == [
-        [day, key, "demo", "2", "90.0", "0.009000"]
+        [day, key, "demo", "2", "90.0"]
         for day in ("2027-01-01", "2027-01-31")
         for key in ("-", "alice")
     ]

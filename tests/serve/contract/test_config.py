@@ -33,21 +33,12 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
         ("[server]\nhttp_port = 8001", "three different ports"),
         ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
+        ("[gateway]\nprice_per_audio_hour = 1", "price_per_audio_hour was removed; it was the"),
+        ("[gateway]\ncurrency = 'EUR'", "gateway.currency was removed; it was the currency"),
+        ("[jobs]\nstore = 's3://bucket/jobs'", "jobs.store was removed; it was an object store"),
         ("[runtime\n", "not valid TOML"),
-        ("[[upstreams]]\nmodels = ['a']", "upstreams[0].address is missing"),
-        ("[[upstreams]]\naddress = 'a'\nmodels = ['a']", "address = 'a'; expected a host and its"),
-        (
-            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a_stream']",
-            "models[0] = 'a_stream'; expected text of printable characters that does not end",
-        ),
-        (
-            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\ntls_roots = 'b'",
-            "a:1 has tls_roots and not tls",
-        ),
-        (
-            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\n" * 2,
-            "upstreams name an address twice: a:1, a:1",
-        ),
+        ("[[upstreams]]\nmodels = ['a']", "upstreams was removed; it named other Earshots"),
+        ("[shadow]\nmodel = 'a'", "shadow.model was removed; it named another Earshot's model"),
         ("[server]\nhost = ''", "server.host = ''; expected an IPv4 address such as 127.0.0.1"),
         ("[server]\nstart_timeout_s = 1e300", "server.start_timeout_s = 1e+300; expected at most"),
         ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
@@ -90,9 +81,9 @@ NEVER = {
 SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0]", "['']"]
 MAY_BE_EMPTY = """
 build.confidence build.draft build.tokenizer eval.half eval.heldout eval.language
-eval.passages jobs.database jobs.folder jobs.store jobs.webhook_secret_file
+eval.passages jobs.database jobs.folder jobs.webhook_secret_file
 runtime.tensorrt_llm.python server.keys_file server.reload_clips server.tls_certificate
-server.tls_key server.usage_file shadow.engine shadow.model traces.endpoint
+server.tls_key server.usage_file shadow.engine traces.endpoint
 """.split()
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import hmac
 import http.client
-import io
 import json
 import subprocess
 import sys
@@ -14,16 +13,12 @@ import threading
 import time
 from pathlib import Path
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
-from serve.gateway.jobs.audio import AudioFolder
 from serve.gateway.jobs.places import is_inside
-from serve.gateway.jobs.store import AudioStore
 from serve.gateway.jobs.table import Table
 from serve.gateway.jobs.webhooks import read_secret, signed
 from serve.supervisor.run import free_ports
@@ -124,7 +119,7 @@ def shared(tmp_path_factory):
     (folder / "secret").write_text(f"whsec_{base64.b64encode(SECRET).decode()}")
     config = JobsConfig(
         folder=str(folder / "jobs"),
-        allowed_hosts=("files.example.org", "s3://bucket"),
+        allowed_hosts=("files.example.org",),
         webhook_secret_file=str(folder / "secret"),
     )
     running = Running(folder, 600.0, jobs=config)
@@ -293,75 +288,6 @@ def test_a_full_disk_refuses_a_job_and_keeps_nothing_of_it(running, config):
     assert ended(running, accepted(running)["id"])["status"] == "completed"
 
 
-@pytest.fixture
-def stored(config):
-    """Jobs whose audio lies in a store, too, which begins empty."""
-    MemoryFileSystem.store.clear()
-    return dataclasses.replace(config, store="memory://bucket/jobs")
-
-
-def test_another_server_takes_audio_from_the_store(start, stored, monkeypatch, caplog):
-    monkeypatch.setattr("serve.gateway.jobs.runner.NOT_NOW_S", 0.05)
-    restored, got, given = AudioFolder.restore, AudioStore.get, threading.Event()
-
-    def restore(folder, id, token):
-        folder.path(id).unlink(missing_ok=True)  # as if another server had accepted it
-        restored(folder, id, token)
-
-    def get(store, id, to):
-        if not given.is_set():
-            raise FileError("the store is away")
-        return got(store, id, to)
-
-    monkeypatch.setattr(AudioFolder, "restore", restore)
-    monkeypatch.setattr(AudioStore, "get", get)
-    running = start(jobs=stored)
-    job = accepted(running, b"RIFF in a store")
-    until(lambda: "the store is away; jobs wait until they can be" in caplog.text)
-    assert show(running, job["id"])["tries"] <= 1
-    given.set()
-    assert ended(running, job["id"])["status"] == "completed"
-    until(lambda: not MemoryFileSystem().find("/bucket"))
-    until(lambda: audio_of(stored) == [])
-
-
-def test_what_the_store_does_not_take_is_not_accepted(start, stored, monkeypatch):
-    def full(*_):
-        raise RuntimeError("SlowDown")
-
-    running = start(jobs=stored)
-    with monkeypatch.context() as patched:
-        patched.setattr(MemoryFileSystem, "put_file", full)
-        status, error = send(running)
-    assert (status, error["code"]) == (503, "server_unavailable")
-    until(lambda: audio_of(stored) == [])
-    assert ended(running, accepted(running)["id"])["status"] == "completed"
-
-
-def test_what_is_left_of_no_job_goes_from_the_store(tmp_path, stored, monkeypatch):
-    here, there = (AudioFolder(tmp_path / name, stored.store) for name in ("here", "there"))
-    first, second, none = (f"job_{number:032x}" for number in range(3))
-    for id in (first, second, "letter"):
-        here.keep(id, io.BytesIO(id.encode()))
-    for id in (first, none):
-        there.restore(id, "token")
-    assert there.path(first).read_text() == first and not there.path(none).exists()
-
-    def in_store():
-        return [name.rpartition("/")[2] for name in MemoryFileSystem().find("/bucket")]
-
-    there.remove_orphans({first})
-    assert in_store() == [first, second, "letter"], "younger than an hour"
-    monkeypatch.setattr("serve.gateway.jobs.audio.ORPHAN_S", -1.0)
-    there.remove_orphans({first})
-    assert in_store() == [first, "letter"]
-
-
-def test_a_store_that_cannot_be_had(tmp_path):
-    with pytest.raises(ConfigError, match=r"jobs.store = none://a cannot be used: .*s3fs"):
-        AudioFolder(tmp_path, "none://a")
-
-
 def test_a_full_server_is_waited_for(start, config, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.NOT_NOW_S", 0.05)
     running = start(jobs=config)
@@ -475,8 +401,7 @@ def test_a_file_that_is_too_large_is_not_fetched(start, config, hearer):
         "https://files.example.org.evil.example/a.mp3",
         "file:///etc/passwd",
         "https://files.example.org/ä.mp3",
-        "s3://other/a.mp3",
-        "s3://bucket/a.mp3",  # s3fs is not installed
+        "s3://bucket/a.mp3",
     ],
 )
 def test_urls_of_other_places_are_refused(shared, url):
@@ -505,26 +430,14 @@ def test_addresses_of_the_house(address, inside):
     assert is_inside(address) == inside
 
 
-def test_objects_are_read_where_a_store_can_be(start, config, monkeypatch):
-    fsspec.register_implementation("s3", MemoryFileSystem, clobber=True)
-    monkeypatch.setattr("serve.gateway.jobs.outside.importlib.util.find_spec", lambda _: True)
-    MemoryFileSystem().pipe("s3://bucket/a.wav", b"RIFF of a store")
-    running = start(jobs=dataclasses.replace(config, allowed_hosts=("s3://bucket",)))
-    job = ended(running, accepted(running, None, url="s3://bucket/a.wav")["id"])
-    assert job["status"] == "completed", job["error"]
-    gone = ended(running, accepted(running, None, url="s3://bucket/b.wav")["id"])
-    assert gone["status"] == "failed"
-
-
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
         ("workers = 3", "jobs.workers, and no jobs.folder"),
         ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
+        ('folder = "jobs"\nallowed_hosts = ["s3://bucket"]', "allowed_hosts"),
         ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
         ('folder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
-        ('folder = "jobs"\nstore = "bucket"', "s3://bucket/jobs"),
-        ('folder = "jobs"\nstore = "s3://bucket/jobs"', "and no jobs.database"),
     ],
 )
 def test_a_config_that_makes_no_sense(tmp_path, keys, says):

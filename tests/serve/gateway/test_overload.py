@@ -15,7 +15,7 @@ from serve.gateway.overload.target import State
 from tests.gateways import WAIT_S, json_request, message, until
 
 SLOTS = RuntimeConfig().slots
-REFUSED = "OverloadedError: as much is under way, or promised to others, as is answered in time"
+REFUSED = "OverloadedError: as much is under way as is answered in time"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_what_cannot_be_answered_in_time_is_refused_at_every_door_with_a_time(fu
     running, _, refused = full
     assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refused.details().startswith(REFUSED)
-    assert "(gateway.target_p99_s = 2); send it again in 1 s" in refused.details()
+    assert "(gateway.target_p99_s = 2); there may be room in 1 s" in refused.details()
     assert dict(refused.trailing_metadata())["retry-after"] == "1"
     body = json.dumps(json_request()).encode()
     status, headers, answer = running.ask("POST", "/v2/models/whisper/infer", body)
@@ -44,7 +44,6 @@ def test_what_cannot_be_answered_in_time_is_refused_at_every_door_with_a_time(fu
     page = running.page()
     assert 'earshot_gateway_refused_total{reason="latency_target"} 2.0' in page
     assert "earshot_gateway_target_seconds 2.0" in page
-    assert 'earshot_gateway_target_places{model="demo"} 2.0' in page
 
 
 def test_there_is_room_again_when_answers_have_come_or_clients_have_gone(full):
@@ -85,4 +84,3 @@ def test_samples_are_as_long_as_they_are_many():
     request = service_pb2.ModelInferRequest.FromString(message(samples=32_000))
     sound = of_tensors(request, tuple(map(memoryview, request.raw_input_contents)))
     assert sound.seconds == 2.0
-    assert sound.mark != 0

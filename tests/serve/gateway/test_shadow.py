@@ -15,7 +15,7 @@ from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript
-from serve.contract.server_config import ShadowBaseline, ShadowConfig, UpstreamConfig
+from serve.contract.server_config import ShadowBaseline, ShadowConfig
 from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
@@ -167,17 +167,6 @@ def test_nothing_of_it_is_counted_as_a_clients(running):
     assert [row["requests"] for row in json.loads(usage)["data"]] == [1]
 
 
-def test_a_model_of_an_upstream_is_the_reference(start):
-    other = start(name="other")
-    upstream = UpstreamConfig(other.grpc, ("other",))
-    running = start(
-        shadow=ShadowConfig(share=1.0, model="other", idle_s=0.0), upstreams=(upstream,)
-    )
-    infer(running)
-    compared(running, 1)
-    assert (len(asked(running)), len(asked(other))) == (1, 1)
-
-
 # ---------------------------------------------------------------- what is told
 
 
@@ -326,8 +315,6 @@ def test_a_drift_is_told_and_logged_once(start, caplog):
     "keys, complaint",
     [
         ("share = 0.1", "there is no reference"),
-        ('share = 0.1\nmodel = "x"\nengine = "y"', "expected one reference"),
-        ('share = 0.1\nmodel = "x"', "is no model of an upstream"),
         ('share = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
         ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected one process"),
         ("share = 2", "share"),

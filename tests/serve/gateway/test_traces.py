@@ -10,13 +10,9 @@ import threading
 
 import pytest
 import tritonclient.grpc as triton_grpc
-from tritonclient.grpc import service_pb2
 
-from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError
-from serve.contract.messages import Phase
-from serve.contract.server_config import TracesConfig, UpstreamConfig
-from serve.gateway.checks import LENGTH, phases
+from serve.contract.server_config import TracesConfig
 from serve.gateway.log import JsonFormatter
 from serve.gateway.tracing import open_traces
 from tests.collector import Collector, tree
@@ -35,7 +31,7 @@ __all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 PHASES = ["queue.decoder", "decode", "queue.slot", "encode", "steps"]
-SERVER, CLIENT = 2, 3
+SERVER = 2
 
 
 @pytest.fixture(autouse=True)
@@ -136,19 +132,6 @@ def test_kserves_requests_have_the_same_spans(traced, collector, way):
         assert root.attributes["rpc.grpc.status_code"] == 0
 
 
-def test_phases_of_another_version_are_passed_over():
-    answer = service_pb2.ModelInferResponse()
-    assert phases(answer) == ()
-    answer.outputs.add(name="PHASES", datatype="BYTES", shape=[1])
-    for text, names in ((b'[{"name":"encode"}]', []), (phase_json("encode"), ["encode"])):
-        answer.raw_output_contents[:] = [LENGTH.pack(len(text)) + text]
-        assert [phase.name for phase in phases(answer)] == names
-
-
-def phase_json(name):
-    return to_json([Phase(name, 1.0, 2.0, 1.0, 1)]).encode()
-
-
 def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
     status, headers, _ = traced.transcribe(beam_size="x")
     assert status == 400 and headers["traceresponse"][3:35] != TRACE
@@ -162,23 +145,6 @@ def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
     assert root.attributes["error.type"] == root.attributes["earshot.outcome"]
     receive, engine = below(spans, root)
     assert (receive.failed, engine.failed) == (False, True) and not below(spans, engine)
-
-
-def test_another_server_goes_on_with_the_trace(start, collector, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.remote.INTERVAL_S", 0.02)
-    traces = TracesConfig(collector.endpoint)
-    behind = start(traces=traces)
-    front = start(alone=True, upstreams=(UpstreamConfig(behind.grpc, ("demo",)),), traces=traces)
-    until(lambda: front.door.upstreams.servers[0].takes("demo"))
-    front.transcribe(headers=HOSTILE["a full tracestate"])
-    server, _ = whole(collector, "inference.GRPCInferenceService/ModelInfer")
-    root, spans = whole(collector, "POST /v1/audio/transcriptions")
-    assert (server.trace_id, server.parent_id) == (TRACE, root.id)
-    (upstream,) = (span for span in spans if span.name == "upstream")
-    assert (upstream.kind, upstream.parent_id) == (CLIENT, root.id)
-    assert upstream.attributes["earshot.upstream"] == behind.grpc and not below(spans, upstream)
-    phases = [span for span in spans if span.name in PHASES]
-    assert len(phases) == len(PHASES), "they are the other server's to tell, once"
 
 
 def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, talk):

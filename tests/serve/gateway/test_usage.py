@@ -15,7 +15,7 @@ from serve.contract.config import Config
 from serve.contract.errors import OverloadedError
 from serve.contract.keys import Key, add_key, hash_of
 from serve.contract.messages import Request
-from serve.contract.server_config import ServerConfig, UpstreamConfig
+from serve.contract.server_config import ServerConfig
 from serve.gateway.callers import Caller
 from serve.gateway.refusals import Refusal
 from serve.gateway.usage import FILE, Row, Usage, UsageFile
@@ -204,25 +204,24 @@ def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_
     check_refused_everywhere(start(keys_file=keys_file, usage_file=str(path)))
 
 
-def test_usage_of_several_days_and_its_cost(start, path):
+def test_usage_of_several_days(start, path):
     """Without keys it is everybody's."""
     before = UsageFile(path)
     rows = [Row(day, "", model, 1, 3600.0) for day in DAYS for model in ("demo", "turbo")]
     rows.append(Row(DAYS[0], "alice", "demo", 1, 3600.0))  # of when there were keys
     before.add(rows, DAYS[0])
     before.close()
-    running = start(usage_file=str(path), price_per_audio_hour=0.36)
+    running = start(usage_file=str(path))
     told = rows_of(running, f"?start={DAYS[0]}&end={DAYS[1]}")
     assert [(one["day"], one["model"]) for one in told] == [
         (day, model) for day in DAYS for model in ("demo", "turbo")
     ]
-    assert all(one["cost"] == {"value": 0.36, "currency": "USD"} for one in told)
     assert len(rows_of(running, f"?start={DAYS[1]}&end={DAYS[1]}")) == 2
     assert len(rows_of(running, f"?end={DAYS[0]}")) == 2  # from its month's beginning
     assert rows_of(running, f"?end={DAYS[1]}")[0]["day"] == DAYS[1]
     assert running.ask("POST", INFER, json.dumps(json_request()))[0] == 200
     (today,) = rows_of(running)
-    assert today["cost"]["value"] == pytest.approx(0.36 * ANSWER_S / 3600, abs=1e-6)
+    assert today["audio_seconds"] == ANSWER_S
 
 
 @pytest.mark.parametrize(
@@ -255,26 +254,3 @@ def test_requests_are_answered_where_nothing_can_be_written(
     assert (status, "log says why" in json.loads(body)["error"]["message"]) == (503, True)
     assert caplog.text.count(f"{path} cannot be used") == 1
     assert f"earshot_gateway_unwritten_usage_seconds {2 * ANSWER_S}" in running.page()
-
-
-def test_a_gateways_own_quota_at_another_server_is_none_of_its_clients(
-    start, keys_file, monkeypatch
-):
-    back = start(keys_file=keys_file)
-    with Client(back.grpc, key="secret-a") as client:
-        for _ in range(2):
-            client.transcribe(b"RIFF")
-    monkeypatch.setenv("EARSHOT_UPSTREAM_KEY", "secret-a")
-    front = start(upstreams=(UpstreamConfig(back.grpc, ("demo",)),), alone=True)
-    until(lambda: front.ask("GET", "/health")[0] == 200)
-    status, headers, _ = front.ask("POST", INFER, json.dumps(json_request()))
-    assert (status, headers["retry-after"]) == (503, "1")
-    with Client(front.grpc) as client, pytest.raises(OverloadedError):
-        client.transcribe(b"RIFF")
-
-
-def test_a_price_has_requests_tell_their_audio(start):
-    running = start(price_per_audio_hour=1.0)
-    body = json.dumps(json_request(outputs=[{"name": "TEXT"}]))
-    status, error = running.infer(body)
-    assert (status, "DURATION" in error) == (400, True)

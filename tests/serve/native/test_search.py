@@ -72,7 +72,14 @@ def logprob_sum(engine, network, job, event):
     return float(logits.log_softmax(-1)[torch.arange(len(answer)), answer].sum()), len(answer)
 
 
-@pytest.mark.parametrize("options", [PLAIN, BEAM, SAMPLES], ids=["greedy", "beam", "samples"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(PLAIN, id="greedy", marks=pytest.mark.nightly),
+        pytest.param(BEAM, id="beam"),
+        pytest.param(SAMPLES, id="samples", marks=pytest.mark.nightly),
+    ],
+)
 def test_an_answer_has_the_score_that_the_network_gives_it_alone(
     engine, network, runtime, some, options
 ):
@@ -84,6 +91,7 @@ def test_an_answer_has_the_score_that_the_network_gives_it_alone(
         assert event.scores.avg_logprob == pytest.approx(total / length, abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_beams_find_what_is_likelier_than_the_greedy_answer(engine, network, runtime, some):
     facts = engine.manifest.tokenizer
     found = {}

@@ -34,7 +34,7 @@ def sound(seconds, level=0.1, rate=RATE):
 class Talk:
     """One client's connection. Every event that comes is as the package `openai` has it.
 
-    `known`: false for those of the beta, which it does not check any more.
+    `known`: false for a sample rate of 16 kHz, which the package does not have.
     """
 
     def __init__(self, socket, known=True):

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from serve.gateway.live import events, older
+from serve.gateway.live import events
 from serve.gateway.live.events import EventError
 from serve.gateway.live.settings import ServerVad, SettingError, Settings, as_session
 from serve.gateway.live.settings import updated as updated_and_warned
@@ -81,55 +81,6 @@ def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own
         updated(Settings(), {"include": ["speakers"]})
 
 
-# ---------------------------------------------------------------- older
-
-
-def test_older_settings_are_those_of_today_by_other_names():
-    changes = {
-        "input_audio_format": "g711_ulaw",
-        "input_audio_transcription": {"model": "whisper-1", "language": "de", "prompt": "Zoë"},
-        "input_audio_noise_reduction": None,
-        "turn_detection": None,
-    }
-    after = updated(Settings(), older.from_older(changes))
-    assert after == updated(
-        Settings(),
-        input_of(
-            format={"type": "audio/pcmu"},
-            transcription={"model": "whisper-1", "language": "de", "prompt": "Zoë"},
-            turn_detection=None,
-        ),
-    )
-    told = older.as_older(after)
-    transcription = told.pop("input_audio_transcription")
-    assert {
-        **changes["input_audio_transcription"],
-        **dict.fromkeys(("languages", "keywords", "phrases", "delay")),
-    } == transcription
-    del changes["input_audio_transcription"]
-    assert told == {**changes, "include": ()}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"input_audio_format": "mp3"}, "session.input_audio_format = 'mp3'; expected pcm16"),
-        ({"input_audio_format": ["pcm16"]}, r"= \['pcm16'\]; expected pcm16"),
-        ({"input_audio_params": {"num_channels": 2}}, "expected sample_rate_hz, and one channel"),
-    ],
-)
-def test_older_settings_that_are_wrong_are_refused(changes, message):
-    with pytest.raises(SettingError, match=message):
-        older.from_older(changes)
-
-
-def test_older_clients_say_so():
-    assert older.speaks_older("assistants=v2, realtime=v1", [])
-    assert older.speaks_older(None, ["realtime", "openai-beta.realtime-v1"])
-    assert not older.speaks_older(None, [])
-    assert not older.speaks_older("assistants=v2", ["realtime"])
-
-
 def test_languages_are_also_those_of_locales():
     for language in ("en-US", "auto"):
         found = updated(Settings(), input_of(transcription={"language": language}))
@@ -163,12 +114,6 @@ def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
         updated(Settings(), changes)
     assert refused.value.code == "invalid_value"
     assert refused.value.param.startswith("session.audio") and "=" not in refused.value.param
-
-
-def test_an_older_client_may_use_names_of_today():
-    changes = {"audio": {"input": {"transcription": {"language": "de"}}}, "turn_detection": None}
-    after = updated(Settings(), older.from_older(changes))
-    assert (after.input.transcription.language, after.input.turn_detection) == ("de", None)
 
 
 def test_unknown_keys_have_no_effect_and_one_warning():

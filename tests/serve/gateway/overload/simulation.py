@@ -26,19 +26,11 @@ class Client:
     priority: str = "file"
     tries: int = 0
     let_in_s: float | None = None
-    promised_s: float | None = None  # when the first refusal said
     ended_s: float | None = None
 
     @property
     def latency_s(self):
         return self.ended_s - self.let_in_s
-
-    @property
-    def kept(self):
-        """It was let in when it was told to be, or at once."""
-        if self.let_in_s is None:
-            return False
-        return self.promised_s is None or self.let_in_s <= self.promised_s + 0.5
 
 
 class Simulation:
@@ -76,11 +68,9 @@ class Simulation:
     def _try(self, client):
         client.tries += 1
         try:
-            running = self.target.admit(client.seconds, client.number, client.priority, client.key)
+            running = self.target.admit(client.seconds, client.priority, client.key)
         except Refusal as refusal:
             wait_s = refusal.retry_after_s
-            if client.promised_s is None:
-                client.promised_s = self.now + wait_s
             if client.obeys:
                 self.at(self.now + wait_s + self._random.uniform(0, 0.05), self._try, client)
             elif client.tries < MOST_TRIES:
