@@ -113,13 +113,13 @@ RULES = {
         *("eval.bench.floor", "eval.corpora", "eval.random_whisper"),
     ),
     "eval.soak": HARNESS,
-    "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
+    "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),
     "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.
-BUDGETS = {"build": 3_100, "eval": 12_600, "serve": 33_600}
+BUDGETS = {"build": 3_100, "eval": 12_500, "serve": 33_600}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),
