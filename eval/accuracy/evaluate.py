@@ -69,11 +69,9 @@ def compared(a: Report, b: Report) -> Result:
     """
     rows, changed = figure_rows(a, b), clips_that_changed(a, b)
     sets = [name for name in a.run.clips if name in b.run.clips]
-    accuracy: list[Part] = [
-        part
-        for name in sets
-        for part in (Text("", f"On {TITLES[name]}"), *accuracy_figure([a, b], name))
-    ]
+    accuracy: list[Part] = []
+    for name in sets:
+        accuracy += [Text("", f"On {TITLES[name]}"), *accuracy_figure([a, b], name)]
     clips = [[c.system, c.file, str(c.a), str(c.b), f"{c.b - c.a:+d}"] for c in changed]
     note = f"Character errors, the greatest changes first; {len(changed)} in all."
     header = ["system", "clip", "A", "B", "B - A"]
