@@ -69,6 +69,7 @@ class RunningServer:
             for port in (server.http_port, server.grpc_port, server.metrics_port)
         )
         self.toml, self.log = folder / "server.toml", log or folder / "log"
+        self.server_log = folder / "server.log"  # of Triton and the engine; `log` is the command's
         self.kills: Counter[str] = Counter()
         self.ended_by_itself = 0
         self._engine = engine
@@ -78,6 +79,7 @@ class RunningServer:
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "serve", "triton", "--config", str(self.toml)]
         command += ["--engine", self._engine] if self._engine else []
+        command += ["--log", str(self.server_log)]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command,

@@ -160,7 +160,7 @@ def served(config: Config, in_flight: int) -> Config:
 
 def _start(server: RunningServer, ready_s: float, compiled: int) -> Measurement:
     """Measure the time from an engine folder to the first request that may come."""
-    log = server.log.read_text(encoding="utf-8", errors="replace")
+    log = server.server_log.read_text(encoding="utf-8", errors="replace")
     (model_s,) = (float(text) for text in re.findall(r"the engine is open after (\S+) s", log))
     detail = (
         f"engine folder to ready, {compiled} kernels compiled in it; {model_s:.1f} s of it to load "

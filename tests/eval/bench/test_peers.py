@@ -160,8 +160,8 @@ def test_windows_at_once_are_enough_for_the_time(monkeypatch):
 
 
 def test_peers_and_what_they_need_are_known(monkeypatch):
-    assert set(PEERS) == {"hugging-face", "faster-whisper", "vllm"}
-    check_peers(["hugging-face", "faster-whisper"])
+    assert set(PEERS) == {"faster-whisper", "vllm"}
+    check_peers(["faster-whisper"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
         check_peers(["vllm"])
