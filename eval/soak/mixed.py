@@ -206,9 +206,10 @@ _APART_S = 3.0  # between two disruptions
 _DISRUPTED, _WARM = 0.2, 1 / 3  # shares of it that have passed
 _LOOK_S = 1.0
 _KEYS = 20
+_JOB_S = 300.0  # the patience for a job, which gives way to requests
 _KEPT_S = 60.0  # that a job is kept after its end, so that as many go as come
 _SETTLE_S = 30.0  # for the server's counts to be even when nobody asks any more
-_GONE_S = 2 * PATIENCE_S  # for the last clients to end
+_GONE_S = 2 * PATIENCE_S + _JOB_S  # for the last clients to end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +370,8 @@ class _Mixed:
             begin_s=begin_s,
         )
         at = dataclasses.replace(self._stage.at, key=self._stage.server.keys[act.key])
-        answer = CLIENTS[act.door](at, file.ask(act.patience_s or PATIENCE_S))
+        patience_s = _JOB_S if act.door == "job" else PATIENCE_S
+        answer = CLIENTS[act.door](at, file.ask(act.patience_s or patience_s))
         self._tally.honest(request, answer)
         return answer
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from build.builders import up_to_date
 from build.checkpoint import open_checkpoint
@@ -15,6 +16,7 @@ from tests.checkpoints import write_engine
 DATA = Path(__file__).parents[1] / "data"
 
 
+@pytest.mark.nightly
 def test_the_heads_that_follow_speech_are_found(tmp_path):
     checkpoint = open_checkpoint("tests/fixture/checkpoint")
     engine = write_engine(checkpoint, tmp_path / "engine")

@@ -184,6 +184,7 @@ def test_a_name_that_is_nearly_right(hub, name, meant):
     assert str(caught.value).endswith(expected if meant else "; did you mean openai/whisper-base?")
 
 
+@pytest.mark.nightly
 def test_without_a_network_and_no_stand_in(tmp_path):
     """In a process of its own: huggingface_hub has its modules only once somebody imports them."""
     done = subprocess.run(

@@ -127,6 +127,7 @@ def test_own_recordings_are_all_heard_unless_fewer_are_asked_for(config, capsys)
     assert "12 clips, 3 of them drawn" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_score_again_after_predictions_changed(config, capsys):
     _, folder = run(config, "--systems", NAMES)
     path = folder / "predictions" / "earshot-int8.jsonl"
@@ -171,6 +172,7 @@ def test_a_run_over_what_somebody_has(config, record):
     assert (out / "report.html").read_text().count("<audio") == 2
 
 
+@pytest.mark.nightly
 def test_a_run_without_heldout_clips(config):
     code, folder = run(config, "--heldout", "")
     assert code == 0
@@ -179,6 +181,7 @@ def test_a_run_without_heldout_clips(config):
     assert {tuple(system["sets"]) for system in report["systems"]} == {("timed",)}
 
 
+@pytest.mark.nightly
 def test_a_full_run_gives_every_system_everything(config):
     _, folder = run(config, "--systems", "earshot-triton,transformers-fp32", "--full")
     report = json.loads((folder / "report.json").read_text())
@@ -203,6 +206,7 @@ def test_two_runs_are_shown_side_by_side(config, capsys):
     assert "Two runs, compared" in html.read_text()
 
 
+@pytest.mark.nightly
 def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
     _, folder = run(config)
     facts = folder / "predictions" / "earshot-fp16.json"
@@ -218,6 +222,7 @@ def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     (config.parent / "b.txt").write_text("hang")
     original = kept_module.to_json
@@ -247,6 +252,7 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     assert code == 0 and kept.read_text().startswith(before)
 
 
+@pytest.mark.nightly
 def test_what_was_heard_is_not_heard_again(config, capsys):
     """A larger draw adds clips; other settings drop what was said; --again does, too."""
     _, folder = run(config, "--limit", "1")
@@ -266,6 +272,7 @@ def test_what_was_heard_is_not_heard_again(config, capsys):
     assert said not in capsys.readouterr().err and kept.read_text() != every
 
 
+@pytest.mark.nightly
 def test_a_clip_whose_text_was_corrected_is_heard_again(config):
     one = ("--systems", "earshot-int8", "--heldout", "")
     _, folder = run(config, *one)
@@ -295,6 +302,7 @@ def test_clips_that_nobody_can_read_stand_apart(config, capsys):
     assert "- `b.txt`: AudioError" in text
 
 
+@pytest.mark.nightly
 def test_systems_can_be_left_out(config):
     three = ("--systems", "earshot-triton,earshot-int8,transformers-fp32")
     _, folder = run(config, *three, "--without", "earshot-triton,transformers-fp32")
@@ -302,6 +310,7 @@ def test_systems_can_be_left_out(config):
     assert [s["facts"]["name"] for s in report["systems"]] == ["earshot-int8"]
 
 
+@pytest.mark.nightly
 def test_one_place_may_be_timed_in_part_and_held_out_for_the_rest(config, capsys):
     place = str(config.parent / "manifest.jsonl")
     flags = ("--heldout", place, "--timed-limit", "1", "--systems", "earshot-int8")

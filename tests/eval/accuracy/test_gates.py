@@ -71,6 +71,7 @@ def test_many_small_losses_fail():
     assert judged({"earshot-int8": worse})["int8"] is False
 
 
+@pytest.mark.nightly
 def test_equal_systems_rarely_fail():
     """Two systems that err alike, each by its own luck: the gate must not fail by chance."""
     failed = 0

@@ -87,6 +87,7 @@ def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
     said("faster-whisper-int8", config)
 
 
+@pytest.mark.nightly
 def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     """It knew no languages, suppressed OpenAI's tokens in place of the checkpoint's, and stopped
     each window at half of the limit that it was given; so it looked worse than it is.
@@ -235,6 +236,7 @@ def test_a_failed_engine_build_is_said(config, monkeypatch):
         prepare.prepare_engine(config, "none.toml", "fp16")
 
 
+@pytest.mark.nightly
 def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monkeypatch):
     paths = [str(tmp_path / f"{name}.toml") for name in ("a", "b")]
     for path in paths:

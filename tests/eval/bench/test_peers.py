@@ -201,6 +201,7 @@ def measured(monkeypatch):
     ("run", "why"),
     [(raises, "no such length"), (dies, "the peer peer ended early: the GPU is on fire")],
 )
+@pytest.mark.nightly
 def test_what_a_peer_measured_before_it_failed_is_kept(run, why, measured):
     said = []
     assert measured(run, said.append) == [
@@ -213,6 +214,7 @@ def test_what_a_peer_measured_before_it_failed_is_kept(run, why, measured):
         assert said[-1] == "peer: the GPU is on fire"
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_given_up_leaves_nothing(measured):
     found = []
 

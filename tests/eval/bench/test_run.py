@@ -154,6 +154,7 @@ for flags in ([], ["--through-server"], ["--peers", ""]):
 PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
 
 
+@pytest.mark.nightly
 def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
     """It once imported jiwer, by way of the accuracy's report."""
     done = subprocess.run(

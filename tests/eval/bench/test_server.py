@@ -105,6 +105,7 @@ def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch
 
 
 @pytest.mark.server
+@pytest.mark.nightly
 def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
     """Not a slower figure: the server took fewer requests than were meant to be in flight."""
     few = server.served(served_config, 5)

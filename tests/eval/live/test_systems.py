@@ -124,6 +124,7 @@ def demo(tmp_path_factory):
     return Config(name="demo", engine=str(folder), runtime=runtime, live=LIVE)
 
 
+@pytest.mark.nightly
 def test_the_text_is_that_of_real_time(demo):
     clip = {clip.file: clip for clip in load_clips("tests/data/manifest.jsonl")}["en_question.wav"]
     samples = np.concatenate(list(decode(clip.path.read_bytes(), Limits(60.0))))

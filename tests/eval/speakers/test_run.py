@@ -80,6 +80,7 @@ def test_what_is_no_rttm_is_refused(tmp_path):
         read_recordings(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_conversation_is_what_its_plan_says(clips):
     plan = [Planned(2, 0.4, one_group=False), Planned(1, 0.2, one_group=True)]
     both, one = sorted(compose(plan, 3, clips, print), key=lambda found: -found.speakers)

@@ -91,6 +91,7 @@ def test_a_real_server(server, bridge):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )
+@pytest.mark.nightly
 def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_path):
     config = tmp_path / "some.toml"
     config.write_text('[transcriber]\nlanguages = ["es", "en"]\n')
