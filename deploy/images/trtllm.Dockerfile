@@ -20,7 +20,7 @@ COPY requirements.txt ./
 # Only what the image lacks, as pinned for every machine. Its torch, transformers, safetensors,
 # tokenizers, huggingface_hub, pydantic, protobuf and numpy are those that TensorRT-LLM was tested
 # with: they must stay, hence --no-deps.
-RUN grep -E '^(anyio|av|cffi|click|contourpy|cycler|flatbuffers|fonttools|googleapis-common-protos|grpcio|h11|httpcore2|httptools|httpx2|idna|iniconfig|jiwer|kiwisolver|matplotlib|ml-dtypes|onnxruntime|opencc|opentelemetry-api|opentelemetry-exporter-http-transport|opentelemetry-exporter-otlp-common|opentelemetry-exporter-otlp-proto-common|opentelemetry-exporter-otlp-proto-http|opentelemetry-proto|opentelemetry-sdk|opentelemetry-semantic-conventions|pillow|pluggy|prometheus-client|psutil|pyarrow|pycparser|pyparsing|pytest|python-dateutil|python-multipart|python-rapidjson|rapidfuzz|soundfile|soxr|sqlalchemy|starlette|tomli-w|tqdm|tritonclient|truststore|uvicorn|websockets)==' \
+RUN grep -E '^(anyio|av|cffi|click|flatbuffers|googleapis-common-protos|grpcio|h11|httpcore2|httptools|httpx2|idna|iniconfig|jiwer|ml-dtypes|onnxruntime|opencc|opentelemetry-api|opentelemetry-exporter-http-transport|opentelemetry-exporter-otlp-common|opentelemetry-exporter-otlp-proto-common|opentelemetry-exporter-otlp-proto-http|opentelemetry-proto|opentelemetry-sdk|opentelemetry-semantic-conventions|pluggy|prometheus-client|psutil|pyarrow|pycparser|pytest|python-dateutil|python-multipart|python-rapidjson|rapidfuzz|soundfile|soxr|sqlalchemy|starlette|tomli-w|tqdm|tritonclient|truststore|uvicorn|websockets)==' \
       requirements.txt > needed.txt \
     && python3 -m pip install --no-cache-dir --no-deps -r needed.txt
 
