@@ -473,7 +473,7 @@ COMMANDS = (
     Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", LONG),
     Command(
         "speakers",
-        "who speaks when: how right, how fast, beside peers",
+        "who speaks when: how right, how fast",
         "speakers.run.speakers",
         SPEAKERS,
     ),
