@@ -18,7 +18,6 @@ from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
 from eval.soak.disruptions import Span, disruptions
 from eval.soak.mixed import Asked, Load, Tally, action, uneven
-from tests.eval.fakes import printed
 
 MINUTES = 0.3
 
@@ -32,7 +31,7 @@ def product(nano_config):
 @pytest.mark.server
 def test_a_real_server_holds(product, tmp_path, run_of):
     said = []
-    kept = mixed.mixed(run_of(product, "soak", said), Load(MINUTES, None, 1))
+    mixed.mixed(run_of(product, "soak", said), Load(MINUTES, None, 1))
     record = json.loads((tmp_path / "soak.json").read_text())
     bad = [check for check in record["checks"] if check["passed"] is False]
     assert not bad, bad
@@ -40,7 +39,6 @@ def test_a_real_server_holds(product, tmp_path, run_of):
     figures = finding["figures"]
     assert figures["disruptions"] >= 1 and figures["actions: hostile"] >= 1, (figures, said)
     assert figures["actions: answered"] >= 1, figures
-    assert "| mixed | " in printed(kept)
 
 
 @pytest.fixture
