@@ -76,6 +76,7 @@ def test_transformers(config):
     said("transformers-fp32", config, longest_s=60.0)
 
 
+@pytest.mark.nightly
 def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
     spec = systems.specs(config)["faster-whisper-int8"]
     systems.prepare([spec], config, "unused.toml")
@@ -156,6 +157,7 @@ def test_greedy_changes_the_search_alone():
     assert dataclasses.replace(found, transcriber=transcriber) == config
 
 
+@pytest.mark.nightly
 def test_faster_whisper_that_sees_no_languages_is_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(prepare, "mark_multilingual", lambda folder: None)

@@ -535,14 +535,8 @@ def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
-        signal.SIGKILL,
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
     count, out = 12, tmp_path / "out"
     (tmp_path / "in").mkdir()

@@ -326,6 +326,7 @@ def test_a_client_that_vanishes_is_cancelled(server):
     assert after["cancelled"] > before["cancelled"]
 
 
+@pytest.mark.nightly
 def test_100_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, client):
     before = settled(server)
     clips = [audio_file(0.5 + i % 7, ("WAV", "FLAC", "OGG", "MP3")[i % 4], i) for i in range(28)]
