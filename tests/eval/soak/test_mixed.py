@@ -19,7 +19,7 @@ from eval.soak.attacks import ATTACKS
 from eval.soak.disruptions import Span, disruptions
 from eval.soak.mixed import Asked, Load, Tally, action, uneven
 
-MINUTES = 0.3
+MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
 
 
 @pytest.fixture
