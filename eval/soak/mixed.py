@@ -186,7 +186,7 @@ def uneven(page: str) -> str:
 
 
 _UNDER_WAY = (
-    "panswer_requests",
+    "pending_requests",
     "live_streams",
     "gateway_inflight_requests",
     "gateway_inflight_bytes",

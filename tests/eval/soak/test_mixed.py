@@ -199,7 +199,7 @@ PAGE = """earshot_accepted_total{model="whisper"} 9
 earshot_requests_total{model="whisper",outcome="ok"} 5
 earshot_requests_total{model="whisper",outcome="cancelled"} 4
 earshot_requests_total{model="whisper",outcome="rejected"} 3
-earshot_panswer_requests{model="whisper"} 0
+earshot_pending_requests{model="whisper"} 0
 earshot_gateway_inflight_requests 0.0
 """
 
