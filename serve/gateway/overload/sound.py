@@ -14,7 +14,6 @@ from serve.speech.rate import SAMPLE_RATE
 HEAD_BYTES = 2**16
 """So many of a file's first bytes are looked at."""
 
-_SAMPLE_BYTES = 4
 _BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
 _LEARNED = 0.1  # of each answer
 
