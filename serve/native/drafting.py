@@ -1,4 +1,4 @@
-"""Speculative decoding: a small decoder drafts a few tokens of every window, one step verifies them.
+"""Speculative decoding: a small decoder drafts a few tokens per window, one step verifies them.
 
 Speculative decoding (Leviathan et al., 2023) for rows that decode greedily. One step of the network
 computes the last known token and the draft of each row. The token rules then choose position by

@@ -263,6 +263,6 @@ def test_what_was_found_is_logged(caplog):
     with caplog.at_level("INFO", "serve.native.drafting"):
         turns(Pace(), 5, 2 * TRIAL, (0.003, 0.004), 2.0)
     assert caplog.messages == [
-        "drafting is on with 5 windows or about as many: 2.00 ms a token with it, 3.00 without; "
-        f"both are measured again after {HOLD} turns"
+        "speculative decoding is on for about 5 windows: 2.00 ms a token with it, 3.00 without; "
+        f"the next measurement follows after {HOLD} steps"
     ]
