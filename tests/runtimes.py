@@ -109,7 +109,7 @@ def api(folders, nano_engine):
 
 SUBJECTS = [
     pytest.param(fake, id="fake"),
-    pytest.param(native(), id="native-cpu"),
+    pytest.param(native(), id="native-cpu", marks=pytest.mark.nightly),
     pytest.param(native(rows=8), id="native-rows"),
     # One window per encoder batch: the library's products may sum several in another order.
     pytest.param(native(device="cuda", encoder_batch=1), id="native-gpu", marks=pytest.mark.gpu),

@@ -194,6 +194,7 @@ TREE += "'import time; time.sleep(600)']); pathlib.Path(sys.argv[1]).write_text(
 TREE += "p.wait()"
 
 
+@pytest.mark.nightly
 def test_a_tool_that_takes_too_long_ends_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
     with pytest.raises(DeadlineError, match="waiting took more than 3 s"):

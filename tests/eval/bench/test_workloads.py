@@ -37,6 +37,7 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     assert "workload open-loop with 2 slots" in said
 
 
+@pytest.mark.nightly
 def test_only_the_workloads_that_were_chosen_are_run(config, engine, plan, ceilings, quiet):
     plan = dataclasses.replace(plan, workloads=("latency",))
     rows = list(run_workloads(engine, config, plan, ceilings, quiet))

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -491,6 +492,7 @@ def test_open_lets_everybody_in(toml, monkeypatch):
     assert started == [False, True]
 
 
+@pytest.mark.nightly
 def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     """`… | head -1`: no stack trace, and the status of a broken pipe."""
     code = (
@@ -513,6 +515,7 @@ def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     assert b"Traceback" not in errors and b"Exception ignored" not in errors
 
 
+@pytest.mark.nightly
 def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
     code = (
         "import sys, serve.transcriber.open\n"
@@ -577,8 +580,16 @@ def triton(toml, *arguments, **options):
     )
 
 
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files, whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
 @pytest.mark.server
-def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monkeypatch):
+def test_triton_serves_transcribe_until_ctrl_c(nano_toml, temporary, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("EARSHOT_API_KEYS", f"alice:{hash_of('secret')}")
     clip = str(ROOT / "tests" / "data" / "en_two.wav")
     with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
@@ -598,6 +609,7 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monke
     assert "stopping" in errors and "Traceback" not in errors
     assert not is_ready(http)
     assert "whisper" in (tmp_path / "log").read_text()
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.server

@@ -68,6 +68,7 @@ def clip(seconds):
         return [*wav_to_chunks(file, 1024, start_event=True, stop_event=True)]
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_a_real_server(server, bridge):
     process, uri = bridge("--server", f"http://{server.http}/v1/", "--language", "en-US")

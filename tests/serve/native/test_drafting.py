@@ -16,7 +16,7 @@ from serve.native.turns import DraftTurns
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
-from tests.serve.native.decoding import ends, prompt_of, run
+from tests.serve.native.decoding import beginnings, ends, prompt_of, run
 from tests.serve.native.kernels.parity import nightly
 
 MOST = 4
@@ -70,7 +70,7 @@ def always(monkeypatch):
 def jobs(checkpoint, windows):
     """Windows of several clips, the language asked for in one, some ended early."""
     facts, made = checkpoint.facts, []
-    for i, (_, language, features) in enumerate(windows[:7]):
+    for i, (_, language, features) in enumerate(beginnings(windows)[:7]):
         prompt = prompt_of(facts, language)
         if i == 1:
             prompt = (facts.sot, DETECT_LANGUAGE, facts.transcribe)

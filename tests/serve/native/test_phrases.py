@@ -8,7 +8,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.phrases import build_trie
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import beginnings, prompt_of, run
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +20,8 @@ def runtime(engine):
 
 @pytest.fixture(scope="module")
 def job_of(windows, checkpoint):
+    windows = beginnings(windows)
+
     def job_of(number, window, draft=(), **options):
         _, language, features = windows[window]
         prompt = prompt_of(checkpoint.facts, language)

@@ -27,6 +27,7 @@ def cancel(stub, key):
     assert not answer.error_message and not answer.infer_response.outputs
 
 
+@pytest.mark.nightly
 def test_a_call_ends_with_its_key(server, stub):
     """One of many, so that it surely waits when its cancel comes."""
     before, requests = settled(server), accepted(server)

@@ -247,6 +247,7 @@ def test_whisper_does_not_pretend_to_stream(server):
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.nightly
 def test_a_full_queue_refuses_and_recovers(server, client):
     before = settled(server)
     calls = [client.start(Request(audio=LONG)) for _ in range(150)]
@@ -299,6 +300,7 @@ def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client
     assert after["failed"] == before["failed"] and after["timed_out"] == before["timed_out"]
 
 
+@pytest.mark.nightly
 def test_a_client_that_vanishes_is_cancelled(server):
     """The connection breaks without a word: what `kill -9` does to a client."""
     before, requests = settled(server), accepted(server)

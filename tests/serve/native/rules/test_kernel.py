@@ -175,6 +175,7 @@ def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
             assert torch.equal(a, b), field
 
 
+@pytest.mark.nightly
 def test_without_searches_the_kernels_choose_as_with_them(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     states = [new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2)]
@@ -246,6 +247,7 @@ def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
     assert advanced.tolist() == [1, 2, 3, 4, 5, 5]
 
 
+@pytest.mark.nightly
 def test_a_beam_without_a_continuation_stays_without(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
@@ -261,6 +263,7 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
         assert int(twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)
 
 
+@pytest.mark.nightly
 def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
     rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
