@@ -9,6 +9,7 @@ from serve.contract.phrases import build_trie
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.serve.native.decoding import beginnings, prompt_of, run
+from tests.serve.native.kernels.parity import nightly
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def pairs_of(events):
     return build_trie([(pair, 5.0) for pair in dict.fromkeys(pairs)])
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", [1, *nightly(3)])
 def test_phrases_change_the_answers_of_those_who_ask_for_them_alone(
     runtime, job_of, trie, beam_size
 ):

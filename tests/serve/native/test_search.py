@@ -83,7 +83,7 @@ def logprob_sum(engine, network, job, event):
 def test_an_answer_has_the_score_that_the_network_gives_it_alone(
     engine, network, runtime, some, options
 ):
-    jobs = jobs_of(engine.manifest.tokenizer, some[1:4], options)
+    jobs = jobs_of(engine.manifest.tokenizer, some[1:3], options)
     ended = run(runtime, jobs)
     for job in jobs:
         event = ended[job.id]
