@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import types
-import typing
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from serve.runtime.open import open_runtime
 from serve.trtllm import executor, worker
 from tests.fake_trtllm import facts
-from tests.fake_trtllm.install import install_api, make_config
+from tests.fake_trtllm.install import make_config
 from tests.fake_trtllm.jobs import PLAIN, make_job, run
 
 
@@ -47,16 +45,6 @@ def test_calls_of_the_llm_api_are_those_that_its_own_tests_make():
             signature.bind(*call.args, **options)
             found.add(name)
     assert found == facts.LLM_API.keys()
-
-
-@pytest.mark.parametrize("name", facts.LLM_API)
-def test_the_stand_in_of_the_llm_api_takes_the_real_kinds_alone(monkeypatch, name):
-    api = install_api(monkeypatch)
-    declared = typing.get_type_hints(api.LlmArgs if name == "LLM" else getattr(api, name))
-    for argument, (kind, takes_none) in facts.LLM_API[name].parse()[1].items():
-        kinds = typing.get_args(declared[argument]) or (declared[argument],)
-        assert kind in {known.__name__ for known in kinds}, argument
-        assert takes_none == (types.NoneType in kinds), argument
 
 
 def test_a_bias_is_of_a_type_that_the_logits_take(fake_executor, small_engine):

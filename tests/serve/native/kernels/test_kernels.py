@@ -133,27 +133,6 @@ def test_layers_that_finish_each_other(ops, random, rows, int8, dtype):
     close(block(ops, ops.finish), block(definition, lambda y: y))
 
 
-@pytest.mark.gpu  # the interpreter multiplies with NumPy, whose threads split sums by shape
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_the_same_bits_in_any_company(ops, random, dtype):
-    """Alone, among few and among many rows."""
-    most = ROWS[-1]
-    norm = norm_of(random, 384)
-    x = random(most, 384, dtype=dtype)
-    for matrix in (
-        matrix_of(random, 1152, 384, dtype, int8=True),
-        matrix_of(random, 1152, 384, dtype, int8=False),
-    ):
-        everyone = ops.finish(ops.norm_linear(x, norm, matrix))
-        for rows in (1, 17, 40, 64):
-            alone = ops.finish(ops.norm_linear(x[:rows], norm, matrix))
-            assert torch.equal(alone, everyone[:rows]), rows
-    vocabulary = matrix_of(random, 8300, 384, dtype, int8=True)
-    everyone = ops.logits(x, norm, vocabulary)
-    for rows in (1, 17, 40):
-        assert torch.equal(ops.logits(x[:rows], norm, vocabulary), everyone[:rows]), rows
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("int8", [True, False])
 @pytest.mark.parametrize("d", [384, 1280])
