@@ -123,8 +123,9 @@ SUBJECTS = [
         id="native-gpu-graphs-rows",
         marks=pytest.mark.gpu,
     ),
-    pytest.param(executor, id="executor"),
-    pytest.param(api, id="llm_api"),
+    # Beside what tests/serve/trtllm asks of them.
+    pytest.param(executor, id="executor", marks=pytest.mark.nightly),
+    pytest.param(api, id="llm_api", marks=pytest.mark.nightly),
 ]
 
 

@@ -254,8 +254,8 @@ def _raising(error):
 
 def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkeypatch, capsys):
     """It takes connections and says nothing; then it stops."""
-    monkeypatch.setattr(backend, "_FIRST_LOOK_S", 0.2)
-    monkeypatch.setattr(backend, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(backend, "FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr(backend, "PATIENCE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         toml.write_text(f"[server]\ngrpc_port = {port}\n")
@@ -267,7 +267,7 @@ def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkey
 
 
 def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
-    monkeypatch.setattr(backend, "_LOOK_S", 0.0)
+    monkeypatch.setattr(backend, "LOOK_S", 0.0)
     states = iter(["silent", "not ready", "ready"])
     monkeypatch.setattr(Client, "state", lambda client, timeout_s: next(states))
     answer = [SegmentReady(SEGMENT), Finished(TRANSCRIPT)]
@@ -294,7 +294,7 @@ def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeyp
 def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
     toml, files, fake, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.05)
     path = tmp_path / "long.flac"
     path.write_bytes(audio_file(75.0))
     shown = []

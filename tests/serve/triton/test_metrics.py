@@ -65,7 +65,7 @@ def families():
 @pytest.fixture
 def publish(families, monkeypatch):
     """Start a publisher that looks all the time."""
-    monkeypatch.setattr(metrics, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(metrics, "INTERVAL_S", 0.001)
     started = []
 
     def start(stats):
@@ -140,5 +140,5 @@ def test_nothing_is_published_after_the_end(publish):
     assert looked.wait(10)
     publisher.close()
     before = len(looks)
-    assert not publisher._thread.is_alive()
+    assert "earshot-metrics" not in {thread.name for thread in threading.enumerate()}
     assert len(looks) == before

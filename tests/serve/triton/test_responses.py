@@ -24,17 +24,17 @@ class Sender:
         self.go_on.set()
 
     def response(self, outputs):
-        self._maybe_break("response")
+        self.maybe_break("response")
         return sorted(outputs)
 
     def error_response(self, error):
-        self._maybe_break("error_response")
+        self.maybe_break("error_response")
         return error
 
     def send(self, response, final):
         self.sending.set()
         assert self.go_on.wait(10)
-        self._maybe_break("send")
+        self.maybe_break("send")
         assert not (self.sent and self.sent[-1][1]), "a response after the last one"
         self.sent.append((response, final))
 
