@@ -229,13 +229,6 @@ def _limit_of_files(size):
     ("name", "message", "flags"),
     [
         ("partial", "cut short; ask with partial = true", "cut short; ask with --partial"),
-        ("task", "ask for task = transcribe", "ask for --task transcribe"),
-        ("timestamps", "ask for timestamps = false", "ask for --no-timestamps"),
-        ("short_encoder", "ask for short_encoder = false", "ask for --no-short-encoder"),
-        ("languages", "languages = ['en', 'de'] came", "--languages en,de came"),
-        ("prompt", "prompt has 9 characters, more", "--prompt has 9 characters, more"),
-        ("diarize", "channels = split came with diarize;", "--channels split came with --diarize;"),
-        ("in words", "the language 'xx' is unknown", "the language 'xx' is unknown"),
         ("of a config", "transcriber.beam_size = 3", "transcriber.beam_size = 3"),
     ],
 )
@@ -493,29 +486,6 @@ def test_open_lets_everybody_in(toml, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
-    code = (
-        "import sys, serve.transcriber.open\n"
-        "from tests.fakes import FakeTranscriber\n"
-        "from serve.cli.main import main\n"
-        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code, "transcribe", "--config", str(toml), files["a.wav"]],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=WAIT_S,
-        )
-    assert done.returncode == 1
-    assert "error: cannot write the output: No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
     count, out = 12, tmp_path / "out"
@@ -643,9 +613,8 @@ def test_the_default_config_listens_on_this_machine_alone():
 
 @pytest.mark.nightly
 @pytest.mark.server
-@pytest.mark.parametrize("hurry", [False, True], ids=["the limit ends them", "a second Ctrl-C"])
-def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hurry):
-    config = nano_config(drain_timeout_s=600.0 if hurry else 0.05)
+def test_a_second_ctrl_c_ends_it_with_requests_unanswered(nano_config, tmp_path):
+    config = nano_config(drain_timeout_s=600.0)
     toml = tmp_path / "nano.toml"
     toml.write_text(config_to_toml(config), encoding="utf-8")
     with (
@@ -663,18 +632,13 @@ def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hu
         server.send_signal(signal.SIGINT)
         assert "starting" in server.stderr.readline()
         assert "stopping" in server.stderr.readline()
-        if hurry:
-            server.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=WAIT_S)
         for call in calls:
             call.cancel()
     assert "Traceback" not in errors
-    if hurry:
-        *_, last = errors.splitlines()  # the log's lines of requests that were answered precede it
-        assert (server.returncode, last) == (130, "interrupted")
-    else:
-        assert server.returncode == 1
-        assert "error: requests that had been accepted were ended without an answer" in errors
+    *_, last = errors.splitlines()  # the log's lines of requests that were answered precede it
+    assert (server.returncode, last) == (130, "interrupted")
 
 
 def test_a_speaker_whose_file_is_not_there_is_an_error_and_no_trace(toml, capsys):
