@@ -9,6 +9,7 @@ from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from serve.contract.config import RuntimeConfig
 
 
+@pytest.mark.nightly
 def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
     said = []
     rows = list(run_workloads(engine, config, plan, ceilings, said.append))
