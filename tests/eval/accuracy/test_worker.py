@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import psutil
 import pytest
@@ -154,11 +153,9 @@ def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch, no_children):
     said = {"a.txt": "hang"}
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, said=said)
     timer.join()
-    assert time.monotonic() - began < 30
     assert no_children()
 
 
