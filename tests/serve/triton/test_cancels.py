@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.envelope import cancel_of
 from serve.wire.folder import engine_links, grpc_target
-from tests.serving import ask_triton, audio_file, audio_request, settled
+from tests.serving import ask_triton, audio_file, audio_request, outcomes, settled, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -40,4 +40,5 @@ def test_a_stream_ends_when_another_takes_its_senders_place(server, stub):
     cancel(stub, "0-new-1")
     *_, last = answers
     assert last.error_message.startswith("CancelledError: ")
-    assert settled(server)["cancelled"] == before["cancelled"] + 1
+    expected = before["cancelled"] + 1
+    wait_until(lambda: outcomes(server)["cancelled"] == expected, "it is not counted")

@@ -16,7 +16,7 @@ from serve.contract.messages import Finished, Phase, Request, SegmentReady
 from serve.triton import heartbeat
 from serve.wire import tensors
 from tests import fake_triton
-from tests.serving import SEGMENT, TRANSCRIPT, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
 
 MODEL = Path(__file__).parents[3] / "serve/triton/model_repository/whisper/1/model.py"
 
@@ -98,7 +98,7 @@ def threads():
 
 
 def last(request):
-    response, final = request.sender.sent.get(timeout=10)
+    response, final = request.sender.sent.get(timeout=WAIT_S)
     assert final and request.sender.sent.empty()
     return response
 
@@ -112,7 +112,7 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
     for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
         on_event(event)
     if stream:
-        response, final = request.sender.sent.get(timeout=10)
+        response, final = request.sender.sent.get(timeout=WAIT_S)
         assert not final and tensors.segments_from_outputs(response.outputs.get) == (SEGMENT,)
     assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
 
