@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from serve.contract.errors import (
+    AudioError,
     CancelledError,
     EarshotError,
     OverloadedError,
