@@ -30,45 +30,35 @@ class DecoderOps(Protocol[Flow]):
     """One implementation of the decoder's operations; see `definition` for each."""
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`."""
         ...
 
     def embed(self, feed: Feed, tokens: Tensor, places: Tensor) -> Tensor:
-        """See `definition.embed`."""
         ...
 
     def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow:
-        """See `definition.norm_linear`."""
         ...
 
     def norm_linear_gelu(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Tensor:
-        """See `definition.norm_linear_gelu`."""
         ...
 
     def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor | Flow) -> Flow:
-        """See `definition.linear_residual`."""
         ...
 
     def finish(self, x: Flow) -> Tensor:
-        """See `definition.finish`."""
         ...
 
     def logits(
         self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor:
-        """See `definition.logits`."""
         ...
 
     def self_attention(self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor:
-        """See `definition.self_attention`."""
         ...
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> Tensor:
-        """See `definition.cross_attention`."""
         ...
 
     def store_cross(self, x: Tensor, slots: Tensor, cache: Tensor, scale: Tensor | None) -> None:
-        """See `definition.store_cross`."""
         ...
 
 
@@ -76,39 +66,31 @@ class EncoderOps(Protocol[Activation]):
     """One implementation of the encoder's operations; see `definition` for each."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        """See `definition.prepare`."""
         ...
 
     def stem(self, features: Tensor, conv1: Matrix, conv2: Matrix, positions: Tensor) -> Tensor:
-        """See `definition.stem`."""
         ...
 
     def norm(self, x: Tensor, params: Norm) -> Activation:
-        """See `definition.norm`."""
         ...
 
     def linear(self, x: Activation, matrix: Matrix) -> Tensor:
-        """See `definition.linear`."""
         ...
 
     def linear_gelu(self, x: Activation, matrix: Matrix) -> Activation:
-        """See `definition.linear_gelu`."""
         ...
 
     def encoder_attention(self, qkv: Tensor, n_head: int) -> Tensor:
-        """See `definition.encoder_attention`."""
         ...
 
     def add_linear_norm(
         self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
     ) -> Activation:
-        """See `definition.add_linear_norm`."""
         ...
 
     def add_linear_last_norm(
         self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
     ) -> Tensor:
-        """See `definition.add_linear_last_norm`."""
         ...
 
 

@@ -15,7 +15,6 @@ class Advance(Protocol):
     def __call__(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
     ) -> None:
-        """See `Rules.advance`."""
         ...
 
 
@@ -25,7 +24,6 @@ class Guess(Protocol):
     def __call__(
         self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
     ) -> None:
-        """See `Rules.guess`."""
         ...
 
 
