@@ -14,8 +14,7 @@ class Advance(Protocol):
 
     def __call__(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
-    ) -> None:
-        ...
+    ) -> None: ...
 
 
 class Guess(Protocol):
@@ -23,8 +22,7 @@ class Guess(Protocol):
 
     def __call__(
         self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
-    ) -> None:
-        ...
+    ) -> None: ...
 
 
 def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:
