@@ -2,9 +2,8 @@
 
 `poll` is the main loop. It encodes queued windows into slots, prefills their prompts, and then
 advances every busy slot by one token per row, or by several if it replays CUDA graphs. A window
-that arrives while others decode joins the next step. A GPU encodes larger batches faster, so windows
-wait until slots for a whole batch are free; `serve.native.intake` has the rules.
-
+that arrives while others decode joins the next step. A GPU encodes larger batches faster, so
+windows wait until slots for a whole batch are free; `serve.native.intake` has the rules.
 Urgent windows get slots first. `serve.native.order` has the further rules for a CPU.
 """
 
