@@ -192,8 +192,8 @@ class Rules:
         Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: `tokens`, `position`, `text_begin`, `suppress_blank` and both timestamp fields are
-                read at `rows`.
+            state: read at `rows`: `tokens`, `position`, `text_begin`, `suppress_blank` and both
+                timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
         """
