@@ -167,7 +167,6 @@ class DraftLoop(EagerLoop):
         self._pace = Pace()
 
     def launch(self, slots: Slots) -> int:
-        """See `SlotLoop.launch`."""
         owners = slots.owners()
         count = self._room(slots, owners)
         if count < 1:

@@ -91,7 +91,6 @@ class ShortWindows:
     def cross_keys(
         self, layers: torch.Tensor, slots: list[int], heads: torch.Tensor, frames: int
     ) -> torch.Tensor:
-        """See `Cache.cross_keys`."""
         windows = []
         for slot in slots:
             room = self._of_slot[slot]
