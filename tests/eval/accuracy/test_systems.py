@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import WhisperFeatureExtractor
+import transformers
 
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
@@ -37,7 +37,7 @@ CLIP = Path("tests/data/en_two.wav")
 def config(nano_config, nano_engine, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "nano"
     shutil.copytree(nano_engine.parent / "checkpoint", folder)
-    WhisperFeatureExtractor().save_pretrained(folder)
+    transformers.WhisperFeatureExtractor().save_pretrained(folder)
     return Config(
         **vars(nano_config()),
         build=BuildConfig(checkpoint=str(folder)),
