@@ -40,8 +40,8 @@ def _run(command: Command, options: dict[str, Any]) -> int:
     config = load_config(path) if path else Config()
     for flag in command.all_flags:
         if flag.sets and (value := options.pop(flag.dest)) is not None:
-            section, key = flag.sets.split(".")
-            config = changed(config, section, **{key: value, **flag.also})
+            section, _, key = flag.sets.partition(".")
+            config = changed(config, section, **({key: value} if key else value))
     kept: Path | None = None
     if command.keeps:
         folder = options.pop("output") or command.reports(config.name)

@@ -27,10 +27,9 @@ class Flag:
         help: says what it is; the default is added unless it names one.
         type: makes the value of text.
         default: the value where it is not given.
-        sets: the setting of the config that it stands for, such as eval.limit; "": it is given to
-            the command itself.
+        sets: the setting of the config that it stands for, such as eval.limit, or a section whose
+            settings its value holds; "": it is given to the command itself.
         options: others of `argparse`.
-        also: settings of the same section that it changes, too; later flags change them again.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Flag:
     default: Any = None
     sets: str = ""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    also: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, parser: argparse.ArgumentParser) -> None:
         """Let a parser know it."""
@@ -139,54 +137,31 @@ def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
     return Flag(name, f"{help}; default: {setting}", type, sets=setting)
 
 
-_NORMALIZER = Flag("--normalizer", "", str, DEFAULT, options={"choices": NORMALIZERS})
-_DRAWN = (
-    "draw N clips of each, 0 for all; of clips with groups each group gives its share, and a "
-    "larger draw holds the smaller"
-)
-_JOINED = "join the held-out clips of a speaker to passages of at most S seconds, 0 for not"
-_DRAW_SEED = _setting("--seed N", "of the draw", int)
-_AGAIN = switch("--again", "drop what these systems said before, instead of going on with it")
+def own_clips(place: str) -> dict[str, Any]:
+    """Return the settings by which all clips of a place are scored and timed."""
+    return {"manifest": place, "heldout": "", "limit": 0, "timed_limit": 0, "half": ""}
 
+
+_NORMALIZER = Flag("--normalizer", "", str, DEFAULT, options={"choices": NORMALIZERS})
+_AGAIN = switch("--again", "drop earlier answers of these systems, in place of continuing")
 _HALF = _setting("--half NAME", "of a manifest's halves, '' for both")
 _TELL = switch("--tell-language", "tell every system what language is spoken", "eval.tell_language")
-_CONCURRENCY = _setting("--concurrency N", "calls at a time under load", positive)
 RUN = (
     _systems("the config's eval.systems", sets="eval.systems"),
-    Flag(
-        "--clips CLIPS",
-        "your own recordings: all of them are scored and timed, unless --limit is given",
-        sets="eval.manifest",
-        also={"heldout": "", "limit": 0, "timed_limit": 0, "half": ""},
-    ),
-    _setting("--manifest CLIPS", "clips to score and to time"),
-    _setting("--heldout CLIPS", "clips to score only, '' for none"),
+    Flag("--clips CLIPS", "your own recordings, all of them", own_clips, sets="eval"),
     Flag("--without A,B", "leave these systems out; comma separated", names, ()),
-    _setting("--limit N", _DRAWN, not_negative),
-    _setting("--timed-limit N", "draw N clips to be timed, 0 for as many as --limit", not_negative),
+    _setting("--limit N", "draw N clips, 0 for all; each group gives its share", not_negative),
     _HALF,
-    _setting("--join-s S", _JOINED, float),
     _TELL,
     _AGAIN,
-    _DRAW_SEED,
+    _setting("--seed N", "of the draw", int),
     _setting("--language CODE", "of clips whose references do not say it"),
-    switch(
-        "--full",
-        "let every system hear the held-out clips and be timed; takes more than twice as long",
-    ),
-    _CONCURRENCY,
-    _setting("--repeats N", "timed passes", positive),
+    switch("--full", "every system hears all clips and is timed: more than twice as long"),
     _NORMALIZER,
 )
 REPORT = (
     Flag("a A", "the folder of a run, such as reports/demo", Path),
-    Flag(
-        "b B",
-        "the folder of another run, beside which the first is shown",
-        Path,
-        None,
-        options={"nargs": "?"},
-    ),
+    Flag("b B", "the folder of a run to compare with", Path, options={"nargs": "?"}),
     _systems("all of the run"),
     _NORMALIZER,
     Flag("--output DIR", "for the page of two runs", Path, Path("reports/compare")),
@@ -222,16 +197,14 @@ TRUST = (
     ),
     Flag(
         "--threshold P",
-        "%% of the characters in which two texts may differ that are trusted",
+        "%% of the characters in which two trusted texts may differ",
         within(100.0),
         10.0,
     ),
     _setting("--manifest CLIPS", "clips to hear, or a folder of audio without references"),
     _setting("--limit N", "draw N clips, 0 for all", not_negative),
-    _DRAW_SEED,
     _HALF,
     _TELL,
-    _CONCURRENCY,
 )
 LIVE = (
     Flag("--streams N,M", "at a time, one after another", counts, (1, 4)),
@@ -427,7 +400,7 @@ COMMANDS = (
         "run the systems over the clips, write the report",
         "accuracy.evaluate.evaluate",
         RUN,
-        epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
+        epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
     ),
     Command(
         "report",
@@ -458,7 +431,7 @@ COMMANDS = (
     Command("soak", "attack a real server: what survives?", "soak.run.soak", SOAK),
     Command(
         "trust",
-        "transcripts that two searches agree on, and words that are right as often as they say",
+        "transcripts that two searches agree on; calibration of confidence",
         "trust.run.trust",
         TRUST,
     ),

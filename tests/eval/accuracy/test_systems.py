@@ -98,7 +98,6 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     prepare.prepare_converted(config)
     peer = systems.open_system("faster-whisper-float32", config)
     facts = open_checkpoint(config.build.checkpoint).facts
-    assert peer.is_multilingual
     assert peer.settings["suppress_tokens"] == str(sorted(facts.suppress_tokens))
     assert peer.settings["max_new_tokens"] == "None"
     spanish = next(clip for clip in load_clips(config.eval.manifest) if clip.language == "es")
