@@ -142,31 +142,12 @@ def test_score_system_keeps_phases_and_sets_apart():
     assert timed.by_language["en"].cer.percent == 0.0
 
 
-def test_a_system_that_was_not_timed_has_no_speed():
-    calls = [timed_call("a.wav", "a", "a", phase="accuracy")]
-    assert score_system(facts("s"), calls, "raw").speed is None
-
-
 def test_clips_are_paired_by_name_whatever_ended_first():
     ended = [
         [timed_call(name, "a", "a", phase="accuracy") for name in names] for names in ("ab", "ba")
     ]
     one, other = (score_system(facts("s"), calls, "raw").sets["timed"] for calls in ended)
     assert list(one.by_clip) == list(other.by_clip)
-
-
-def test_unstable_clips_are_those_that_were_heard_in_more_than_one_way():
-    calls = [
-        timed_call(file, "word", text, phase=phase)
-        for file, texts in (
-            ("z.wav", ("word", "ward")),
-            ("same.wav", ("word", "word")),
-            ("a.wav", ("", "x")),
-        )
-        for phase, text in zip(("accuracy", "loaded"), texts, strict=True)
-    ]
-    calls.append(timed_call("same.wav", "x", "x", phase="accuracy", clip_set="heldout"))
-    assert score_system(facts("s"), calls, "raw").unstable == ("a.wav", "z.wav")
 
 
 def test_misheard_words_are_counted():

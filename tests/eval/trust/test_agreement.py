@@ -48,16 +48,6 @@ def pair(file, reference, text, other, duration_s=1.0, references=True, **said):
     return pair_of(clip, first, second, references=references, normalize=BASIC)
 
 
-def test_texts_differ_by_edits_of_the_longer_one():
-    one = pair("a", "so it is", "So it is.", "so, it his")
-    assert one.difference == pytest.approx(100 / 9, abs=0.01)
-    assert one.difference == pair("a", "so it is", "so it his", "so it is").difference
-    assert (one.text, one.other_text) == ("So it is.", "so, it his")
-    assert (one.edits.errors, one.edits.length) == (0, 8)
-    assert pair("a", "so", "", "yes, it is so").difference == 100.0
-    assert pair("a", "", "so", "", references=False).edits is None
-
-
 def test_a_transcript_is_as_sure_as_its_tokens_and_words():
     first = transcript("so it", -0.2, 0.9)
     more = dataclasses.replace(transcript("is", -0.8, 0.3).segments[0], tokens=(1, 2))

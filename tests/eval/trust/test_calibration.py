@@ -68,12 +68,6 @@ def test_a_figure_that_is_true_has_no_error():
     assert high.right == 0.75
 
 
-def test_errors_of_calibration_are_weighed_by_words():
-    found = reliability([0.9] * 3 + [0.1], [True, False, False, True])
-    assert found.ece == pytest.approx(0.75 * (0.9 - 1 / 3) + 0.25 * 0.9)
-    assert reliability([1.0, 0.5], [True, True]).auroc is None
-
-
 def words_of(half, count, weights, language="en", beam_seed=0):
     """Words that are right as often as a logistic of these weights says."""
     chance = random.Random(f"{half} {language} {beam_seed}")
@@ -137,14 +131,6 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
     assert [check.passed for check in checks_of(few)] == [None, None]
     with pytest.raises(EarshotError, match="no word of the half 'report' was heard"):
         figures_of({5: both[5][:3_000]}, "somebody")
-
-
-def test_what_the_engine_says_itself_is_judged_beside_the_rest():
-    words = [*words_of("choose", 500, TRUE), *words_of("report", 500, TRUE)]
-    sure = [dataclasses.replace(word, confidence=0.99) for word in words]
-    rows = {row.figure: row for row in figures_of({5: sure}, "x").rows if row.language == EVERY}
-    assert rows["confidence"].said == pytest.approx(0.99)
-    assert rows["confidence"].ece > rows["fitted"].ece
 
 
 def transcript(*words):
