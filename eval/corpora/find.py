@@ -14,7 +14,6 @@ from build.clips import Clip
 from eval.corpora.layout import (
     EXPECTED,
     TRANSCRIPTS,
-    Entry,
     Layout,
     common_voice,
     librispeech,
@@ -70,37 +69,26 @@ def find_clips(
         UnavailableError: a hub or a package that the place needs is not there.
     """
     layout = _layout(place, need_references)
-    entries = _checked(layout, place, half)
-    chosen = _drawn(entries, limit, seed)
+    every = _checked(layout, place, half)
+    chosen = _drawn(every, limit, seed)
     if layout.fetch:
         layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
-    for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
+    for clip in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
         try:
             if read:
-                read(entry.audio)
-            clips.append(_clip(entry, language))
+                read(clip.path)
+            known = (clip.language or language or None) if clip.text else None
+            seconds = clip.duration_s or duration_s(clip.path)
+            clips.append(dataclasses.replace(clip, language=known, duration_s=seconds))
         except EarshotError as error:
             if read is None:
                 raise
-            unreadable[entry.file] = str(error)
+            unreadable[clip.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    summary = _summary(layout, clips, len(unreadable), len(entries), seed)
+    summary = _summary(layout, clips, len(unreadable), len(every), seed)
     return FoundCorpus(clips, summary, unreadable, layout.references)
-
-
-def _clip(entry: Entry, language: str) -> Clip:
-    return Clip(
-        file=entry.file,
-        path=entry.audio,
-        text=entry.text,
-        language=(entry.language or language or None) if entry.text else None,
-        duration_s=entry.duration_s or duration_s(entry.audio),
-        group=entry.group,
-        speaker=entry.speaker,
-        half=entry.half,
-    )
 
 
 def _layout(place: str, need_references: bool) -> Layout:
@@ -142,44 +130,44 @@ def _folder(path: Path, need_references: bool) -> Layout:
     return layout
 
 
-def _checked(layout: Layout, place: str, half: str) -> list[Entry]:
-    """Return the entries of a half, if every entry of the layout is as it should be."""
+def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
+    """Return the clips of a half, if every clip of the layout is as it should be."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     seen: set[str] = set()
-    for entry in layout.entries:
+    for where, clip in layout.clips:
         problem = ""
-        if entry.file in seen:
+        if clip.file in seen:
             problem = "listed twice"
-        elif not entry.text and layout.references and not layout.may_be_silent:
+        elif not clip.text and layout.references and not layout.may_be_silent:
             problem = "without a reference text"
-        elif not entry.file or not (layout.fetch or entry.audio.is_file()):
+        elif not clip.file or not (layout.fetch or clip.path.is_file()):
             problem = "without audio"
         if problem:
-            problems[problem].append(f"{entry.where} ({entry.file or 'no name'})")
-        seen.add(entry.file)
+            problems[problem].append(f"{where} ({clip.file or 'no name'})")
+        seen.add(clip.file)
     if problems:
         parts = [
             f"{len(names)} {problem}: {', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
             for problem, names in problems.items()
         ]
         raise ConfigError(f"{place}: {'; '.join(parts)}; correct these lines or take them out")
-    entries = [entry for entry in layout.entries if not half or entry.half in ("", half)]
-    if not entries:
+    clips = [clip for _, clip in layout.clips if not half or clip.half in ("", half)]
+    if not clips:
         of_half = f" of the half {half!r}" if half else ""
         raise ConfigError(f"{place} lists no clips{of_half}")
-    return entries
+    return clips
 
 
-def _drawn(entries: Sequence[Entry], limit: int, seed: int) -> list[Entry]:
-    """Draw entries, in their order; every group has its share, whatever the limit.
+def _drawn(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
+    """Draw clips, in their order; every group has its share, whatever the limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the lowest are drawn.
     """
     if not limit:
-        return list(entries)
+        return clips
     groups: dict[str, list[int]] = collections.defaultdict(list)
-    for number, entry in enumerate(entries):
-        groups[entry.group].append(number)
+    for number, clip in enumerate(clips):
+        groups[clip.group].append(number)
     places: list[tuple[float, int]] = []
     for group, members in groups.items():
         draw = random.Random(f"{seed} {group}")
@@ -187,7 +175,7 @@ def _drawn(entries: Sequence[Entry], limit: int, seed: int) -> list[Entry]:
         places += [
             ((rank + draw.random()) / len(members), number) for rank, number in enumerate(members)
         ]
-    return [entries[number] for number in sorted(number for _, number in sorted(places)[:limit])]
+    return [clips[number] for number in sorted(number for _, number in sorted(places)[:limit])]
 
 
 def duration_s(path: Path) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from build.clips import load_clips
+from build.clips import Clip, load_clips
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
@@ -35,37 +35,23 @@ _A_LINE = "expected an object a line"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One recording and its text, as its layout lists it."""
-
-    file: str  # names it in reports; no two of a layout are the same
-    audio: Path  # where the audio lies, or will lie once `Layout.fetch` has run
-    text: str
-    language: str | None  # None where the layout does not say
-    where: str  # the line that lists it, for error texts
-    duration_s: float | None = None  # where the layout says it
-    group: str = ""  # as in `build.clips.Clip`
-    speaker: str = ""
-    half: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Layout:
     """The recordings of one place.
 
     Attributes:
         title: names the layout in reports.
-        entries: every recording, in a fixed order.
-        references: whether it has texts.
+        clips: every recording, in a fixed order, by the line that lists it. A duration of 0 is
+            not known yet.
+        references: whether the clips have texts.
         may_be_silent: whether an empty text says that nobody speaks; else the text is missing.
-        fetch: puts the audio of entries where `Entry.audio` says; None if all of it is there.
+        fetch: puts the audio of clips where their path says; None if all of it is there.
     """
 
     title: str
-    entries: Sequence[Entry]
+    clips: Sequence[tuple[str, Clip]]
     references: bool = True
     may_be_silent: bool = False
-    fetch: Callable[[Sequence[Entry]], None] | None = None
+    fetch: Callable[[Sequence[Clip]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +98,7 @@ def librispeech(folder: Path) -> Layout:
         ConfigError: a line is malformed; the message names it.
         FileError: a file cannot be read.
     """
-    entries = []
+    clips = []
     for transcripts in sorted(folder.rglob(TRANSCRIPTS)):
         lines = read_text(transcripts, "expected transcripts of LibriSpeech").splitlines()
         for number, line in enumerate(lines, 1):
@@ -124,8 +110,8 @@ def librispeech(folder: Path) -> Layout:
                 raise ConfigError(f"{where}: {name!r} is not the id of an utterance")
             audio = transcripts.parent / f"{name}.flac"
             file = audio.relative_to(folder).as_posix()
-            entries.append(Entry(file, audio, text.strip(), "en", where))
-    return Layout("LibriSpeech's layout, transcripts in *.trans.txt", entries)
+            clips.append((where, Clip(file, audio, text.strip(), "en", 0.0)))
+    return Layout("LibriSpeech's layout, transcripts in *.trans.txt", clips)
 
 
 def recordings(folder: Path) -> Layout:
@@ -134,28 +120,27 @@ def recordings(folder: Path) -> Layout:
     Raises:
         FileError: a text cannot be read.
     """
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    audio = {file: path for file, path in found.items() if is_audio(path.name)}
-    texts = {path for path in found.values() if path.suffix == ".txt"}
-    if not texts & {path.with_suffix(".txt") for path in audio.values()}:
-        entries = [Entry(file, path, "", None, file) for file, path in audio.items()]
-        return Layout("audio without references", entries, references=False)
+    files = sorted(folder.rglob("*"))
+    audio = [path for path in files if is_audio(path.name)]
+    texts = {path for path in files if path.suffix == ".txt"}
+    beside = {path.with_suffix(".txt") for path in audio}
 
-    def entry(file: str, path: Path) -> Entry:
-        text = path.with_suffix(".txt")
-        spoken = read_text(text, "expected the text of a recording") if text in texts else ""
-        return Entry(
-            file, path, " ".join(spoken.split()), None, text.relative_to(folder).as_posix()
-        )
+    def listed(path: Path, audio: Path) -> tuple[str, Clip]:
+        text, spoken = path.with_suffix(".txt"), ""
+        if text in texts:
+            spoken = " ".join(read_text(text, "expected the text of a recording").split())
+        file, where = (one.relative_to(folder).as_posix() for one in (path, text))
+        return where, Clip(file, audio, spoken, None, 0.0)
 
-    entries = [entry(file, path) for file, path in audio.items()]
+    if not texts & beside:
+        clips = [listed(path, path) for path in audio]
+        return Layout("audio without references", clips, references=False)
     # A text without audio is listed, so that it is refused by name.
-    alone = texts - {path.with_suffix(".txt") for path in audio.values()}
-    entries += [
-        dataclasses.replace(entry(path.relative_to(folder).as_posix(), path), audio=folder)
-        for path in sorted(alone)
+    clips = [
+        *(listed(path, path) for path in audio),
+        *(listed(path, folder) for path in sorted(texts - beside)),
     ]
-    return Layout("audio with a .txt beside each file", entries)
+    return Layout("audio with a .txt beside each file", clips)
 
 
 # ---------------------------------------------------------------- tables
@@ -171,7 +156,8 @@ def table(path: Path) -> Layout:
     rows = list(_rows(path))
     names = list(rows[0][1]) if rows else []
     if is_jsonl(path) and {"file", "text", "language", "duration"} <= set(names):
-        return _manifest(path)
+        clips = [(clip.file, clip) for clip in load_clips(path)]
+        return Layout("a manifest of clips", clips, may_be_silent=True)
     return _table(path, rows, f"the table {path.name}", path.parent)
 
 
@@ -192,7 +178,7 @@ def _table(
     columns = columns_of(names)
     if columns is None:
         raise ConfigError(f"{path} has {', '.join(names) or 'no lines'}; expected {UNDERSTOOD}")
-    entries = []
+    clips = []
     for number, row in rows:
         cells = {name: row.get(name) or "" for name in dataclasses.astuple(columns) if name}
         for name, value in cells.items():
@@ -200,26 +186,9 @@ def _table(
                 raise ConfigError(f"{path.name}:{number}: `{name}` is {value!r}; expected text")
         file, text = cells[columns.audio].strip(), cells[columns.text].strip()
         language = language_code(cells.get(columns.language or ""))
-        entries.append(Entry(file, folder / file, text, language, f"{path.name}:{number}"))
-    return Layout(f"{title}, {columns}", entries)
-
-
-def _manifest(path: Path) -> Layout:
-    entries = [
-        Entry(
-            file=clip.file,
-            audio=clip.path,
-            text=clip.text,
-            language=clip.language,
-            where=clip.file,
-            duration_s=clip.duration_s,
-            group=clip.group,
-            speaker=clip.speaker,
-            half=clip.half,
-        )
-        for clip in load_clips(path)
-    ]
-    return Layout("a manifest of clips", entries, may_be_silent=True)
+        clip = Clip(file, folder / file, text, language, 0.0)
+        clips.append((f"{path.name}:{number}", clip))
+    return Layout(f"{title}, {columns}", clips)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
+from build.clips import Clip
+from eval.corpora.layout import UNDERSTOOD, Columns, Layout, columns_of, language_code
 from eval.record import missing_packages, replaced
 from serve.contract.errors import ConfigError, UnavailableError
 
@@ -47,8 +48,8 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
             f"{title} is Parquet, which needs the package pyarrow; install requirements.txt"
         )
     folder = CACHE / hashlib.sha256(key.encode()).hexdigest()[:24]
-    entries: list[Entry] = []
-    rows: dict[str, tuple[str, int]] = {}  # file and number of each entry's row
+    clips: list[tuple[str, Clip]] = []
+    rows: dict[str, tuple[str, int]] = {}  # file and number of each clip's row
     for number, name in enumerate(files):
         with _opened(filesystem, name) as file:
             columns = _columns(file, name)
@@ -57,48 +58,43 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
             for row, cells in enumerate(cells for b in batches for cells in b.to_pylist()):
                 path = (cells[columns.audio] or {}).get("path") or ""
                 # The path may be the same in two rows, or lead anywhere: only its ending is used.
-                entry = f"{number:04d}-{row:07d}{Path(path).suffix}"
+                clip = f"{number:04d}-{row:07d}{Path(path).suffix}"
                 text = (cells[columns.text] or "").strip()
                 language = cells[columns.language] if columns.language else None
                 code = language_code(language if isinstance(language, str) else None)
-                entries.append(Entry(entry, folder / entry, text, code, f"{name}, row {row}"))
-                rows[entry] = name, row
+                clips.append((f"{name}, row {row}", Clip(clip, folder / clip, text, code, 0.0)))
+                rows[clip] = name, row
 
-    def fetch(chosen: Sequence[Entry]) -> None:
+    def fetch(chosen: Sequence[Clip]) -> None:
         for name in files:
             missing = {
-                rows[entry.file][1]: entry
-                for entry in chosen
-                if rows[entry.file][0] == name and not entry.audio.is_file()
+                rows[clip.file][1]: clip.path
+                for clip in chosen
+                if rows[clip.file][0] == name and not clip.path.is_file()
             }
             if missing:
                 with _opened(filesystem, name) as file:
-                    _fetch_rows(file, _columns(file, name).audio, missing)
+                    _fetch_rows(file, name, missing)
 
-    return Layout(f"{title}, {columns}", entries, fetch=fetch)
+    return Layout(f"{title}, {columns}", clips, fetch=fetch)
 
 
-def _fetch_rows(file: Any, column: str, wanted: dict[int, Entry]) -> None:
-    """Write the audio of rows, by number, into the cache; other row groups are not read."""
-    row = 0
+def _fetch_rows(file: Any, name: str, wanted: dict[int, Path]) -> None:
+    """Write the audio of rows, by number, to these paths; other row groups are not read."""
+    column, row = f"{_columns(file, name).audio}.bytes", 0
     for group in range(file.num_row_groups):
         end = row + file.metadata.row_group(group).num_rows
         if any(row <= number < end for number in wanted):
-            batches = file.iter_batches(
-                _AUDIO_ROWS, row_groups=[group], columns=[f"{column}.bytes"]
-            )
+            batches = file.iter_batches(_AUDIO_ROWS, row_groups=[group], columns=[column])
             cells = (cell for batch in batches for cell in batch.column(0))
             for number, cell in enumerate(cells, row):
                 if number in wanted:
-                    _write(wanted[number], (cell.as_py() or {}).get("bytes"))
+                    audio = (cell.as_py() or {}).get("bytes")
+                    if not audio:
+                        raise ConfigError(f"{name}, row {number} has no audio in it, only its name")
+                    with replaced(wanted[number]) as partial:
+                        partial.write_bytes(audio)
         row = end
-
-
-def _write(entry: Entry, audio: bytes | None) -> None:
-    if not audio:
-        raise ConfigError(f"{entry.where} has no audio in it, only its name")
-    with replaced(entry.audio) as partial:
-        partial.write_bytes(audio)
 
 
 @contextlib.contextmanager
