@@ -36,7 +36,7 @@ class Flags:
 
         Args:
             flag: its name, and a name for its value, such as "--limit N".
-            help: its description; a default that is a value is added.
+            help: its description; the default is added unless it names one.
             type: parses the value.
             default: the value if the flag is not given.
             options: further ones of `argparse`.
@@ -44,7 +44,7 @@ class Flags:
         name, _, metavar = flag.partition(" ")
         if metavar:
             options["metavar"] = metavar
-        if default not in (None, "", (), argparse.SUPPRESS):
+        if default not in (None, "", (), argparse.SUPPRESS) and "default:" not in help:
             help = "; ".join(filter(None, (help, f"default: {_shown(default)}")))
         self._parser.add_argument(name, help=help, type=type, default=default, **options)
 

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_named(tmp_path, record):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no references; expected a manifest"),
+        ({}, "holds no references; expected audio files with a .txt"),
         ({"a.csv": "", "b.csv": ""}, "has several tables: a.csv, b.csv; name one"),
         ({"a.csv": ""}, "a.csv has no lines; expected audio as file_name, file, path"),
         ({"a.csv": "a.wav|Hi|Hi\n"}, "a.csv has no lines; expected audio as"),

@@ -120,6 +120,7 @@ def measured(monkeypatch, meetings, tmp_path):
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
         result = speakers(run, **options, texts=texts)
+        run.keep(result)
         return result, json.loads(run.path.read_text())
 
     return measure
