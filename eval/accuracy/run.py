@@ -13,7 +13,7 @@ import datetime
 import functools
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -138,7 +138,7 @@ def run(of: Run, *, again: bool = False) -> None:
         for work, count in zip(works, windows, strict=True):
             if count:
                 bar.set_description(f"{work.name:31}")
-                _run_system(work, config, keys, folder, facts.id, bar)
+                _run_system(work, config, keys, folder, facts.id, bar.update)
 
 
 def _found(config: Config, say: Say) -> dict[ClipSet, FoundCorpus]:
@@ -238,9 +238,14 @@ def _work(
 
 
 def _run_system(
-    work: _Work, config: Config, keys: Keys, folder: Path, run_id: str, bar: "tqdm[None]"
+    work: _Work,
+    config: Config,
+    keys: Keys,
+    folder: Path,
+    run_id: str,
+    advance: Callable[[int], object],
 ) -> None:
-    """Let one system hear the clips that are left, and keep each answer."""
+    """Let one system hear the clips that are left; keep each answer, and count its windows."""
     work.kept.facts_path.unlink(missing_ok=True)
     timed: list[TimedCall] = []
     with work.kept.appended() as keep:
@@ -250,7 +255,7 @@ def _run_system(
                 keep(dataclasses.replace(call, key=keys[call.clip_set][call.file]))
             else:
                 timed.append(call)
-            bar.update(_windows([call]))
+            advance(_windows([call]))
 
         facts = measure_system(
             work.name,
