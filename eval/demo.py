@@ -29,7 +29,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     """Start a server, send it every clip of `eval.demo` once, and stop it.
 
     Args:
-        run: says where the config is, what is sent and how many at a time.
+        run: its config names the clips and the number of calls at a time.
         otherwise: the config where the checkpoint cannot be had.
 
     Raises:

@@ -42,7 +42,7 @@ def gates(
         precision: of the configured engine, which says which of ours is the default.
         max_gap_faster_whisper: points of CER by which ours may be above faster-whisper.
         max_gap_fp16: points of CER by which INT8 may be above FP16.
-        groups: whose clips decide; () is all clips.
+        groups: groups of clips that decide; () is all clips.
     """
     by_name = {score.facts.name: score for score in scores}
     default = f"earshot-{precision}"

@@ -107,7 +107,7 @@ def read_calls(path: Path) -> list[TimedCall]:
 
 ClipSets = Mapping[ClipSet, list[Clip]]
 Keys = dict[ClipSet, dict[str, str]]
-"""Of every clip of a run, by set and file: a hash of its audio and its reference."""
+"""A hash of the audio and the reference of each clip, by set and file."""
 
 
 def keys_of(clips: ClipSets) -> Keys:

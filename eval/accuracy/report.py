@@ -295,7 +295,7 @@ def _misheard(sets: Mapping[str, SetScore]) -> list[Table]:
         ]
         for (said, heard), _ in total.most_common(_MAX_WORDS)
     ]
-    note = "`word → -` was not heard; nobody said `- → word`."
+    note = "`word → -` is a lost word, `- → word` an inserted one."
     header = ["said → heard", *sets]
     return [Table(header, rows, "Misheard words", note, folded="closed")] if rows else []
 

@@ -50,7 +50,7 @@ class TranscriptionSystem:
 
         Args:
             audio: a whole file.
-            language: code of what is spoken; None leaves the system to find out.
+            language: code of the spoken language; None leaves the system to detect it.
 
         Raises:
             EarshotError: this one call failed.
@@ -185,7 +185,7 @@ def measure_system(
         run_id: of the run that it belongs to.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
-        log: gets what the child writes.
+        log: receives the output of the child.
 
     Raises:
         EarshotError: the system's own error.

@@ -223,7 +223,7 @@ def _delimiter(header: str) -> str:
 
 
 def _unquoted(cell: str) -> str:
-    """Restore a cell as it was before somebody's CSV writer put quotes around it."""
+    """Remove the quotes that a CSV writer put around a cell."""
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         return cell[1:-1].replace('""', '"')
     return cell

@@ -99,7 +99,7 @@ def _fetch_rows(file: Any, name: str, wanted: dict[int, Path]) -> None:
 
 @contextlib.contextmanager
 def _opened(filesystem: Any, name: str) -> Iterator[Any]:
-    from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - only for those who need it
+    from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - loads what few places need
 
     with filesystem.open(name, "rb") as raw:
         try:
@@ -149,7 +149,7 @@ def hub(place: str) -> Layout:
             message lists those that it has.
         UnavailableError: the hub does not give it; the message says why and what to do.
     """
-    from huggingface_hub import HfFileSystem  # noqa: PLC0415 - only for those who need it
+    from huggingface_hub import HfFileSystem  # noqa: PLC0415 - loads what few places need
 
     match = _NAME.fullmatch(place.removeprefix(PREFIX))
     if match is None:

@@ -1,4 +1,4 @@
-"""Errors of diarization: who speaks when, and whose words they are."""
+"""Errors of diarization: of turns, and of each speaker's words."""
 
 import collections
 import dataclasses
@@ -52,7 +52,7 @@ def errors(reference: Sequence[Turn], hypothesis: Sequence[Turn]) -> Errors:
 
 
 def _activity(turns: Sequence[Turn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Mark each speaker who speaks between two edges with 1, (speakers, edges - 1)."""
+    """Mark each active speaker between two edges with 1, (speakers, edges - 1)."""
     speakers = sorted({turn.speaker for turn in turns})
     active = np.zeros((len(speakers), max(0, len(edges) - 1)))
     for turn in turns:
