@@ -6,8 +6,8 @@ gateway holds a lock on the subfolder of each Triton that it sends requests to o
 from. A replaced Triton ends when no gateway holds its subfolder any more.
 
 Each start makes a new folder of mode 0700, so that only its user reaches the sockets. The process
-that made the folder holds a lock in it while it lives. The next start removes folders without a
-locked file.
+that made the folder holds a lock in it while it lives. The next start removes folders that no
+process holds.
 """
 
 import contextlib
