@@ -134,7 +134,6 @@ def _is(value, kind):
 
 # trtllm-build: flags that take a value, with its kind. Read in tensorrt_llm/commands/build.py and
 # tensorrt_llm/plugin/plugin.py; the values of Whisper in examples/models/core/whisper/README.md.
-FLAGS_READ_IN = "tensorrt_llm/commands/build.py, tensorrt_llm/plugin/plugin.py"
 FLAGS = {
     "checkpoint_dir": "path",
     "output_dir": "path",
@@ -155,47 +154,6 @@ VALUES = {
     "plugin": {"auto", "float16", "float32", "bfloat16", "int32", "disable"},
     "switch": {"enable", "disable"},
     "cache": {"continuous", "paged", "disabled"},
-}
-
-# The LLM API with Whisper: keywords that NVIDIA's own Whisper test passes, and, of `backend`, the
-# guide; with their kinds, as above. Read in tests/integration/defs/llmapi/
-# test_llm_api_pytorch_whisper.py, docs/source/models/encoder-decoder.md,
-# tensorrt_llm/llmapi/llm_args.py and tensorrt_llm/sampling_params.py.
-LLM_API_READ_IN = "tests/integration/defs/llmapi/test_llm_api_pytorch_whisper.py"
-LLM_API = {
-    "LLM": Binding(
-        LLM_API_READ_IN,
-        """
-        model:str
-        *
-        backend:str=... attn_backend:str=... dtype:str=... model_kwargs:dict?=...
-        max_batch_size:int=... max_beam_width:int=... max_input_len:int=... max_num_tokens:int=...
-        enable_chunked_prefill:bool=... disable_overlap_scheduler:bool=...
-        cuda_graph_config:CudaGraphConfig?=... kv_cache_config:KvCacheConfig=...
-        scheduler_config:SchedulerConfig=...
-        """,
-    ),
-    "KvCacheConfig": Binding(
-        LLM_API_READ_IN,
-        """
-        *
-        enable_block_reuse:bool=... free_gpu_memory_fraction:float=...
-        cross_kv_cache_fraction:float?=... use_kv_cache_manager_v2:bool=...
-        """,
-    ),
-    "SchedulerConfig": Binding(LLM_API_READ_IN, "* use_python_scheduler:bool=..."),
-    "CudaGraphConfig": Binding(
-        LLM_API_READ_IN, "* batch_sizes:list?=... enable_padding:bool=... max_batch_size:int=..."
-    ),
-    # Not end_id, pad_id or seed: no test of the library passes them with Whisper.
-    "SamplingParams": Binding(
-        LLM_API_READ_IN,
-        """
-        *
-        max_tokens:int=... temperature:float?=... n:int=... best_of:int?=...
-        use_beam_search:bool=... length_penalty:float?=... logprobs:int?=... detokenize:bool=...
-        """,
-    ),
 }
 
 # Types of an embedding bias that FP16 logits take: their own, and FP32 in host memory, which is
