@@ -395,7 +395,7 @@ def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable
 def _check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(f"unknown system {name!r}; expected one of {', '.join(known)}")
+            raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
 
 
 def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:

@@ -323,7 +323,7 @@ def test_one_place_may_be_timed_in_part_and_held_out_for_the_rest(config, capsys
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--systems", "whisper.cpp"], 2, "unknown system 'whisper.cpp'; expected one of earshot-triton"),
+        (["--systems", "whisper.cpp"], 2, "unknown system 'whisper.cpp'; known: earshot-triton"),
         (["--systems", "earshot-int8,earshot-int8"], 2, "expected different names"),
         (
             ["--clips", "none.jsonl"],
