@@ -201,7 +201,6 @@ PROFILE = (
         "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
     ),
     switch("--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"),
-    switch("--under-nsys", argparse.SUPPRESS),  # what --nsys starts
 )
 SOAK = (
     Flag("--minutes M", "that it lasts", positive, 5),
@@ -279,14 +278,12 @@ PLAN = (
         Path,
     ),
 )
-_PLANNED = (
-    f"{long_plan.minutes_of(long_plan.PLAN):.0f}, of people "
-    f"{long_plan.minutes_of(long_plan.PEOPLE_PLAN):.0f} and their passages"
-)
 LONG = (
     _systems("all, " + ", ".join(long_plan.NAMES)),
     Flag(
-        "--minutes M", f"of composed recordings, at least; default: the plan, {_PLANNED}", positive
+        "--minutes M",
+        "of composed recordings, at least; default: every kind once, about 30, and long passages",
+        positive,
     ),
     Flag("--seed N", "of them", int, 0),
     _AGAIN,
@@ -480,7 +477,7 @@ COMMANDS = (
     Command(
         "trtllm-check",
         "on a machine with TensorRT-LLM: compare it with transformers",
-        "trtllm.run.check",
+        "trtllm.check.trtllm_check",
         _PYTHON,
         of="nothing",
     ),

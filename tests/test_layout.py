@@ -108,10 +108,7 @@ RULES = {
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
     "eval.plan": HARNESS,
-    "eval.profile": (
-        *HARNESS,
-        *("eval.bench.floor", "eval.corpora", "eval.random_whisper"),
-    ),
+    "eval.profile": (*HARNESS, "eval.corpora", "eval.random_whisper"),
     "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),
     "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),

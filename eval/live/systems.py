@@ -31,7 +31,7 @@ _WAIT_S = 60.0  # that a session may say nothing
 T = TypeVar("T")
 
 
-class System(Protocol):
+class StreamingSystem(Protocol):
     """Makes text of whole recordings and of streams."""
 
     def whole(self, request: Request) -> Transcript:
@@ -46,14 +46,15 @@ class System(Protocol):
         """Do something in which streams are played."""
 
     def changed(self) -> float:
-        """Count the words of hypotheses so far that did not stay."""
+        """Count the words of hypotheses so far that did not stay.
 
-    def require_unbroken(self) -> None:
-        """Raise an EarshotError if something has gone wrong in it."""
+        Raises:
+            EarshotError: a process of the server has ended meanwhile.
+        """
 
 
 @contextlib.contextmanager
-def open_system(config: Config, decode_s: float) -> Iterator[System]:
+def open_system(config: Config, decode_s: float) -> Iterator[StreamingSystem]:
     """Open a system for the length of a `with` block.
 
     Args:
@@ -94,9 +95,6 @@ class _Real:
     def changed(self) -> float:
         return self.server.counters(_CHANGED)[_CHANGED]
 
-    def require_unbroken(self) -> None:
-        self.server.require_unbroken()
-
 
 class Simulated:
     """Sessions by a clock that stands while anything works and jumps to when there is more to do.
@@ -120,13 +118,13 @@ class Simulated:
         self._streams = 0  # that are played
 
     def whole(self, request: Request) -> Transcript:
-        """Do as `System` says, as do the others."""
+        """Transcribe in this process."""
         return self._transcriber.transcribe(request)
 
     async def play(
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
     ) -> AsyncIterator[Heard]:
-        """Do as `System` says."""
+        """Stream through a session in this process."""
         wire = _Wire(self)
         work = asyncio.create_task(wire.work())
         self._streams += 1
@@ -139,16 +137,13 @@ class Simulated:
             await asyncio.wait((work,))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do as `System` says."""
+        """Run under the clock that jumps."""
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             return runner.run(work)
 
     def changed(self) -> float:
-        """Do as `System` says."""
+        """Count the words that did not stay."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
-
-    def require_unbroken(self) -> None:
-        """Do as `System` says."""
 
     def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
         """Make a session whose events go into a queue."""

@@ -22,10 +22,11 @@ PHASES = ("encode", "prompts", "steps", "words")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _US = 1e6
+_GAPS = 15  # the longest, that are kept
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TraceSlice:
     """A piece of work, or a range; times in microseconds."""
 
     name: str
@@ -55,7 +56,7 @@ class PhaseTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gap:
+class DeviceIdle:
     """A time in which the device did nothing."""
 
     at_s: float  # after the load's begin
@@ -66,33 +67,29 @@ class Gap:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class DeviceTimeline:
     """What the device did of a load."""
 
     seconds: float  # of the load
     busy_s: float
     phases: tuple[PhaseTime, ...]
     kernels: tuple[Kernel, ...]  # the longest first
-    gaps: tuple[Gap, ...]  # likewise
+    gaps: tuple[DeviceIdle, ...]  # likewise
 
 
-def read_timeline(path: Path, most: int = 15) -> Timeline:
-    """Read a Chrome trace.
-
-    Args:
-        path: of the file, which gzip has packed.
-        most: gaps.
+def read_timeline(path: Path) -> DeviceTimeline:
+    """Read a Chrome trace, a JSON file packed by gzip.
 
     Raises:
         ValueError: the load is not in it.
     """
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        return timeline_of(json.load(file)["traceEvents"], most)
+        return timeline_of(json.load(file)["traceEvents"])
 
 
-def timeline_of(events: Iterable[Mapping[str, Any]], most: int = 15) -> Timeline:
+def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     """Find what a trace's events say; see `read_timeline`."""
-    by_kind: dict[str, list[Part]] = collections.defaultdict(list)
+    by_kind: dict[str, list[TraceSlice]] = collections.defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
             by_kind[event.get("cat", "")].append(_part(event))
@@ -100,7 +97,7 @@ def timeline_of(events: Iterable[Mapping[str, Any]], most: int = 15) -> Timeline
     loads = [part for part in ranges if part.name == LOAD]
     if not loads:
         raise ValueError(f"the trace has no range {LOAD}")
-    load, phases = loads[0], _Phases(part for part in ranges if part.name in PHASES)
+    load, phases = loads[0], _TracePhases(part for part in ranges if part.name in PHASES)
     on_gpu = [part for kind in _ON_GPU for part in by_kind[kind]]
     if on_gpu:
         launches = {part.correlation: part for kind in _LAUNCHES for part in by_kind[kind]}
@@ -112,12 +109,12 @@ def timeline_of(events: Iterable[Mapping[str, Any]], most: int = 15) -> Timeline
         operators = [part for part in by_kind["cpu_op"] if part.thread in phases.threads]
         work = [(part, phases.of(part), own) for part, own in _own_times(operators)]
     work = [(part, phase, own) for part, phase, own in work if load.begin <= part.begin < load.end]
-    return _timeline(load, phases, sorted(work, key=lambda item: item[0].begin), most)
+    return _timeline(load, phases, sorted(work, key=lambda item: item[0].begin))
 
 
-def _part(event: Mapping[str, Any]) -> Part:
+def _part(event: Mapping[str, Any]) -> TraceSlice:
     begin, correlation = float(event["ts"]), event.get("args", {}).get("correlation")
-    return Part(
+    return TraceSlice(
         str(event["name"]),
         begin,
         begin + float(event.get("dur", 0)),
@@ -126,15 +123,15 @@ def _part(event: Mapping[str, Any]) -> Part:
     )
 
 
-class _Phases:
+class _TracePhases:
     """The phases of a trace, by thread and time; they do not overlap within a thread.
 
     Args:
         ranges: of them.
     """
 
-    def __init__(self, ranges: Iterable[Part]) -> None:
-        self._ranges: dict[object, list[Part]] = collections.defaultdict(list)
+    def __init__(self, ranges: Iterable[TraceSlice]) -> None:
+        self._ranges: dict[object, list[TraceSlice]] = collections.defaultdict(list)
         for part in sorted(ranges, key=lambda part: part.begin):
             self._ranges[part.thread].append(part)
 
@@ -143,7 +140,7 @@ class _Phases:
         """Return those that have phases."""
         return set(self._ranges)
 
-    def of(self, part: Part) -> str:
+    def of(self, part: TraceSlice) -> str:
         """Return the phase in which something began, by the thread that did it."""
         return self._at(part.thread, part.begin)
 
@@ -158,14 +155,14 @@ class _Phases:
         return ranges[index].name if index >= 0 and moment < ranges[index].end else BETWEEN
 
 
-def _own_times(parts: Iterable[Part]) -> Iterable[tuple[Part, float]]:
+def _own_times(parts: Iterable[TraceSlice]) -> Iterable[tuple[TraceSlice, float]]:
     """Yield each operator, with its time without that of those that it calls."""
     by_thread = collections.defaultdict(list)
     for part in parts:
         by_thread[part.thread].append(part)
     for mine in by_thread.values():
         own: dict[int, float] = {}
-        open_parts: list[tuple[int, Part]] = []
+        open_parts: list[tuple[int, TraceSlice]] = []
         ordered = sorted(mine, key=lambda part: (part.begin, -part.end))
         for index, part in enumerate(ordered):
             while open_parts and open_parts[-1][1].end <= part.begin:
@@ -178,8 +175,8 @@ def _own_times(parts: Iterable[Part]) -> Iterable[tuple[Part, float]]:
 
 
 def _timeline(
-    load: Part, phases: _Phases, work: Sequence[tuple[Part, str, float]], most: int
-) -> Timeline:
+    load: TraceSlice, phases: _TracePhases, work: Sequence[tuple[TraceSlice, str, float]]
+) -> DeviceTimeline:
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
     spent: dict[tuple[str, str], float] = collections.defaultdict(float)
     busy: dict[str, float] = collections.defaultdict(float)
@@ -188,7 +185,7 @@ def _timeline(
         spent[part.name, phase] += own / _US
         busy[phase] += own / _US
     gaps = [
-        Gap((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
+        DeviceIdle((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
         for begin, end, after, before in _gaps(load, [part for part, _, _ in work])
     ]
     idle: dict[str, float] = collections.defaultdict(float)
@@ -196,7 +193,7 @@ def _timeline(
         idle[gap.phase] += gap.seconds
     seconds = (load.end - load.begin) / _US
     kernels = [Kernel(*key, calls[key], spent[key]) for key in calls]
-    return Timeline(
+    return DeviceTimeline(
         seconds,
         seconds - sum(gap.seconds for gap in gaps),
         tuple(
@@ -205,11 +202,11 @@ def _timeline(
             if busy[name] or idle[name]
         ),
         tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
-        tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:most]),
+        tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:_GAPS]),
     )
 
 
-def _gaps(load: Part, work: Sequence[Part]) -> Iterable[tuple[float, float, str, str]]:
+def _gaps(load: TraceSlice, work: Sequence[TraceSlice]) -> Iterable[tuple[float, float, str, str]]:
     """Yield begin and end of the times without work, and what was done before and after each."""
     reached, last = load.begin, "the load's begin"
     for part in work:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 
 from eval.random_whisper.shapes import END, START, Shape, language_tokens, special_ids
-from serve.speech.features import SAMPLE_RATE, WINDOW_S
 
 _POOL = 1_000_003  # prime: rows of a large matrix made from the pool differ
 
@@ -125,22 +124,13 @@ def generation_config(shape: Shape) -> dict[str, Any]:
 
 
 def write_processor(folder: Path, shape: Shape) -> None:
-    """Write what else transformers' WhisperProcessor reads."""
+    """Write the other files that transformers' WhisperProcessor reads."""
+    import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
+
     names = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END)
     known = {"tokenizer_class": "WhisperTokenizer", "processor_class": "WhisperProcessor"}
     write_json(folder / "tokenizer_config.json", {**names, **known, "model_max_length": 448})
-    extractor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "processor_class": "WhisperProcessor",
-        "feature_size": shape.n_mels,
-        "sampling_rate": SAMPLE_RATE,
-        "chunk_length": round(WINDOW_S),
-        "hop_length": 160,
-        "n_fft": 400,
-        "padding_value": 0.0,
-        "return_attention_mask": False,
-    }
-    write_json(folder / "preprocessor_config.json", extractor)
+    transformers.WhisperFeatureExtractor(feature_size=shape.n_mels).save_pretrained(folder)
 
 
 def write_peer_checkpoint(folder: Path, shape: Shape) -> None:

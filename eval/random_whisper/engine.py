@@ -52,9 +52,7 @@ class RandomEngine(Engine):
         specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
         for name, spec in specs.items():
             if spec.dtype == torch.int8:
-                value = torch.randint(
-                    -127, 128, spec.shape, generator=generator, device=device, dtype=torch.int8
-                )
+                value = torch.randint(-127, 128, spec.shape, generator=generator, device=device)
             elif name.endswith("scale"):
                 depth = self.manifest.dims.n_audio_state
                 value = torch.full(spec.shape, depth**-0.5 / 64, device=device)
@@ -94,19 +92,9 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),
     )
+    source = Source("random", "0" * 64)
     manifest = Manifest(
-        FORMAT_VERSION,
-        "native",
-        precision,
-        dims,
-        facts,
-        Source("random", "0" * 64),
-        {},
-        {},
-        {},
-        0,
-        None,
-        {},
+        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}
     )
     if draft_layers:
         draft = Draft(manifest.source, draft_layers, dims.n_text_ffn)
@@ -150,17 +138,8 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
 def _pieces(shape: Shape) -> list[str]:
     """Make a byte-level vocabulary by id: bytes, made-up words, special tokens.
 
-    Words are a blank and up to four letters, about as long as Whisper's.
+    Words are a blank and up to four characters, about as long as Whisper's.
     """
     alphabet = byte_alphabet()
-    words = [f"Ġ{_letters(id)}" for id in range(len(alphabet), shape.pieces)]
+    words = [f"Ġ{id:x}" for id in range(len(alphabet), shape.pieces)]
     return [*alphabet, *words, *special_tokens(shape)]
-
-
-def _letters(number: int) -> str:
-    """Write a number above 0 in letters."""
-    text = ""
-    while number:
-        number, digit = divmod(number, 26)
-        text = chr(ord("a") + digit) + text
-    return text
