@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import soundfile
@@ -31,14 +30,10 @@ from serve.speech.activity import FRAME, Detector
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
 
-Nobody = Literal["silence", "noise", "hum", "keys", "music", "rooms", "breaths"]
-Spoken = Literal["in silence", "in noise"]
-Kind = Literal[Nobody, Spoken]
-
-NOBODY: tuple[Nobody, ...] = get_args(Nobody)
-"""In these nobody speaks: any text is invented."""
-SPOKEN: tuple[Spoken, ...] = get_args(Spoken)
-"""The text is known."""
+NOBODY = ("silence", "noise", "hum", "keys", "music", "rooms", "breaths")
+"""Kinds of clips in which nobody speaks: any text is invented."""
+SPOKEN = ("in silence", "in noise")
+"""Kinds of clips with known text."""
 
 _LEVELS_DB = (-60.0, -45.0, -30.0, -20.0)
 _SPEECH_DB = -25.0
@@ -53,7 +48,7 @@ _LIMITS = Limits(_LONGEST_S + 1.0)
 class MadeClip:
     """A clip, and the text that is said in it."""
 
-    kind: Kind
+    kind: str
     samples: Samples  # (n,), 16 kHz
     text: str = ""
     language: str | None = None
@@ -87,7 +82,7 @@ def _count(seconds: float) -> int:
     return round(seconds * SAMPLE_RATE)
 
 
-def _synthesised(rng: np.random.Generator) -> Iterator[tuple[Kind, Samples]]:
+def _synthesised(rng: np.random.Generator) -> Iterator[tuple[str, Samples]]:
     def length(low: float, high: float) -> int:
         """Draw a number of samples; shorter ones are likelier."""
         return _count(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
@@ -248,7 +243,7 @@ def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
 def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
     """Count the texts of a system; the kind of a clip is the first part of its name."""
     normalize = normalizer(DEFAULT)
-    clips, with_text = (dict.fromkeys((*NOBODY, *SPOKEN), 0) for _ in range(2))
+    clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
     spoken = people = Counts()
     for call in calls:
         kind = call.file.partition("/")[0]

@@ -88,47 +88,53 @@ def read_timeline(path: Path) -> DeviceTimeline:
 
 
 def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
-    """Find what a trace's events say; see `read_timeline`."""
+    """Add up the events of a trace; see `read_timeline`."""
     by_kind: dict[str, list[TraceSlice]] = collections.defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
-            by_kind[event.get("cat", "")].append(_part(event))
+            by_kind[event.get("cat", "")].append(_slice(event))
     ranges = by_kind["user_annotation"]
-    loads = [part for part in ranges if part.name == LOAD]
-    if not loads:
+    load = next((part for part in ranges if part.name == LOAD), None)
+    if load is None:
         raise ValueError(f"the trace has no range {LOAD}")
-    load, phases = loads[0], _TracePhases(part for part in ranges if part.name in PHASES)
-    on_gpu = [part for kind in _ON_GPU for part in by_kind[kind]]
-    if on_gpu:
-        launches = {part.correlation: part for kind in _LAUNCHES for part in by_kind[kind]}
-        work = [
-            (part, phases.of(launches.get(part.correlation, part)), part.end - part.begin)
-            for part in on_gpu
-        ]
-    else:
-        operators = [part for part in by_kind["cpu_op"] if part.thread in phases.threads]
-        work = [(part, phases.of(part), own) for part, own in _own_times(operators)]
-    work = [(part, phase, own) for part, phase, own in work if load.begin <= part.begin < load.end]
-    return _timeline(load, phases, sorted(work, key=lambda item: item[0].begin))
-
-
-def _part(event: Mapping[str, Any]) -> TraceSlice:
-    begin, correlation = float(event["ts"]), event.get("args", {}).get("correlation")
-    return TraceSlice(
-        str(event["name"]),
-        begin,
-        begin + float(event.get("dur", 0)),
-        (event.get("pid"), event.get("tid")),
-        correlation,
+    phases = _TracePhases(part for part in ranges if part.name in PHASES)
+    work = [one for one in _work(by_kind, phases) if load.begin <= one[0].begin < load.end]
+    work.sort(key=lambda one: one[0].begin)
+    calls: collections.Counter[tuple[str, str]] = collections.Counter()
+    spent: dict[tuple[str, str], float] = collections.defaultdict(float)
+    busy: dict[str, float] = collections.defaultdict(float)
+    idle: dict[str, float] = collections.defaultdict(float)
+    for part, phase, own in work:
+        calls[part.name, phase] += 1
+        spent[part.name, phase] += own / _US
+        busy[phase] += own / _US
+    gaps = [
+        DeviceIdle((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
+        for begin, end, after, before in _gaps(load, [part for part, _, _ in work])
+    ]
+    for gap in gaps:
+        idle[gap.phase] += gap.seconds
+    seconds = (load.end - load.begin) / _US
+    times = [PhaseTime(name, busy[name], idle[name]) for name in (*PHASES, BETWEEN)]
+    kernels = [Kernel(*key, calls[key], spent[key]) for key in calls]
+    return DeviceTimeline(
+        seconds,
+        seconds - sum(gap.seconds for gap in gaps),
+        tuple(time for time in times if time.busy_s or time.idle_s),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:_GAPS]),
     )
 
 
-class _TracePhases:
-    """The phases of a trace, by thread and time; they do not overlap within a thread.
+def _slice(event: Mapping[str, Any]) -> TraceSlice:
+    begin, correlation = float(event["ts"]), event.get("args", {}).get("correlation")
+    thread = event.get("pid"), event.get("tid")
+    end = begin + float(event.get("dur", 0))
+    return TraceSlice(str(event["name"]), begin, end, thread, correlation)
 
-    Args:
-        ranges: of them.
-    """
+
+class _TracePhases:
+    """The phases of a trace, by thread and time; they do not overlap within a thread."""
 
     def __init__(self, ranges: Iterable[TraceSlice]) -> None:
         self._ranges: dict[object, list[TraceSlice]] = collections.defaultdict(list)
@@ -137,7 +143,7 @@ class _TracePhases:
 
     @property
     def threads(self) -> set[object]:
-        """Return those that have phases."""
+        """Return the threads that have phases."""
         return set(self._ranges)
 
     def of(self, part: TraceSlice) -> str:
@@ -155,59 +161,38 @@ class _TracePhases:
         return ranges[index].name if index >= 0 and moment < ranges[index].end else BETWEEN
 
 
-def _own_times(parts: Iterable[TraceSlice]) -> Iterable[tuple[TraceSlice, float]]:
-    """Yield each operator, with its time without that of those that it calls."""
-    by_thread = collections.defaultdict(list)
-    for part in parts:
-        by_thread[part.thread].append(part)
-    for mine in by_thread.values():
-        own: dict[int, float] = {}
-        open_parts: list[tuple[int, TraceSlice]] = []
-        ordered = sorted(mine, key=lambda part: (part.begin, -part.end))
-        for index, part in enumerate(ordered):
-            while open_parts and open_parts[-1][1].end <= part.begin:
-                open_parts.pop()
-            own[index] = part.end - part.begin
-            if open_parts:
-                own[open_parts[-1][0]] -= part.end - part.begin
-            open_parts.append((index, part))
-        yield from ((part, max(0.0, own[index])) for index, part in enumerate(ordered))
+def _work(
+    by_kind: Mapping[str, list[TraceSlice]], phases: _TracePhases
+) -> list[tuple[TraceSlice, str, float]]:
+    """Return the work of the device, each with its phase and its own time in microseconds."""
+    on_gpu = [part for kind in _ON_GPU for part in by_kind[kind]]
+    if on_gpu:
+        launches = {part.correlation: part for kind in _LAUNCHES for part in by_kind[kind]}
+        return [
+            (part, phases.of(launches.get(part.correlation, part)), part.end - part.begin)
+            for part in on_gpu
+        ]
+    operators = [part for part in by_kind["cpu_op"] if part.thread in phases.threads]
+    return [(part, phases.of(part), own) for part, own in _own_times(operators)]
 
 
-def _timeline(
-    load: TraceSlice, phases: _TracePhases, work: Sequence[tuple[TraceSlice, str, float]]
-) -> DeviceTimeline:
-    calls: collections.Counter[tuple[str, str]] = collections.Counter()
-    spent: dict[tuple[str, str], float] = collections.defaultdict(float)
-    busy: dict[str, float] = collections.defaultdict(float)
-    for part, phase, own in work:
-        calls[part.name, phase] += 1
-        spent[part.name, phase] += own / _US
-        busy[phase] += own / _US
-    gaps = [
-        DeviceIdle((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
-        for begin, end, after, before in _gaps(load, [part for part, _, _ in work])
-    ]
-    idle: dict[str, float] = collections.defaultdict(float)
-    for gap in gaps:
-        idle[gap.phase] += gap.seconds
-    seconds = (load.end - load.begin) / _US
-    kernels = [Kernel(*key, calls[key], spent[key]) for key in calls]
-    return DeviceTimeline(
-        seconds,
-        seconds - sum(gap.seconds for gap in gaps),
-        tuple(
-            PhaseTime(name, busy[name], idle[name])
-            for name in (*PHASES, BETWEEN)
-            if busy[name] or idle[name]
-        ),
-        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
-        tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:_GAPS]),
-    )
+def _own_times(parts: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]]:
+    """Return each operator with its time without that of the operators that it calls."""
+    ordered = sorted(parts, key=lambda part: (part.begin, -part.end))
+    own = [part.end - part.begin for part in ordered]
+    callers: dict[object, list[int]] = collections.defaultdict(list)  # under way, by thread
+    for index, part in enumerate(ordered):
+        calling = callers[part.thread]
+        while calling and ordered[calling[-1]].end <= part.begin:
+            calling.pop()
+        if calling:
+            own[calling[-1]] -= part.end - part.begin
+        calling.append(index)
+    return [(part, max(0.0, seconds)) for part, seconds in zip(ordered, own, strict=True)]
 
 
 def _gaps(load: TraceSlice, work: Sequence[TraceSlice]) -> Iterable[tuple[float, float, str, str]]:
-    """Yield begin and end of the times without work, and what was done before and after each."""
+    """Yield begin and end of the times without work, and the work before and after each."""
     reached, last = load.begin, "the load's begin"
     for part in work:
         if part.begin > reached:

@@ -130,7 +130,8 @@ def write_processor(folder: Path, shape: Shape) -> None:
     names = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END)
     known = {"tokenizer_class": "WhisperTokenizer", "processor_class": "WhisperProcessor"}
     write_json(folder / "tokenizer_config.json", {**names, **known, "model_max_length": 448})
-    transformers.WhisperFeatureExtractor(feature_size=shape.n_mels).save_pretrained(folder)
+    extractor: Any = transformers.WhisperFeatureExtractor
+    extractor(feature_size=shape.n_mels).save_pretrained(folder)
 
 
 def write_peer_checkpoint(folder: Path, shape: Shape) -> None:
