@@ -265,15 +265,13 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
                 f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points "
                 "above faster-whisper's best in the same sentences"
             )
-        if ours is None:
-            missing = f"{name} did not hear them in this run"
-            checks += [Check(title, None, missing) for title in titles]
-        elif theirs is None:
-            missing = "none of faster-whisper's that are asked for as much heard them in this run"
-            checks += [Check(title, None, missing) for title in titles]
-        else:
-            checks.append(_cer_gate(titles[0], ours, theirs, max_cer_gap))
-            checks += [_cut_gate(title, ours, theirs) for title in titles[1:]]
+        if ours is None or theirs is None:
+            missing = name if ours is None else "every rival of faster-whisper"
+            detail = f"{missing} is missing in this run"
+            checks += [Check(title, None, detail) for title in titles]
+            continue
+        checks.append(_cer_gate(titles[0], ours, theirs, max_cer_gap))
+        checks += [_cut_gate(title, ours, theirs) for title in titles[1:]]
     if ours := by_name.get(OUR_DEFAULT):
         peers = [score for score in scores if score.name in (*THEIRS, *THEIRS_BATCHED)]
         checks += coverage_gates(ours, peers)

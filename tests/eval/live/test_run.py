@@ -9,7 +9,6 @@ import pytest
 
 import eval.live.run
 from build.clips import Clip
-from eval.__main__ import main
 from eval.config import Config
 from eval.live.run import Level, live
 from serve.cli.live_client import Heard
@@ -129,28 +128,3 @@ def test_what_is_late_or_worse_or_failed_is_named():
         "FAILED: CER at most 0.5 points above that of whole recordings with 4 streams. "
         "+1.00 points",
     ]
-
-
-def test_the_exit_status_is_of_the_last_number_of_streams(monkeypatch, capsys, tmp_path):
-    bad = dataclasses.replace(GOOD, p95_s=2.5)
-    monkeypatch.setattr(eval.live.run, "passages", lambda *_: ["a clip"])
-    monkeypatch.setattr(eval.live.run, "open_system", lambda *_: contextlib.nullcontext())
-    for levels, code in (([bad, GOOD], 0), ([GOOD, bad], 1)):
-        coming = iter(levels)
-        monkeypatch.setattr(eval.live.run, "_level", lambda *_, coming=coming: next(coming))
-        line = ["live", "--config", "configs/demo.toml", "--output", str(tmp_path)]
-        assert main(line) == code
-        out, err = capsys.readouterr()
-        assert f"The report: {tmp_path / 'report.html'}" in out
-        late = "FAILED: 95 of 100 words are final within 2 s with 4 streams. 2.50 s\n"
-        assert err.endswith(late) == bool(code)
-
-
-def test_clips_without_text_are_refused_before_a_server_starts(tmp_path, capsys):
-    clips = tmp_path / "clips.jsonl"
-    clips.write_text('{"file": "a.wav", "text": "", "language": null, "duration": 1.0}\n')
-    (tmp_path / "a.wav").write_bytes(b"")
-    config = tmp_path / "quiet.toml"
-    config.write_text(f'[eval]\nmanifest = "{clips}"\n')
-    assert main(["live", "--config", str(config)]) == 2
-    assert "has no clip with text; expected some" in capsys.readouterr().err

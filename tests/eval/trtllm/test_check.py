@@ -166,12 +166,6 @@ def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monke
 
 
 @pytest.mark.nightly
-def test_a_build_that_fails_says_so(tmp_path):
-    with pytest.raises(Exception, match="the build failed with exit code 2"):
-        trtllm_check.build_by_command_line(tmp_path / "missing.toml")
-
-
-@pytest.mark.nightly
 def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
