@@ -1,7 +1,7 @@
 """`python -m eval live`: stream recordings at the pace of speech, and measure the text.
 
 Every stream plays its share of the recordings one after another, each in a session of its own. The
-time of a word is what the same server says of the whole recording while it has no other request.
+same server tells the time of a word when it transcribes the whole recording without other load.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def passages(config: Config, join_s: float) -> list[Clip]:
 
     Args:
         config: the product; only clips of its `eval.gate_groups` are taken if there are any.
-        join_s: the most that joined clips last; what lasts half of it is a passage.
+        join_s: the maximum length of joined clips; a passage lasts at least half of it.
 
     Raises:
         ConfigError: there are none.
@@ -124,7 +124,7 @@ class Level:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Check what must hold."""
+        """Return the checks of this number of streams."""
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MAX_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
@@ -161,7 +161,7 @@ def live(
         simulate: as of `open_system`.
 
     Raises:
-        EarshotError: a server did not start, or does not do what it should.
+        EarshotError: a server did not start, or has failed.
     """
     whole, levels = dict[str, Transcript](), list[Level]()
     played = passages(run.config, join_s)
@@ -205,7 +205,7 @@ def _level(
         say: gets lines of progress.
 
     Raises:
-        EarshotError: the system does not do what it should.
+        EarshotError: the system has failed, or no word became final.
     """
     new = {clip.file: clip for share in shares for clip in share if clip.file not in whole}
     say(f"as a whole: {len(new)} …")
@@ -227,7 +227,8 @@ def _level(
         await asyncio.gather(*works)
 
     changed = system.changed()
-    system.run(streams())
+    with asyncio.Runner(loop_factory=system.loop) as runner:
+        runner.run(streams())
     changed = system.changed() - changed
     times = [latency for one in played for latency in _latencies(one, whole[one.clip.file])]
     if not times:

@@ -30,7 +30,7 @@ KINDS: dict[Kind, str] = {
     "tones": "one language, and between its sentences chords and melodies of 5 to 30 s",
     "languages": "changes its language every minute or so; breaks, noise and tones",
     "reading": "one speaker, sentence after sentence, with pauses of 0.1 to 1.5 s",
-    "passage": "a recording as somebody made it",
+    "passage": "a recording as it is",
 }
 
 Content = Literal["speech", "silence", "noise", "tones"]
@@ -204,10 +204,10 @@ def write_script(
     seconds: float,
     rng: np.random.Generator,
 ) -> list[ScriptItem]:
-    """Draw what happens in a recording.
+    """Draw the sequence of events in a recording.
 
     Args:
-        kind: what it is about.
+        kind: decides pauses and breaks.
         languages: codes; with more than one they take turns.
         sentences: of each language; none comes again before all others.
         seconds: how long it is to be; it ends after the scene that reaches them.
@@ -322,7 +322,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
 
     Raises:
         FileError: speech cannot be read.
-        ConfigError: nobody says a sentence.
+        ConfigError: no clip is a sentence.
     """
     sentences = _by_language(speech)
     if not sentences:

@@ -44,9 +44,9 @@ RULES = (
     f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
     f"in stretches of {RUN} and more are repeated if they stand in the text once more near by, "
     "else made up.",
-    "Characters where nobody speaks: of segments that share no more than "
-    f"{TOUCH_S:g} s with any sentence. Systems that are not asked for timestamps have no times but "
-    "those of their windows, which hardly ever do.",
+    "Characters where nobody speaks: the characters of segments that overlap with no sentence for "
+    f"more than {TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
+    "nearly always overlap with one.",
     f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
     "the next one's begin.",
     "RTFx: seconds of audio / seconds from the bytes to the whole text, one recording at a time.",

@@ -20,10 +20,10 @@ from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.record import Check
 
 RUN = 3  # words in a row, from which on they count as a stretch
-_FARTHEST = 60  # words between a stretch and what it repeats
+_FARTHEST = 60  # words between a stretch and its repetition
 _ALIKE = 0.75  # share of words that are the same in a repeated stretch
 NEAR_CUT_S = 0.5  # between a sentence and a cut that may have harmed it
-TOUCH_S = 0.3  # by which a text has to overlap with a sentence, not to stand where nobody speaks
+TOUCH_S = 0.3  # a text that overlaps less with every sentence stands where nobody speaks
 BLOCK_S = 60.0
 
 
@@ -42,9 +42,9 @@ class HeardRecording:
     """The outcome of a recording."""
 
     sentences: tuple[HeardSentence, ...]
-    lost_in_stretches: int  # words, of those lost: `RUN` and more in a row
-    repeated: int  # words, of those added: `RUN` and more in a row that stand near by as well
-    made_up: int  # words, of those added: other stretches
+    lost_in_stretches: int  # lost words, `RUN` and more in a row
+    repeated: int  # added words, `RUN` and more in a row that stand near by as well
+    made_up: int  # added words in other stretches
     unspoken: int  # characters where nobody speaks
 
 
@@ -56,7 +56,7 @@ def hear(
     Args:
         recording: the truth.
         segments: of the system, in order.
-        normalize: what texts are compared under.
+        normalize: applied to both texts.
     """
     sentences = recording.sentences
     spoken = [normalize(sentence.text, sentence.language).split() for sentence in sentences]
@@ -158,7 +158,7 @@ class LongFormResult:
     """Figures of a system on some recordings; counts are words unless they say otherwise."""
 
     cer: Rate  # intervals are of minutes
-    wer: Rate  # its counts tell what was lost and what was added
+    wer: Rate  # its counts tell lost and added words
     lost_in_stretches: int
     repeated: int
     made_up: int
@@ -199,7 +199,7 @@ def score_long(
         facts: of the system.
         calls: one for each recording, in their order.
         recordings: the truth.
-        normalize: what texts are compared under.
+        normalize: applied to both texts.
     """
     by_kind: dict[Kind, list[HeardRecording]] = {}
     for recording, call in zip(recordings, calls, strict=True):
@@ -320,7 +320,7 @@ def _gap_gate(
 
 
 def coverage_gates(ours: LongFormScore, theirs: Sequence[LongFormScore]) -> list[Check]:
-    """Judge, of speech that people read, what is lost or comes twice, beside the best of theirs.
+    """Compare lost and repeated words of read speech with the best of faster-whisper's systems.
 
     A stretch that is lost is lost on every run, so these are counts without an interval.
     """

@@ -35,7 +35,7 @@ def specs(config: Config) -> dict[str, Spec]:
 
 
 def prepare_names(names: tuple[str, ...], run: Run) -> None:
-    """Refuse what cannot run, and make what the others need; errors as of both."""
+    """Refuse systems that cannot run, and build engines and conversions that the others need."""
     known = specs(run.config)
     check(names, known)
     prepare([known[name] for name in names], run.config, run.config_path)

@@ -40,7 +40,7 @@ _SPEECH_DB = -25.0
 _QUIET = 0.1  # a likelier frame is no pause
 _SHORTEST_PAUSE = 9  # frames: 0.29 s
 _EDGE = 3  # frames of a pause on either side that may still be speech
-_LONGEST_S = 9.0  # of a recording: with what is put around it, it fits into a window
+_LONGEST_S = 9.0  # of a recording: it fits into a window with the silence that is put around it
 _LIMITS = Limits(_LONGEST_S + 1.0)
 
 
@@ -62,7 +62,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
         seed: of everything that is drawn.
 
     Raises:
-        ConfigError: nobody speaks in any.
+        ConfigError: no recording has a text.
         EarshotError: a recording cannot be read.
     """
     spoken = [clip for clip in speech if clip.text.strip() and clip.duration_s <= _LONGEST_S]
@@ -127,7 +127,7 @@ def _read(clip: Clip) -> Samples:
 
 
 def _pauses(samples: Samples) -> list[Samples]:
-    """Find where nobody is heard for a while, and yet something, without its edges."""
+    """Find pauses in speech that are not silent, and cut off their edges."""
     voice = Detector().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
     quiet = np.concatenate(([False], voice < _QUIET, [False]))
     parts = (
@@ -194,7 +194,7 @@ class HallucinationScore:
     people: Counts  # and of recordings as they are
 
     def invented(self) -> tuple[int, int]:
-        """Count clips with text in which nobody speaks, and all in which nobody does."""
+        """Count the clips without speech that have text, and all clips without speech."""
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 

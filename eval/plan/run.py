@@ -63,8 +63,8 @@ class Measured:
     source: str  # where the figures are from
     conditions: str
     saturated_per_s: float  # requests of `REQUEST_S` of audio
-    levels: tuple[LoadLevel, ...]  # ascending; what the server adds to the runtime is in them
-    server_s: float | None  # that; None: the file does not tell, and the levels lack it
+    levels: tuple[LoadLevel, ...]  # ascending; with the time that the server adds to the runtime
+    server_s: float | None  # the added time; None: the file does not tell, and the levels lack it
 
     def p99_s(self, per_s: Sequence[float] | np.ndarray[Any, Any]) -> Any:
         """Return the p99 at loads, between those measured by a straight line.
@@ -92,15 +92,15 @@ class Measured:
 
 
 def find_measured(config: Config, file: Path | None) -> Measured:
-    """Find what is known of a config.
+    """Find the figures of a config.
 
     Args:
         config: of a product; all requests are searched as it says.
         file: of the bench; None: the committed table of the config's name.
 
     Raises:
-        FileError, ConfigError: there is no such file, it is of something else, or it lacks what is
-            needed; the message says how to measure it.
+        FileError, ConfigError: there is no such file, it is of another product, or it lacks
+            figures; the message says how to measure them.
     """
     path = file or COMMITTED / f"{config.name}.json"
     if path.is_relative_to(Path.cwd()):
@@ -191,7 +191,7 @@ def plan(
 
 
 def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
-    """Say what an even load needs, in lines."""
+    """Return the lines on the GPUs and the cost of an even load."""
     each = measured.max_per_s(p99_s)
     gpus = math.ceil(load / each)
     audio_hours = load * REQUEST_S  # an hour

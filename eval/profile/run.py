@@ -221,7 +221,7 @@ _PHASES = (
     "the runtime's thread was in the phase: it launched, copied or computed in Python. Between: "
     "log-mels, judging, and waiting for requests."
 )
-_GAPS = "Times in which the device did nothing, by what stood before and after."
+_GAPS = "Times in which the device did nothing, with the work before and after."
 
 
 def _kernels(timeline: DeviceTimeline, phase: str) -> Table:

@@ -1,7 +1,7 @@
-"""A profiler's Chrome trace -> what the device did, by phase and kernel, and when it did nothing.
+"""Read from a profiler's Chrome trace when the device worked, by phase and kernel, and when not.
 
 On a GPU the work is kernels and copies, which belong to the phase in which they were launched. On a
-CPU it is operators, each without those that it calls. A phase is a range that the runtime's
+CPU it is operators, each without the operators that it calls. A phase is a range that the runtime's
 stopwatches open; see `serve.native.stopwatch`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 LOAD = "load"
 """Name of the range around all of it."""
 BETWEEN = "between"
-"""What is in no phase."""
+"""Name of the time in no phase."""
 PHASES = ("encode", "prompts", "steps", "words")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -68,7 +68,7 @@ class DeviceIdle:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTimeline:
-    """What the device did of a load."""
+    """The device's work and idle times during a load."""
 
     seconds: float  # of the load
     busy_s: float

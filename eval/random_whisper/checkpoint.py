@@ -1,7 +1,7 @@
 """A Hugging Face folder of a Whisper shape with random weights.
 
-Its tokenizer has every special token at its published id and fillers for the rest: whoever reads
-the folder looks the special ones up, and nobody reads what such a model says.
+Its tokenizer has every special token at its published id and fillers for the rest: readers of the
+folder look the special tokens up, and the text of such a model means nothing.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The published Whispers: what tells one from another, and the special tokens they have."""
+"""The sizes and special tokens of the published Whispers."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ PROMPT = (START, "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of one Whisper; those that are the same in all stand in `dims`."""
+    """Sizes of one Whisper; `dims` adds the sizes that all of them share."""
 
     width: int
     encoder_layers: int

@@ -152,7 +152,7 @@ def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str 
 def _find(python: str) -> tuple[RuntimeName, str]:
     """Find the runtime to check, and where."""
     if python:
-        return "tensorrt_llm_api", f"those of {python}, which says more once it is loaded"
+        return "tensorrt_llm_api", f"TensorRT-LLM of {python}"
     api = release.installed_release() >= release.API_RELEASE
     version = release.api_version() if api else release.library_version()
     gpu = limits.find_gpu("cuda")
@@ -161,7 +161,7 @@ def _find(python: str) -> tuple[RuntimeName, str]:
 
 
 def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
-    """Return those that the runtime has on this GPU."""
+    """Return the precisions that the runtime has on this GPU."""
     if runtime == "tensorrt_llm_api":
         return ("fp16",)
     blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
@@ -297,7 +297,7 @@ class Reference:
             features = job.features[None]
             if features.ndim == 2:  # samples
                 features = log_mel(features, self._mel_filters)
-            features = features.half().float()  # what an engine gets
+            features = features.half().float()  # as an engine gets them
             self._encoded[job.id] = self._network.model.encoder(features)
         ids = torch.tensor([[*job.prompt, *tokens]])
         outputs = self._network(encoder_outputs=self._encoded[job.id], decoder_input_ids=ids)

@@ -1,6 +1,5 @@
 """What a measurement tells and complains of, and what it needs before a server is started."""
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -45,6 +44,8 @@ class Told:
     Every word ends at a whole second, and is final one and a half later.
     """
 
+    loop = None
+
     def __init__(self, live, failed=False):
         self.asked, self._live, self._failed = [], live, failed
 
@@ -59,9 +60,6 @@ class Told:
             yield Heard(number + 2.5, event)
         kind = "x.failed" if self._failed else "x.completed"
         yield Heard(9.0, {"type": kind, "item_id": "item", "transcript": self._live})
-
-    def run(self, work):
-        return asyncio.run(work)
 
     def changed(self):
         return float(len(self.asked))
