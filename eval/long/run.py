@@ -172,8 +172,8 @@ def _accuracy(scores: Sequence[LongFormScore]) -> Section:
         rates = percent(figures.cer), percent(figures.wer)
         rows.append((score.name, *rates, *map(str, numbers), f"{score.rtfx:.1f}"))
     charts = [
-        rate_chart("CER, %", {score.name: [score.overall.cer] for score in scores}),
-        rate_chart("WER, %", {score.name: [score.overall.wer] for score in scores}),
+        rate_chart("CER, %", {score.name: score.overall.cer for score in scores}),
+        rate_chart("WER, %", {score.name: score.overall.wer for score in scores}),
     ]
     table = Table(header, rows, note="Counts are words, unless they say otherwise.")
     return Section("Accuracy", [Figure([chart for chart in charts if chart]), table])

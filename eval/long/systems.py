@@ -9,10 +9,10 @@ from tqdm import tqdm
 from build.clips import Clip
 from eval.accuracy.predictions import Kept, Keys, TimedCall
 from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
-from eval.accuracy.worker import System, measure_system
+from eval.accuracy.worker import TranscriptionSystem, measure_system
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
-from eval.record import Run, Say
+from eval.record import Run, Say, write_json
 
 _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing
 
@@ -41,7 +41,7 @@ def prepare_names(names: tuple[str, ...], run: Run) -> None:
     prepare([known[name] for name in names], run.config, run.config_path)
 
 
-def open_system(name: str, config: Config) -> System:
+def open_system(name: str, config: Config) -> TranscriptionSystem:
     """Open a system; it is ready when this returns."""
     return specs(config)[name].open()
 
@@ -67,8 +67,7 @@ def listen(
     if kept.go_on(conditions, again=again):
         say(f"{name}: its former answers were under other settings, so it hears all again")
     left = kept.left({"timed": clips}, keys).get("timed", [])
-    before = kept.facts()
-    if not left and before is None:
+    if not left and kept.facts() is None:
         left = clips[-1:]  # it died after its last answer, before its facts were known
     if not left:
         return
@@ -94,4 +93,4 @@ def listen(
             on_call=heard,
             log=folder / "logs" / f"{name}.log",
         )
-    kept.finish(dataclasses.replace(facts, rows=len(clips)), before)
+    write_json(kept.facts_path, facts)
