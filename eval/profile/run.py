@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from eval.config import Config, changed
 from eval.corpora.find import find_clips
 from eval.profile.timeline import LOAD, DeviceTimeline, read_timeline
-from eval.random_whisper.engine import random_engine, write_engine
-from eval.random_whisper.shapes import published_shape
+from eval.random_whisper import published_shape, random_engine, write_engine
 from eval.record import Card, Result, Run, Section, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
@@ -105,13 +104,7 @@ def _opened(config: Config, random_weights: bool) -> Iterator[Transcriber]:
             config = changed(config, "transcriber", temperatures=(0.0,), language_tries=1)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earshot-")))
             engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-            try:
-                write_engine(engine, folder, config.runtime.device)
-            except OSError as error:
-                raise UnavailableError(
-                    f"cannot write an engine to {folder}: {error.strerror}; free some space there "
-                    "or set TMPDIR"
-                ) from error
+            write_engine(engine, folder, config.runtime.device)
         yield stack.enter_context(open_transcriber(config, str(folder)))
 
 

@@ -20,8 +20,7 @@ import transformers
 
 from build.config import BuildConfig, Config
 from eval.processes import run_tool
-from eval.random_whisper.checkpoint import random_weights, write_checkpoint, write_processor
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
 from eval.record import Check, Result, Run, Say, Section, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine

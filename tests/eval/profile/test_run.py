@@ -9,7 +9,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.profile.run import UNDER_NSYS
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
 from tests.eval.bench.conftest import tiny
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from eval.random_whisper.engine import random_engine
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.engine import N_FREQUENCIES, tensor_specs
 
 
@@ -49,9 +48,19 @@ def test_each_frequency_is_in_one_band():
 def test_the_filterbank_is_made_without_transformers():
     script = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from eval.random_whisper.engine import random_engine\n"
-        "from eval.random_whisper.shapes import PUBLISHED\n"
+        "from eval.random_whisper import random_engine\n"
+        "from eval.random_whisper import PUBLISHED\n"
         "random_engine(PUBLISHED['large-v3'], 'int8').load_mel_filters()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_id_names_its_shape():
+    assert published_shape("openai/whisper-large-v3-turbo").dims == Dims(
+        128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 4, 5120
+    )
+    assert published_shape("distil-whisper/distil-large-v3") == PUBLISHED["distil-large-v3"]
+    for unknown in ("tests/fixture/checkpoint", "openai/whisper-tiny.en"):
+        with pytest.raises(ConfigError, match=f"knows the shapes .*, not .* = '{unknown}'"):
+            published_shape(unknown)
