@@ -1,4 +1,4 @@
-"""Random engines in memory; tests/eval/bench/test_triton.py opens one from a disk."""
+"""Published shapes, and engines of them with random weights."""
 
 import dataclasses
 import subprocess
@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from eval.random_whisper import PUBLISHED, random_engine
-from serve.contract.engine import N_FREQUENCIES, tensor_specs
+from eval.random_whisper import PUBLISHED, published_shape, random_engine
+from serve.contract.engine import N_FREQUENCIES, Dims, tensor_specs
+from serve.contract.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["large-v3-turbo", "large-v3", "tiny"])
