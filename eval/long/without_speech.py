@@ -177,10 +177,7 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 # ---------------------------------------------------------------- run
 
 
-PEOPLE_CLIPS = 60  # recordings of people that are heard as they are
 MAX_INVENTED = 1.0  # % of the clips in which nobody speaks
-
-_AS_THEY_ARE = "as they are"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +188,6 @@ class HallucinationScore:
     clips: dict[str, int]  # by kind
     with_text: dict[str, int]  # of these
     spoken: Counts  # characters of clips of `SPOKEN`
-    people: Counts  # and of recordings as they are
 
     def invented(self) -> tuple[int, int]:
         """Count the clips without speech that have text, and all clips without speech."""
@@ -213,10 +209,6 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     of, names, folder = run.config.eval, systems or HEARING_NOBODY, run.folder / "without-speech"
     prepare_names(names, run)
     clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
-    clips += [
-        dataclasses.replace(clip, file=f"{_AS_THEY_ARE}/{clip.file}")
-        for clip in find_clips(of.manifest, limit=PEOPLE_CLIPS, seed=seed, half=of.half).clips
-    ]
     keys, calls = keys_of({"timed": clips}), {}
     for name in names:
         listen(name, run.config, clips, keys, folder, run.say, again=again)
@@ -244,41 +236,33 @@ def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
     """Count the texts of a system; the kind of a clip is the first part of its name."""
     normalize = normalizer(DEFAULT)
     clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
-    spoken = people = Counts()
+    spoken = Counts()
     for call in calls:
         kind = call.file.partition("/")[0]
-        counts = char_counts(*compared_texts(call, normalize))
-        if kind == _AS_THEY_ARE:
-            people += counts
-            continue
         clips[kind] += 1
         with_text[kind] += bool(call.text.strip())
         if kind in SPOKEN:
-            spoken += counts
-    return HallucinationScore(name, clips, with_text, spoken, people)
+            spoken += char_counts(*compared_texts(call, normalize))
+    return HallucinationScore(name, clips, with_text, spoken)
 
 
 def table_of(scores: Sequence[HallucinationScore]) -> Table:
     """Tabulate the figures."""
-    header = ["", "invented", *NOBODY, "around words: lost, added", "people: lost, CER"]
+    header = ("", "invented", *NOBODY, "characters lost around words", "added")
     rows = []
     for score in scores:
         text, of = score.invented()
-        spoken, people = score.spoken, score.people
+        edits, length = score.spoken, max(1, score.spoken.length)
         rows.append(
-            [
+            (
                 score.system,
                 f"{100 * text / max(1, of):.1f} %",
                 *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in NOBODY),
-                f"{_share(spoken, spoken.deletions)}, {_share(spoken, spoken.insertions)}",
-                f"{_share(people, people.deletions)}, {_share(people, people.errors)}",
-            ]
+                f"{100 * edits.deletions / length:.2f} %",
+                f"{100 * edits.insertions / length:.2f} %",
+            )
         )
     return Table(header, rows)
-
-
-def _share(counts: Counts, edits: int) -> str:
-    return f"{100 * edits / max(1, counts.length):.2f} %"
 
 
 def check_of(ours: HallucinationScore) -> Check:
