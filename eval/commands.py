@@ -176,7 +176,6 @@ def _profile(flags: Flags) -> None:
         "--nsys",
         "run the load under NVIDIA Nsight Systems instead, which has to be installed",
     )
-    flags.switch("--under-nsys", argparse.SUPPRESS)  # the load that --nsys starts
 
 
 def _soak(flags: Flags) -> None:
@@ -434,7 +433,7 @@ COMMANDS = (
     Command(
         "trtllm-check",
         "on a machine with TensorRT-LLM: compare it with transformers",
-        "trtllm.run.check",
+        "trtllm.check.trtllm_check",
         _trtllm_check,
         takes_config=False,
         keeps_results=False,

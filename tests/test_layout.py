@@ -108,10 +108,7 @@ RULES = {
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
     "eval.plan": HARNESS,
-    "eval.profile": (
-        *HARNESS,
-        *("eval.bench.floor", "eval.corpora", "eval.random_whisper"),
-    ),
+    "eval.profile": (*HARNESS, "eval.corpora", "eval.random_whisper"),
     "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),
     "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
@@ -119,7 +116,7 @@ RULES = {
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.
-BUDGETS = {"build": 3_100, "eval": 11_880, "serve": 33_600}
+BUDGETS = {"build": 3_100, "eval": 11_820, "serve": 33_600}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),

@@ -23,8 +23,7 @@ import torch
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
 from eval.processes import ChildProcess, Send
-from eval.random_whisper.checkpoint import write_peer_checkpoint
-from eval.random_whisper.shapes import END, Shape, prompt_ids, special_ids
+from eval.random_whisper import END, Shape, prompt_ids, special_ids, write_peer_checkpoint
 from eval.record import Say, missing_packages
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES

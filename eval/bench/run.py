@@ -24,8 +24,7 @@ from eval.bench.table import (
 )
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config, changed
-from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
-from eval.random_whisper.shapes import published_shape
+from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
 from eval.record import Result, Run, Say, Section, Text, missing_packages
 from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError, UnavailableError
@@ -211,11 +210,5 @@ def on_disk(engine: RandomEngine, config: Config, progress: Say) -> Iterator[Pat
     """
     with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
         progress(f"writing the engine to {name}")
-        try:
-            write_engine(engine, Path(name), config.runtime.device)
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot write an engine to {name}: {error.strerror}; free some space there or "
-                "set TMPDIR"
-            ) from error
+        write_engine(engine, Path(name), config.runtime.device)
         yield Path(name)

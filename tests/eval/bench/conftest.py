@@ -8,8 +8,7 @@ from eval.bench import ablate, workloads
 from eval.bench.floor import Ceilings
 from eval.bench.plan import Plan
 from eval.config import load_config
-from eval.random_whisper.engine import random_engine
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.config import RuntimeConfig, TranscriberConfig
 
 

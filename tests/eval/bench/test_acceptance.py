@@ -6,7 +6,7 @@ import pytest
 
 from eval.bench.plan import Plan, configured
 from eval.bench.workloads import Session
-from eval.random_whisper.engine import random_engine
+from eval.random_whisper import random_engine
 from serve.native.drafting import Pace
 from tests.serve.native.kernels.parity import nightly
 

@@ -19,8 +19,7 @@ import transformers
 from eval.bench import peers
 from eval.bench.peers import PEERS, Peer, check_peers, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
-from eval.random_whisper.checkpoint import write_peer_checkpoint
-from eval.random_whisper.shapes import PROMPT, prompt_ids
+from eval.random_whisper import PROMPT, prompt_ids, write_peer_checkpoint
 from serve.contract.errors import EarshotError, UnavailableError
 
 

@@ -22,7 +22,7 @@ from eval.bench.server import (
     scaling_specs,
     timed_request,
 )
-from eval.random_whisper.engine import write_engine
+from eval.random_whisper import write_engine
 from serve.contract.engine import open_engine
 from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
 from serve.contract.messages import Timings, Transcript
