@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Plan
+from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
@@ -204,12 +204,12 @@ PROFILE = (
     switch("--under-nsys", argparse.SUPPRESS),  # what --nsys starts
 )
 SOAK = (
-    Flag("--minutes M", "that it lasts", positive, 5),
-    Flag("--actions N", "after which it ends, if that comes before", positive),
-    Flag("--seed S", "says what each client does", int, 0),
+    Flag("--minutes M", "duration of the attack", positive, 5),
+    Flag("--actions N", "end after so many actions of clients", positive),
+    Flag("--seed S", "determines the action of each client", int, 0),
     Flag(
         "--scenario NAME",
-        "instead, these in turn, each on a server of its own; without a name all. "
+        "run these in turn instead, each on a server of its own; without a name all. "
         + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
         options={"nargs": "*", "dest": "scenarios"},
     ),
@@ -317,36 +317,42 @@ BENCH = (
         "--workloads A,B",
         "default: all. " + "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items()),
         names,
-        Plan.workloads,
+        BenchPlan.workloads,
     ),
     Flag(
         "--slots N,M",
         "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
-        Plan.slots,
+        BenchPlan.slots,
     ),
-    Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
-    beam_size(GREEDY, Plan.beam_size),
+    Flag(
+        "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
+    ),
+    beam_size(GREEDY, BenchPlan.beam_size),
     Flag(
         "--draft-acceptance P",
-        "with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
-        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}; default: without a draft",
+        "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
+        f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
         within(1.0),
     ),
-    Flag("--requests N", "of the latency workload, through Triton too", positive, Plan.requests),
+    Flag(
+        "--requests N",
+        "number of requests of the latency workload, through Triton too",
+        positive,
+        BenchPlan.requests,
+    ),
     Flag(
         "--request-s S",
-        "of sound, of a request of latency and open-loop, at most 30",
+        "seconds of audio in a request of latency and open-loop, at most 30",
         seconds,
-        Plan.request_s,
+        BenchPlan.request_s,
     ),
     Flag(
         "--short-encoder HOW",
-        "how much of these is encoded, as transcriber.short_encoder says",
-        default=Plan.short_encoder,
+        "how much of such a request is encoded, as in transcriber.short_encoder",
+        default=BenchPlan.short_encoder,
         options={"choices": get_args(ShortEncoder)},
     ),
-    switch("--ablate", "turn each option: its gain and its error"),
     switch("--through-server", "the same load on a real server over gRPC, audio in, text out"),
     Flag(
         "--peers A,B",
@@ -355,11 +361,10 @@ BENCH = (
     ),
     Flag(
         "--device DEVICE",
-        "measure nothing but a server on each of these in turn, as runtime.device has it: how "
-        "throughput grows from the first to the last; once for each",
+        "measure only a server on each of these in turn, as in runtime.device, and how its "
+        "throughput grows from the first to the last; give it once for each",
         options={"action": "append", "dest": "devices"},
     ),
-    Flag("--clients N", "requests in flight for each engine then", positive, Plan.clients),
 )
 
 

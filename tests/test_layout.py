@@ -195,6 +195,15 @@ def test_packages_import_only_what_their_rule_allows():
     assert [found for path in SOURCES for found in forbidden_imports(path)] == []
 
 
+def test_eval_sees_the_gateway_as_its_clients_do():
+    """So a change inside of it breaks no measurement; the simulated clock drives a live session."""
+    importing = [
+        path for path in SOURCES if any(within(n, ["serve.gateway"]) for n in imports(path))
+    ]
+    names = [name_of(path) for path in importing if path.is_relative_to(ROOT / "eval")]
+    assert [name for name in names if not within(name, ["eval.live"])] == []
+
+
 def test_no_module_can_be_reached_from_itself():
     names = {name_of(path) for path in SOURCES}
     edges = {

@@ -1,8 +1,8 @@
-"""The best that a machine can do: ceilings that are measured, and the least work of a window.
+"""The best that a machine can do: measured ceilings, and the least work of a window.
 
 The floor of a workload is its least arithmetic and its least bytes at the measured ceilings, one
-after the other: the encoder is bound by arithmetic, the decoder by memory. Running both at the same
-time could go below it.
+after the other: arithmetic limits the encoder, memory the decoder. Running both at the same time
+could be faster than the floor.
 """
 
 import contextlib
@@ -36,12 +36,15 @@ class Ceilings:
     memory: float  # bytes/s of a big copy, read and written
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the table's lines."""
-        yield Measurement("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
-        if self.fp8_product is not None:
-            yield Measurement("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
-        yield Measurement("ceiling", "attention", self.attention / 1e12, "TFLOP/s", None)
-        yield Measurement("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
+        """Yield the table's rows."""
+        for name, rate, unit in (
+            ("matrix product", self.product, "TFLOP/s"),
+            ("FP8 product", self.fp8_product, "TFLOP/s"),
+            ("attention", self.attention, "TFLOP/s"),
+            ("copy, read + write", self.memory, "TB/s"),
+        ):
+            if rate is not None:
+                yield Measurement("ceiling", name, rate / 1e12, unit, None)
 
 
 def measure_ceilings(config: RuntimeConfig, dims: Dims) -> Ceilings:

@@ -1,5 +1,6 @@
 """The scenarios by name, as the command line lists them; `eval.soak.run` knows how they go."""
 
+MIXED = "mixed"
 SCENARIOS = {
     "short-beside-long": "a short clip beside 20 one-hour files",
     "forty-hours": "40 one-hour files at once in 4 GB",
