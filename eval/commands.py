@@ -8,14 +8,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
-from serve.contract.fields import MAX_BEAMS, ShortEncoder
+from serve.contract.fields import MAX_BEAMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,12 +346,6 @@ BENCH = (
         "seconds of audio in a request of latency and open-loop, at most 30",
         seconds,
         BenchPlan.request_s,
-    ),
-    Flag(
-        "--short-encoder HOW",
-        "how much of such a request is encoded, as in transcriber.short_encoder",
-        default=BenchPlan.short_encoder,
-        options={"choices": get_args(ShortEncoder)},
     ),
     switch("--through-server", "the same load on a real server over gRPC, audio in, text out"),
     Flag(

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from serve.contract.fields import ShortEncoder
-
 WORKLOADS = {
     "start": "from an engine folder on the disk to a runtime that is ready",
     "throughput": "the runtime is kept full of windows of 30 s, 128 tokens each",
@@ -28,7 +26,6 @@ class BenchPlan:
     draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
     requests: int = 200  # counted of the latency workload, through Triton too
     request_s: float = 10.0  # of audio, for requests of latency and open-loop
-    short_encoder: ShortEncoder = "auto"  # for these; see `TranscriberConfig.short_encoder`
     through_server: bool = False
     devices: tuple[str, ...] = ()  # measure only a server on each of these in turn
     peers: tuple[str, ...] = ()

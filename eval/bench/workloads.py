@@ -53,7 +53,7 @@ class RuntimeSession:
 
     Args:
         engine: with end-of-text suppressed.
-        config: of the runtime.
+        config: of the runtime, and how much of short audio it encodes.
         plan: of the bench.
         ceilings: of the machine.
 
@@ -61,22 +61,21 @@ class RuntimeSession:
         UnavailableError: the machine cannot run this configuration.
     """
 
-    def __init__(
-        self, engine: Engine, config: RuntimeConfig, plan: BenchPlan, ceilings: Ceilings
-    ) -> None:
-        self.config = config
+    def __init__(self, engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings) -> None:
         self._engine, self._plan = engine, plan
-        self._system = system_name(config)
+        self._short = config.transcriber.short_encoder
+        self.config = runtime = config.runtime
+        self._system = system_name(runtime)
         runtime_class, accepted = NativeRuntime, plan.draft_acceptance
         if accepted is not None:
             runtime_class = accepting(accepted)
-            self._system += f", drafts of {config.draft_tokens} with {100 * accepted:g} % right"
-        taken = release_memory(config.device)
+            self._system += f", drafts of {runtime.draft_tokens} with {100 * accepted:g} % right"
+        taken = release_memory(runtime.device)
         began = time.perf_counter()
-        self.runtime = runtime_class(engine, config)
+        self.runtime = runtime_class(engine, runtime)
         self._open_s = time.perf_counter() - began
-        self._held_bytes = release_memory(config.device) - taken
-        self._floor = Floor(engine.manifest, config, ceilings, self.runtime.fp8)
+        self._held_bytes = release_memory(runtime.device) - taken
+        self._floor = Floor(engine.manifest, runtime, ceilings, self.runtime.fp8)
         self.workloads: dict[str, Callable[[], Iterator[Measurement]]] = {
             "latency": self.latency,
             "throughput": self.throughput,
@@ -108,7 +107,7 @@ class RuntimeSession:
 
     def _requests(self, batch: int) -> WindowLoad:
         """Return a load of the plan's requests."""
-        return self._load_of(batch, self._plan.request_s, self._plan.short_encoder, False)
+        return self._load_of(batch, self._plan.request_s, self._short, False)
 
     def _load_of(self, batch: int, seconds: float, short: ShortEncoder, words: bool) -> WindowLoad:
         beam_size = max(1, self.config.rows // self.config.slots)
@@ -149,14 +148,14 @@ class RuntimeSession:
 
     def _ideal_s(self, slots: int) -> float | None:
         """Return the shortest time of a request; None: no floor of a shorter encoder is known."""
-        whole = encoder_frames(self._plan.request_s, self._plan.short_encoder) == N_FRAMES
+        whole = encoder_frames(self._plan.request_s, self._short) == N_FRAMES
         return self._floor.window_s(REQUEST_TOKENS, slots) if whole else None
 
     @property
     def _request(self) -> str:
         """Describe a request of the latency and open-loop workloads."""
-        request_s, short = self._plan.request_s, self._plan.short_encoder
-        encoded_s = encoder_frames(request_s, short) * HOP_LENGTH / SAMPLE_RATE
+        request_s = self._plan.request_s
+        encoded_s = encoder_frames(request_s, self._short) * HOP_LENGTH / SAMPLE_RATE
         return f"{request_s:g} s of sound, encoded as {encoded_s:g} s, {REQUEST_TOKENS} tokens"
 
     def mlperf(self) -> Iterator[Measurement]:
@@ -237,11 +236,11 @@ def _with_slots(
     names = plan.workloads_with(slots)
     if not names:
         return
-    runtime = with_slots(config, slots)
+    config = dataclasses.replace(config, runtime=with_slots(config, slots))
     try:
-        session = RuntimeSession(engine, runtime, plan, ceilings)
+        session = RuntimeSession(engine, config, plan, ceilings)
     except UnavailableError as error:
-        yield refused("opening", system_name(runtime), "s", error)
+        yield refused("opening", system_name(config.runtime), "s", error)
         return
     yield session.opened()
     for name in names:

@@ -16,8 +16,8 @@ def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, m
     """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
     monkeypatch.setattr(Pace, "drafts", lambda self, busy: True)
     plan = BenchPlan(draft_acceptance=share, seconds=0.01)
-    asked = configured(config, plan).runtime
-    assert asked.draft_tokens == 3
+    asked = configured(config, plan)
+    assert asked.runtime.draft_tokens == 3
     session = RuntimeSession(random_engine(tiny, "int8", 1), asked, plan, ceilings)
     load = session.load()
     load.submit([120, 100])

@@ -127,13 +127,6 @@ def test_vllm_is_refused_without_a_gpu(tiny):
         list(peers.measure_vllm(tiny, "cpu", 0.0, silent))
 
 
-def test_of_several_visible_gpus_the_configured_one_is_left(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert peers._visible(1) == "5"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert peers._visible(1) == "1"
-
-
 def test_a_length_that_was_not_kept_is_an_error():
     with pytest.raises(EarshotError, match=r"forced 2 windows to \[5\] tokens, got \[4, 5\] for 2"):
         peers.seconds_of(lambda lengths: [5, 4], [5, 5])

@@ -79,7 +79,7 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
     committed, found = find_measured(TURBO, None), find_measured(TURBO, path)
     apart = {"source": "", "conditions": ""}
     assert dataclasses.replace(found, **apart) == dataclasses.replace(committed, **apart)
-    assert found.conditions.endswith("; device H200")
+    assert "; GPU " in found.conditions
     assert committed.server_s == pytest.approx(0.0062)
 
 
