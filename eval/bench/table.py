@@ -69,13 +69,12 @@ def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
 
 def table_of(rows: Sequence[Measurement]) -> Table:
     """Return the table of the report."""
-    header = ["workload", "system", "measured", "unit", "ideal", "of ideal", "earshot is", "detail"]
+    header = ["workload", "system", "measured", "ideal", "of ideal", "earshot is", "detail"]
     cells = [
         [
             row.workload,
             row.system,
-            _number(row.value),
-            row.unit,
+            f"{_number(row.value)} {row.unit}",
             "" if row.ideal is None else _number(row.ideal),
             _share(row),
             "" if (times := ratio(row, rows)) is None else f"{times:.2f} x",
@@ -91,6 +90,8 @@ def _number(value: float | None) -> str:
         return "-"
     if 0 < abs(value) < 0.1:
         return f"{value:.2g}"
+    if value == int(value):
+        return f"{value:.0f}"
     return f"{value:.{0 if abs(value) >= 1000 else 2}f}"
 
 
