@@ -197,12 +197,12 @@ class _JobsAttack:
 
     def _kill(self, role: str) -> None:
         """Kill a process; "all" kills the whole server and starts it again."""
-        if role == "all":
-            self._server.restart()
-        elif victim := self._server.processes().get(role):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                victim.kill()
-        self._kills[role] += 1
+        with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+            if role == "all":
+                self._server.restart()
+            else:
+                self._server.processes()[role].kill()
+            self._kills[role] += 1
 
     def _revive(self) -> None:
         if self._server.process.poll() is not None:

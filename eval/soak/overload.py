@@ -151,7 +151,9 @@ def figures(
     yield Check(f"{name}, nothing fails", not failures, f"{len(failures)}: {failures[:1]}")
 
 
-def try_once(server: RunningServer, began_s: float, seed: int) -> Callable[..., float | None]:
+def try_once(
+    server: RunningServer, began_s: float, seed: int
+) -> Callable[[OverloadClient], float | None]:
     """Return a function that tries once for a client, and returns when the client tries again."""
     rng = random.Random(seed)
 
