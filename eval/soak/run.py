@@ -19,8 +19,6 @@ from eval.soak.reloads import reloads
 from eval.soak.scenarios import (
     LONG_LIMIT_S,
     SLOW_LIMIT_S,
-    descriptors,
-    forty_hours,
     large_uploads,
     short_beside_long,
     slow_clients,
@@ -140,10 +138,8 @@ _SCENARIOS: dict[str, Callable[[SoakSettings], Found]] = {
     "short-beside-long": _on_a_server(
         short_beside_long, transcriber={"request_timeout_s": LONG_LIMIT_S}
     ),
-    "forty-hours": _on_a_server(forty_hours, transcriber={"request_timeout_s": LONG_LIMIT_S}),
     "large-uploads": _on_a_server(large_uploads),
     "slow-clients": _on_a_server(slow_clients, server={"upload_timeout_s": SLOW_LIMIT_S}),
-    "descriptors": _on_a_server(descriptors),
     "floods": _on_a_server(floods),
     "killers": _on_a_server(killers),
     "jobs": jobs,

@@ -42,7 +42,7 @@ def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
         yield "tried", 7
         raise AudioError("odd")
 
-    def descriptors(settings):
+    def floods(settings):
         (first,) = kept(tmp_path)
         assert first["figures"] == {"tried": 7.0}
         checks = [(check["name"], check["passed"]) for check in first["checks"]]
@@ -50,9 +50,9 @@ def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
         yield GOOD
         raise KeyboardInterrupt
 
-    scenarios.update(killers=killers, descriptors=descriptors)
+    scenarios.update(killers=killers, floods=floods)
     with pytest.raises(KeyboardInterrupt):
-        soak(run_of(command="soak"), **ALL, scenarios=["killers", "descriptors"])
+        soak(run_of(command="soak"), **ALL, scenarios=["killers", "floods"])
     _, second = kept(tmp_path)
     assert [check["passed"] for check in second["checks"]] == [True, None]
 
