@@ -92,7 +92,8 @@ def _result(findings: Sequence[Finding]) -> Result:
     rows, details = [], []
     for finding in findings:
         bad = [check for check in finding.checks if check.passed is not True]
-        summary = "; ".join(f"{check.name}: {check.detail}" for check in bad or finding.checks)
+        summary = "; ".join(f"{check.name}: {check.detail}" for check in bad)
+        summary = summary or f"all {len(finding.checks)} checks passed"
         took = f"{finding.seconds:.0f} s"
         rows.append([finding.scenario, loud(finding.verdict), took, summary])
         values = [[name, f"{value:,.3f}"] for name, value in finding.figures.items()]
