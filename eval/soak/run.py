@@ -9,7 +9,7 @@ import psutil
 
 from build.clips import load_clips
 from eval.config import changed
-from eval.record import Check, Part, Result, Run, Section, Table, Text, Verdict, loud, verdict
+from eval.record import Check, Result, Run, Section, Table, Verdict, loud, verdict
 from eval.soak.attacks import floods, killers
 from eval.soak.jobs import jobs
 from eval.soak.mixed import mixed
@@ -89,22 +89,19 @@ def soak(
 
 
 def _result(findings: Sequence[Finding]) -> Result:
-    rows, details = [], []
+    rows, figures, checks = [], [], []
     for finding in findings:
-        bad = [check for check in finding.checks if check.passed is not True]
-        summary = "; ".join(f"{check.name}: {check.detail}" for check in bad)
-        summary = summary or f"all {len(finding.checks)} checks passed"
-        took = f"{finding.seconds:.0f} s"
-        rows.append([finding.scenario, loud(finding.verdict), took, summary])
-        values = [[name, f"{value:,.3f}"] for name, value in finding.figures.items()]
-        items = [str(check) for check in finding.checks]
-        parts: list[Part] = [Text("", items=items), Table(["figure", ""], values)]
-        title = f"{finding.scenario}: {finding.title}"
-        details.append(Section(title, parts, printed=False))
+        name, took = finding.scenario, f"{finding.seconds:.0f} s"
+        bad = [f"{one.name}: {one.detail}" for one in finding.checks if one.passed is not True]
+        summary = "; ".join(bad) or f"all {len(finding.checks)} checks passed"
+        rows.append([name, loud(finding.verdict), took, summary])
+        values = [[label, f"{value:,.3f}"] for label, value in finding.figures.items()]
+        table = Table(["figure", ""], values)
+        figures.append(Section(f"{name}: {finding.title}", [table], printed=False))
+        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in finding.checks]
     table = Table(["scenario", "", "took", "what happened"], rows, prose=True)
-    checks = tuple(check for finding in findings for check in finding.checks)
-    sections = (Section("Scenarios", [table]), *details)
-    return Result({"scenarios": findings}, checks, sections)
+    sections = (Section("Scenarios", [table]), *figures)
+    return Result({"scenarios": findings}, tuple(checks), sections)
 
 
 def _on_a_server(

@@ -68,7 +68,8 @@ def test_a_failed_check_fails_the_command(scenarios, tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"\| killers +\| FAILED \| +0 s \| it lives: seen \|", out)
     whole = (tmp_path / "report.md").read_text()
-    assert "## killers: requests that ended" in whole and "- FAILED: it lives. seen" in whole
+    assert "## killers: requests that ended" in whole
+    assert "- **FAILED**: killers: it lives. seen" in whole
 
 
 def test_an_unknown_scenario_is_refused_by_name(run_of):
