@@ -170,7 +170,8 @@ class Tally:
                 detail = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
                 yield Check(promise, not bad, detail)
             even = None if self.uneven is None else not self.uneven
-            yield Check("the server's own counts are even", even, self.uneven or "no difference")
+            detail = "not compared" if self.uneven is None else self.uneven or "no difference"
+            yield Check("the server's own counts are even", even, detail)
             for (role, _), found in self._samples.items():
                 yield from _growth(role, found)
 
