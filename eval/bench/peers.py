@@ -38,7 +38,7 @@ def seconds_of(decode: Decode, lengths: Sequence[int]) -> float:
     """Time one call.
 
     Raises:
-        EarshotError: a length was not reached or exceeded, so the figure would mean nothing.
+        EarshotError: a window has another length, so the figure would mean nothing.
     """
     began = time.perf_counter()
     decoded = decode(lengths)
@@ -211,13 +211,13 @@ def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> It
 
 
 def _visible(index: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES with which that one of our GPUs is the only one."""
+    """Return the CUDA_VISIBLE_DEVICES that leaves only one of the visible GPUs."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ours.split(",")[index] if ours else str(index)
 
 
 def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) -> Decode:
-    """Return greedy decoding of windows of noise, each another piece, so that none is known."""
+    """Return greedy decoding of noise; each window is another piece, so no cache knows it."""
     import vllm  # noqa: PLC0415 - only a peer
 
     length, pieces = round(seconds * SAMPLE_RATE), 16 * WINDOW_SAMPLES
