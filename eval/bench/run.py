@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,20 +122,20 @@ def check(config: Config, plan: BenchPlan) -> None:
         )
     check_peers(plan.peers)
     device = config.runtime.device
-    if plan.devices:
-        return  # the runtime of each says whether it is there
-    if not device.startswith("cuda"):
+    if not plan.devices and not device.startswith("cuda"):
         raise ConfigError(f'bench needs runtime.device = "cuda", got {device!r}')
-    if len(names_of(device)) > 1 or device.endswith("*"):
+    if not plan.devices and (len(names_of(device)) > 1 or device.endswith("*")):
         raise ConfigError(
             f"bench measures one GPU, got runtime.device = {device!r}; name one, such as cuda:0, "
             "or measure several by --device"
         )
-    if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise UnavailableError(
-            f"runtime.device = {device!r}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices here; bench needs one"
-        )
+    count = torch.cuda.device_count()
+    for device in plan.devices or (device,):
+        numbers = [int(number) for number in re.findall(r"\d+", device)] or [0]
+        if device.startswith("cuda") and max(numbers) >= count:
+            raise UnavailableError(
+                f"the device {device!r} is not there: torch sees {count} CUDA devices here"
+            )
 
 
 def engine_for(config: Config, plan: BenchPlan) -> RandomEngine:

@@ -94,6 +94,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured,
         ),
         (("--peers", "nobody"), "unknown peers: nobody; known: ", 2),
         ((), "torch sees 0 CUDA devices here", 1),
+        (("--device", "cuda:*"), "'cuda:*' is not there: torch sees 0 CUDA devices here", 1),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkeypatch):
