@@ -130,11 +130,11 @@ def check(config: Config, plan: BenchPlan) -> None:
             "or measure several by --device"
         )
     count = torch.cuda.device_count()
-    for device in plan.devices or (device,):
-        numbers = [int(number) for number in re.findall(r"\d+", device)] or [0]
-        if device.startswith("cuda") and max(numbers) >= count:
+    for named in plan.devices or (device,):
+        numbers = [int(number) for number in re.findall(r"\d+", named)] or [0]
+        if named.startswith("cuda") and max(numbers) >= count:
             raise UnavailableError(
-                f"the device {device!r} is not there: torch sees {count} CUDA devices here"
+                f"the device {named!r} is not there: torch sees {count} CUDA devices here"
             )
 
 
