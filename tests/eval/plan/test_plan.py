@@ -75,14 +75,13 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
     written.append(Measurement("latency", "vllm", 63.9, "ms", None))
     written.append(refused("mlperf", OURS, "samples/s", ConfigError("no memory")))
     monkeypatch.setattr(bench, "check", lambda *_: None)
-    monkeypatch.setattr(bench, "device_facts", lambda *_: {"device": "H200"})
     monkeypatch.setattr(bench, "measurements", lambda *_: iter(written))
     arguments = ["--config", CONFIG, "--output", str(tmp_path), "--peers="]
     assert main(["bench", *arguments]) == 0
     committed, found = find_measured(TURBO, None), find_measured(TURBO, path)
     apart = {"source": "", "conditions": ""}
     assert dataclasses.replace(found, **apart) == dataclasses.replace(committed, **apart)
-    assert found.conditions.endswith("; device H200")
+    assert "; GPU " in found.conditions
     assert committed.server_s == pytest.approx(0.0062)
 
 
