@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import selectors
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -166,6 +167,7 @@ class Simulated:
             send.put,
             lambda _: None,
             Detector(),
+            InlineExecutor(),
             self._metrics,
             lambda: self._streams,
             Settings(),
@@ -194,6 +196,16 @@ class _Wire:
         if isinstance(event, Exception):
             raise event
         return to_json(event)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Return the result as a future that is done."""
+        future = Future[T]()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

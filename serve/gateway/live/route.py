@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -49,6 +50,7 @@ logger = logging.getLogger("earshot.gateway")
 _SUBPROTOCOL = "realtime"  # what browsers offer, which cannot set headers
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _FIELDS = ("model", "intent")  # of the address
+_THREADS = 4  # in which speech is detected
 _COPIES = 4  # of a message, while it is worked on
 _FIRST = asyncio.FIRST_COMPLETED
 
@@ -58,6 +60,7 @@ class Live:
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        self._pool = ThreadPoolExecutor(_THREADS, "earshot-live")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -142,6 +145,7 @@ class Live:
             functools.partial(_send, websocket, visit.line),
             visit.count_live,
             detector,
+            self._pool,
             self._door.metrics.live,
             self._door.streams.__len__,
             settings,

@@ -11,15 +11,15 @@ import collections
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
 from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live import events
-from serve.gateway.live.arrivals import Arrivals
-from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import ClientEvent, Event, EventError
+from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.pace import DELAYS, Pace
 from serve.gateway.live.settings import (
     HYPOTHESIS,
@@ -28,7 +28,6 @@ from serve.gateway.live.settings import (
     SettingWarning,
     unknown_keys,
 )
-from serve.gateway.live.sound import Inlet
 from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
@@ -66,6 +65,7 @@ class Session:
         send: tells the client an event; waits until it is taken.
         charge: counts seconds of audio; refuses them where that is too much.
         detector: of this stream.
+        pool: threads of all streams, in which audio is resampled and speech is detected.
         metrics: counts.
         streams: how many are open at the moment, this one too.
         settings: what the session begins with.
@@ -80,6 +80,7 @@ class Session:
         send: Send,
         charge: Callable[[float], None],
         detector: Detector,
+        pool: Executor,
         metrics: LiveMetrics,
         streams: Callable[[], int],
         settings: Settings,
@@ -96,10 +97,8 @@ class Session:
         self._settings = settings
         self._warnings = [*warnings]  # that the client has not been told
         self._warned = set[str]()  # types of its events with unknown keys
-        self._ear = Ear(detector, _options(self._settings))
-        self._inlet = Inlet(self._settings.input.format)
+        self._hearing = Hearing(settings.input.format, _options(settings), detector, pool)
         self._heard = 0  # samples
-        self._arrivals = Arrivals(_now_s())
         self._recent: collections.deque[Samples] = collections.deque()  # before an utterance
         self._open: Utterance | None = None
         self._queue: collections.deque[Utterance] = (
@@ -148,25 +147,24 @@ class Session:
             await self._update(event)
         elif event.type == "input_audio_buffer.append":
             data = events.read_audio(event.fields["audio"])
-            step = round(self._inlet.bytes_per_s * _BLOCK_S)
+            step = round(self._hearing.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
-                await self._hear(self._inlet.samples(data[begin : begin + step]))
+                await self._hear(data[begin : begin + step])
         elif event.type == "input_audio_buffer.commit":
             await self._commit()
         else:
-            self._clear()
+            await self._clear()
             await self._send(events.cleared())
 
     async def _update(self, event: ClientEvent) -> None:
+        await self._take(await self._hearing.flush())
         after, warnings = events.read_update(
             event, self._settings, self._check_model, begun=self._heard > 0
         )
-        if after.input.format != self._settings.input.format:
-            self._inlet = Inlet(after.input.format)
         self._settings = after
         self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
-        self._ear.tune(_options(after), speaking=self._open is not None)
+        self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
         self._warnings += warnings
         await self._send(self._session_event("session.updated"))
 
@@ -186,15 +184,16 @@ class Session:
             self._progress.clear()
             await self._progress.wait()
 
-    async def _hear(self, samples: Samples) -> None:
-        self._charge(len(samples) / SAMPLE_RATE)
-        self._arrivals.note(self._arrivals.samples + len(samples), _now_s())
-        for frame in self._ear.push(samples):
-            await self._take(frame)
-        self._changed.set()
-        await asyncio.sleep(0)  # others hear as well
+    async def _hear(self, data: bytes) -> None:
+        self._charge(len(data) / self._hearing.bytes_per_s)
+        await self._take(await self._hearing.hear(data))
 
-    async def _take(self, frame: Frame) -> None:
+    async def _take(self, frames: Sequence[VadFrame]) -> None:
+        for frame in frames:
+            await self._take_frame(frame)
+        self._changed.set()
+
+    async def _take_frame(self, frame: VadFrame) -> None:
         vad = self._settings.input.turn_detection
         if self._open is None and (vad is None or frame.speech):
             await self._begin(vad)
@@ -236,9 +235,9 @@ class Session:
             await self._send(events.speech_started(self._open.item_id, _ms(start)))
 
     async def _commit(self) -> None:
-        if self._settings.input.turn_detection is None:
-            await self._hear(self._inlet.rest())
-        if self._open is not None and len(rest := self._ear.rest()):
+        client_commits = self._settings.input.turn_detection is None
+        await self._take(await self._hearing.flush(end=client_commits))
+        if self._open is not None and len(rest := self._hearing.rest()):
             self._open.add(rest, speech=False)
             self._heard += len(rest)
         if self._open is None or self._open.end - self._open.start < _SHORTEST:
@@ -260,16 +259,16 @@ class Session:
         utterance.ended = True
         self._changed.set()
 
-    def _clear(self) -> None:
+    async def _clear(self) -> None:
         """Forget the open utterance and what is left of the audio before it."""
+        await self._take(await self._hearing.flush())
         if self._open is not None:
             with contextlib.suppress(ValueError):
                 self._queue.remove(self._open)
             self._spoken_until = self._heard
             self._open = None
         self._recent.clear()
-        self._inlet.clear()
-        self._heard += len(self._ear.rest())
+        self._heard += self._hearing.clear()
         self._changed.set()
         self._progress.set()
 
@@ -277,6 +276,7 @@ class Session:
 
     async def drain(self) -> None:
         """Take nothing more in; `work` returns when all that came in is text."""
+        await self._take(await self._hearing.flush())
         self._closing = True
         if self._open is not None:
             await self._end()
@@ -362,7 +362,7 @@ class Session:
             return
         now_s = _now_s()
         for word in final.words:
-            arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
+            arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
         await self._send(events.delta(utterance.item_id, final.text))
 

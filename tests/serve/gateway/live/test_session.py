@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.arrivals import Arrivals
 from serve.gateway.live.session import Session
 from serve.gateway.live.settings import HYPOTHESIS, Settings
 from serve.gateway.metrics import LiveMetrics
@@ -132,7 +131,8 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
     async def hear():
         metrics = LiveMetrics(CollectorRegistry(), ())
         say_nothing = LIVE, str, None, ignore, float
-        stream = Session(*say_nothing, LoudIsSpeech(), metrics, lambda: 1, Settings())
+        heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
+        stream = Session(*say_nothing, *heard_in, metrics, lambda: 1, Settings())
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
@@ -317,23 +317,6 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     assert triton.cancelled == triton.ended
     until(lambda: client.running.door.admission.requests == 0)
     assert "earshot_live_streams 0.0" in client.running.page()
-
-
-def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
-    async def arrive():
-        arrivals = Arrivals(0.0)
-        for count in range(1, 10**6, 7):
-            arrivals.note(count, count / 16_000)
-        return arrivals
-
-    tracemalloc.start()
-    try:
-        arrivals = asyncio.run(arrive())
-        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
-    finally:
-        tracemalloc.stop()
-    for sample in (500_000, 999_000):
-        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
 
 
 @pytest.mark.parametrize(
