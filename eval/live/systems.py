@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
@@ -156,7 +157,8 @@ class Simulated:
 
         async def transcribe(_model: str | None, window: Window) -> Transcript:
             async with self._decoder:
-                transcript = self.whole(window.request(self._config))
+                request = window.request(self._config, np.concatenate(window.audio))
+                transcript = self.whole(request)
                 await asyncio.sleep(self._decode_s)
             return transcript
 

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Sequence
 from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Finished, Priority, Request, SegmentReady, Transcript
+from serve.contract.messages import (
+    Finished,
+    Priority,
+    Request,
+    Samples,
+    SegmentReady,
+    Transcript,
+)
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
@@ -69,12 +76,15 @@ def read_envelope(message: bytes) -> Envelope:
     return Envelope(request, len(structure), tuple(raw))
 
 
-def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
-    """Serialise a request as a `ModelInferRequest` for any model, in parts; `audio` itself is one.
+def request_parts(
+    request: Request, audio: Part | None = b"", samples: Sequence[Samples] = ()
+) -> list[Part]:
+    """Serialise a request as a `ModelInferRequest` for any model, in parts; audio is not copied.
 
     Args:
-        request: with samples, or with bytes that count for nothing.
-        audio: the bytes of a file, in place of these; None: they come beside the request.
+        request: the options; its audio is ignored, but for samples where none are given.
+        audio: the bytes of a file; None: they come beside the request.
+        samples: the audio in pieces, float32 (n,), n > 0 each; of a request with samples.
 
     Raises:
         Refusal: an option's value is one that no tensor can hold.
@@ -89,9 +99,12 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
         spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
             continue
-        message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
+        shape = [sum(map(len, samples))] if name == "SAMPLES" and samples else tensor.shape
+        message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
         if name == "AUDIO" and audio is not None:
             raw += raw_part(LENGTH.pack(len(audio)), audio)
+        elif name == "SAMPLES" and samples:
+            raw += raw_part(*(memoryview(piece).cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
             raw += raw_part(*(piece for text in tensor for piece in (LENGTH.pack(len(text)), text)))
         else:

@@ -43,7 +43,6 @@ from serve.gateway.overload.sound import Sound
 from serve.gateway.protocols import LOST, SHARE, NotTaken
 from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
 from serve.speech.activity import Detector
-from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -250,9 +249,10 @@ class Live:
         with visit.line.spans.part("decoding") as spans:
             with stream.part() as ticket:
                 target = Target(self._door.models.named(model), segments=False)
-                parts = request_parts(window.request(self._door.config.live))
+                request = window.request(self._door.config.live)
+                parts = request_parts(request, samples=window.audio)
                 ticket.charge(sum(map(len, parts)))
-                sound = Sound(len(window.samples) / SAMPLE_RATE)
+                sound = Sound(window.duration_s)
                 exchange = self._door.upstreams.send(
                     *(target, parts, ticket),
                     streamed=False,

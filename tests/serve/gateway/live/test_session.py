@@ -146,7 +146,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
             await say("input_audio_buffer.append", audio=audio)
             if turns is None:
                 await say("input_audio_buffer.commit")
-        return stream._open.window().samples
+        return np.concatenate(stream._open.window().audio)
 
     samples = asyncio.run(hear())
     begins = int(np.argmax(np.abs(samples) > 0.01))
