@@ -18,7 +18,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Phase, Segment, Timings, TokenLogprob, Transcript, Word
-from serve.gateway.checks import LENGTH
+from serve.gateway.kserve.checks import LENGTH
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors, uploads
 from serve.wire.alive import beat

@@ -21,7 +21,7 @@ from serve.gateway.live.events import Event
 from serve.gateway.live.session import Session
 from serve.gateway.live.settings import Settings
 from serve.gateway.live.utterance import Window
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber

@@ -24,24 +24,24 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from serve.gateway import refusals
-from serve.gateway.checks import check_streamed
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import raw_parts
-from serve.gateway.gate import JSON_S_PER_BYTE, Share
-from serve.gateway.headers import LINE, with_headers
-from serve.gateway.limits import EXPANSION, Ticket
+from serve.gateway import errors
+from serve.gateway.context import Services, Visit
+from serve.gateway.edge.budget import JSON_S_PER_BYTE, Share
+from serve.gateway.edge.connection import SHARE
+from serve.gateway.edge.headers import RECORD, with_headers
+from serve.gateway.edge.uploads import body_chunks, while_client_waits
+from serve.gateway.errors import ApiError, as_kserve
+from serve.gateway.kserve.checks import check_streamed
+from serve.gateway.kserve.http import Translated, answer_to_http, json_bytes, request_from_http
+from serve.gateway.kserve.messages import raw_parts
+from serve.gateway.limits import EXPANSION, Permit
 from serve.gateway.live.route import Live
-from serve.gateway.metrics import OWN_PAGE
+from serve.gateway.observe.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.overload.sound import of_tensors
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
-from serve.gateway.protocols import SHARE
-from serve.gateway.refusals import Refusal, as_kserve
-from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
-from serve.gateway.uploads import body_chunks, while_client_waits
 from serve.gateway.upstream.exchange import Exchange
 
 _HEADER = "Inference-Header-Content-Length"
@@ -59,7 +59,7 @@ WholePage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    door: Door, metrics: WholePage, state: State, jobs: Sequence[BaseRoute] = ()
+    door: Services, metrics: WholePage, state: State, jobs: Sequence[BaseRoute] = ()
 ) -> ASGIApp:
     """Build the application for clients.
 
@@ -93,7 +93,7 @@ def build_app(
     return _app(routes, door)
 
 
-def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
+def build_watchers_app(door: Services, metrics: WholePage) -> ASGIApp:
     """Build the application for Prometheus, and for whoever asks whether the server is well."""
     api = _Api(door)
     routes: list[BaseRoute] = [
@@ -105,14 +105,14 @@ def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
     return _app(routes, door)
 
 
-def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
-    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+def _app(routes: list[BaseRoute], door: Services) -> ASGIApp:
+    handlers: Any = {ApiError: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return with_headers(app, door.config.server, lambda: door.admission.draining)
 
 
-def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoint:
+def _metrics(door: Services, metrics: WholePage, needs_key: bool = False) -> Endpoint:
     async def page(request: Request) -> Response:
         if needs_key:
             door.callers.identify(request.headers.get("authorization"))
@@ -124,7 +124,7 @@ def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoin
     return page
 
 
-def _own_page(door: Door) -> WholePage:
+def _own_page(door: Services) -> WholePage:
     async def page() -> bytes:
         return door.metrics.page()
 
@@ -140,7 +140,7 @@ async def _openapi(request: Request) -> Response:
 
 
 class _Api:
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
 
     async def health(self, request: Request) -> Response:
@@ -153,13 +153,13 @@ class _Api:
 
     async def ready(self, request: Request) -> Response:
         if not await self._door.ready():
-            raise refusals.server_away()
+            raise errors.server_away()
         return Response()
 
     async def model_ready(self, request: Request) -> Response:
         target = self._door.models.target(*_model(request))
         if not await self._door.ready(target.model):
-            raise refusals.server_away()
+            raise errors.server_away()
         return Response()
 
     async def server_metadata(self, request: Request) -> Response:
@@ -175,7 +175,7 @@ class _Api:
 
     async def infer(self, request: Request) -> Response:
         authorization = request.headers.get("authorization")
-        with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
+        with self._door.account(request.scope["state"][RECORD], "http", authorization) as visit:
             with self._door.admission.admit(visit.account) as ticket:
                 exchange, translated = await self._begin(request, ticket, visit)
             with exchange:
@@ -188,7 +188,7 @@ class _Api:
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def _begin(
-        self, request: Request, ticket: Ticket, visit: Visit
+        self, request: Request, ticket: Permit, visit: Visit
     ) -> tuple[Exchange, Translated]:
         name, version = _model(request)
         target = self._door.models.target(name, version)
@@ -196,7 +196,7 @@ class _Api:
         check_streamed(target, streamed=False)
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise refusals.invalid("the body has a Content-Encoding; send it as it is")
+            raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
         body = await self._body(request, ticket, header)
         json_size = json_bytes(len(body), header)
@@ -210,7 +210,7 @@ class _Api:
         visit.sound = self._door.targets.look(look)
         return self._door.pass_on(visit, target, parts, ticket, streamed=False), translated
 
-    async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
+    async def _body(self, request: Request, ticket: Permit, header: str | None) -> bytes:
         def check(size: int) -> None:
             json_bytes(size, header)
 
@@ -230,7 +230,7 @@ def _message(message: Any) -> Response:
     return JSONResponse(content)
 
 
-async def _refused(request: Request, refusal: Refusal) -> Response:
+async def _refused(request: Request, refusal: ApiError) -> Response:
     return as_kserve(refusal)
 
 
@@ -240,4 +240,4 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return as_kserve(refusals.failed())
+    return as_kserve(errors.failed())

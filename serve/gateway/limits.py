@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from serve.contract.server_config import LiveConfig, ServerConfig
-from serve.gateway import refusals
-from serve.gateway.memory import LARGE_BYTES
+from serve.gateway import errors
+from serve.gateway.edge.memory import LARGE_BYTES
 
 MAX_STRUCTURE_BYTES = 2**20
 """Most bytes of a gRPC request outside its raw tensors."""
@@ -41,12 +41,12 @@ def check_json(text: bytes, what: str) -> None:
         what: it is; begins the sentence of the refusal.
 
     Raises:
-        Refusal: it has too much.
+        ApiError: it has too much.
     """
     numbers = text.count(b",")
     marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
     if numbers > MAX_NUMBERS or marks > MAX_MARKS:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{what} has {numbers} commas and {marks} quotation marks and brackets; expected at "
             f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
         )
@@ -68,22 +68,22 @@ class Account:
         """Refuse one more request where there are enough.
 
         Raises:
-            Refusal: there are.
+            ApiError: there are.
         """
         if self.requests >= self.max_requests:
-            raise refusals.key_limit("requests_at_once", self.name)
+            raise errors.key_limit("requests_at_once", self.name)
 
     def require_room(self, more: int) -> None:
         """Refuse so many bytes more where that is too much.
 
         Raises:
-            Refusal: it is.
+            ApiError: it is.
         """
         if self.bytes + more > self.max_bytes:
-            raise refusals.key_limit("share of server.max_inflight_mb", self.name)
+            raise errors.key_limit("share of server.max_inflight_mb", self.name)
 
 
-class Ticket:
+class Permit:
     """One request's share of what may be under way; `Admission.admit` makes them."""
 
     def __init__(self, admission: "Admission", account: Account) -> None:
@@ -102,7 +102,7 @@ class Ticket:
         """Count so many bytes more.
 
         Raises:
-            Refusal: the request, or all of them together, would be too large.
+            ApiError: the request, or all of them together, would be too large.
         """
         self._admission.require_room(self._bytes + size, size)
         self._account.require_room(size)
@@ -114,7 +114,7 @@ class Ticket:
         """See `Admission.arriving`."""
         return self._admission.arriving(limit)
 
-    def part(self) -> "Ticket":
+    def part(self) -> "Permit":
         """Open a ticket in the name of this one, which is let in already: it is counted as well."""
         return self._admission.let_in(self._account)
 
@@ -136,7 +136,7 @@ class Ticket:
             self._admission.release(self._bytes)
 
 
-class Unfinished:
+class PendingBytes:
     """The bytes of a connection that are no request yet.
 
     Args:
@@ -151,7 +151,7 @@ class Unfinished:
         """Note that there are so many now.
 
         Raises:
-            Refusal: these, or all that is under way together, are too many.
+            ApiError: these, or all that is under way together, are too many.
         """
         if size > self._bytes:
             self._admission.require_room(size, size - self._bytes)
@@ -189,17 +189,17 @@ class Admission:
         """Tell whether no request is taken any more."""
         return self._draining
 
-    def admit(self, account: Account) -> Ticket:
+    def admit(self, account: Account) -> Permit:
         """Let a request of this key in, whose bytes are yet to come.
 
         Raises:
-            Refusal: the server drains, or too many are under way.
+            ApiError: the server drains, or too many are under way.
         """
         if self._draining:
-            raise refusals.stopping()
+            raise errors.stopping()
         account.require_request()
         if self.requests >= self.max_requests and not self.make_room():
-            raise refusals.overloaded(
+            raise errors.overloaded(
                 f"{self.requests} requests are under way, as many as may be "
                 "(server.max_inflight); try again later",
                 "requests",
@@ -208,20 +208,20 @@ class Admission:
             raise self._full()
         return self.let_in(account)
 
-    def let_in(self, account: Account) -> Ticket:
+    def let_in(self, account: Account) -> Permit:
         """Let a request in without asking whether it may come."""
         self.requests += 1
         self._empty.clear()
-        return Ticket(self, account)
+        return Permit(self, account)
 
     def require_room(self, request_bytes: int, more: int) -> None:
         """Refuse a request of so many bytes, `more` of which are not counted yet.
 
         Raises:
-            Refusal: it, or all of them together, would be too large.
+            ApiError: it, or all of them together, would be too large.
         """
         if request_bytes > self.max_request_bytes:
-            raise refusals.too_large(
+            raise errors.too_large(
                 f"the request has {request_bytes} bytes or more; expected at most "
                 f"{self.max_request_bytes} (server.max_request_mb)"
             )
@@ -248,10 +248,10 @@ class Admission:
             limit: of the wait, which has begun.
 
         Raises:
-            Refusal: that has been called.
+            ApiError: that has been called.
         """
         if self._over:
-            raise refusals.stopping()
+            raise errors.stopping()
         self._arriving.add(limit)
         try:
             yield
@@ -273,15 +273,15 @@ class Admission:
             return False
         return True
 
-    def _full(self) -> refusals.Refusal:
-        return refusals.overloaded(
+    def _full(self) -> errors.ApiError:
+        return errors.overloaded(
             f"requests of {(self.bytes + self.uploading_bytes()) // _MIB} MiB are under way, of "
             f"{self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
             "bytes",
         )
 
 
-class Streams:
+class StreamSlots:
     """The live streams of a gateway. For one event loop."""
 
     def __init__(self, config: LiveConfig) -> None:
@@ -301,12 +301,12 @@ class Streams:
             end: is called when the stream is to end itself.
 
         Raises:
-            Refusal: there are as many as may be.
+            ApiError: there are as many as may be.
         """
         if account.streams >= account.max_streams:
-            raise refusals.key_limit("live_streams", account.name)
+            raise errors.key_limit("live_streams", account.name)
         if len(self) >= self._most:
-            raise refusals.overloaded(
+            raise errors.overloaded(
                 f"{len(self)} live streams are open, as many as may be (live.max_streams); try "
                 "again later",
                 "streams",

@@ -10,8 +10,8 @@ import re
 
 from serve.contract.config import Config
 from serve.contract.errors import shown
-from serve.gateway import refusals
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway import errors
+from serve.gateway.errors import field_error
 from serve.wire.tensors import MODEL, STREAM_MODEL
 
 _VERSIONS = ("", "1")
@@ -56,11 +56,11 @@ class Models:
         """Find the product that `model` means to OpenAI's API.
 
         Raises:
-            Refusal: there is no model of this name.
+            ApiError: there is no model of this name.
         """
         model = self.find(name)
         if model is None:
-            raise FieldRefusal(
+            raise field_error(
                 "model",
                 f"no model {shown(name)}; there are {', '.join(self.names + self.patterns)} "
                 "(server.model_aliases adds names)",
@@ -73,7 +73,7 @@ class Models:
         """Find what KServe calls by this name.
 
         Raises:
-            Refusal: there is no such model, or no such version of it.
+            ApiError: there is no such model, or no such version of it.
         """
         if name in (MODEL, STREAM_MODEL):
             target = Target(self.default, name == STREAM_MODEL, name)
@@ -83,9 +83,9 @@ class Models:
             target = Target(model, True, name)
         else:
             others = "".join(f", {product}, {product}{_STREAM}" for product in self.names)
-            raise refusals.not_found(
+            raise errors.not_found(
                 f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
             )
         if version not in _VERSIONS:
-            raise refusals.not_found(f"no version {shown(version)} of {name}; there is 1")
+            raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
         return target

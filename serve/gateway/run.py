@@ -19,13 +19,14 @@ from serve.contract.config import Config, load_config
 from serve.contract.devices import names_of
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway import log, memory
-from serve.gateway.door import Door
+from serve.gateway.context import Services
+from serve.gateway.edge import memory
+from serve.gateway.edge.listen import HttpServer, grpc_credentials, listening_socket, own_door
 from serve.gateway.http import build_app, build_watchers_app
-from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket, own_door
-from serve.gateway.metrics import tritons_page, whole_page
+from serve.gateway.kserve.grpc import Methods, server_options
+from serve.gateway.observe import log
+from serve.gateway.observe.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
-from serve.gateway.rpc import Methods, server_options
 from serve.gateway.upstream.own import OwnEngine
 from serve.wire.folder import (
     CONFIG,
@@ -66,7 +67,7 @@ class Gateway:
     ) -> None:
         processes, config = config.gateway.processes, share_of(config)
         server, shared = config.server, processes > 1
-        self.door = Door(config, folder, engines, gateway_alive(folder, number))
+        self.door = Services(config, folder, engines, gateway_alive(folder, number))
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
@@ -137,7 +138,7 @@ class Gateway:
         await self.door.traces.close()
 
 
-def _open_jobs(config: Config, door: Door) -> "Jobs":
+def _open_jobs(config: Config, door: Services) -> "Jobs":
     """Open what keeps and does jobs; a server without them loads nothing of it."""
     jobs: Jobs = pkgutil.resolve_name("serve.gateway.jobs.routes:Jobs")(config, door)
     return jobs

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
-from serve.gateway import refusals, sqlite
+from serve.gateway import errors, sqlite
 from serve.gateway.background import Background
-from serve.gateway.callers import Caller
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -161,16 +161,16 @@ class Usage(Background):
         """Seconds of audio that were counted and are not in the file."""
         return sum(row.audio_s for row in self._unwritten())
 
-    def require(self, caller: Caller) -> None:
+    def require(self, caller: ApiKey) -> None:
         """Refuse a caller whose key has had its audio of the day.
 
         Raises:
-            Refusal: it has.
+            ApiError: it has.
         """
         most = caller.key.audio_s_per_day if caller.key else 0.0
         if most and self._had_s(caller.name) >= most:
             wait_s = _DAY_S - self._clock() % _DAY_S
-            raise refusals.key_limit("audio_s_per_day", caller.name, wait_s, "insufficient_quota")
+            raise errors.key_limit("audio_s_per_day", caller.name, wait_s, "insufficient_quota")
 
     def count(self, key: str, model: str, requests: int, audio_s: float) -> None:
         """Count what a key has had."""
@@ -180,7 +180,7 @@ class Usage(Background):
         """List what a key has had from one day to another.
 
         Raises:
-            Refusal: the file cannot be read, or not be written.
+            ApiError: the file cannot be read, or not be written.
         """
         await self.exchange()
         if self._works:
@@ -189,7 +189,7 @@ class Usage(Background):
                     return await asyncio.to_thread(self._file.rows, first, last, key)
             except FileError as error:
                 self._tell(error)
-        raise Refusal(UnavailableError("usage cannot be told just now; the server's log says why"))
+        raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
 
     async def exchange(self) -> None:
         """Write what was counted and read the day's sums; goes on where a caller is cancelled."""

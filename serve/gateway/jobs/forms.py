@@ -10,11 +10,11 @@ from serve.contract.codec import parse_json, to_json
 from serve.contract.errors import shown
 from serve.contract.messages import Task
 from serve.contract.server_config import UnknownFields
-from serve.gateway import refusals
-from serve.gateway.limits import Ticket, check_json
+from serve.gateway import errors
+from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.errors import field_error
+from serve.gateway.limits import Permit, check_json
 from serve.gateway.openai.fields import FormFields, read_fields
-from serve.gateway.refusals import FieldRefusal
-from serve.gateway.uploads import body_chunks
 
 _MAX_JSON_BYTES = 2**20
 _OWN = ("task", "webhook_url", "url")  # fields that requests for a transcript do not have
@@ -42,7 +42,7 @@ def read_asked(pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_fil
         has_file: whether the audio came beside them.
 
     Raises:
-        Refusal: one is unknown, malformed, or cannot be honoured.
+        ApiError: one is unknown, malformed, or cannot be honoured.
     """
     own: dict[str, str] = {}
     rest: list[tuple[str, str]] = []
@@ -50,16 +50,16 @@ def read_asked(pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_fil
         if name not in _OWN:
             rest.append((name, text))
         elif name in own:
-            raise FieldRefusal(name, f"{name} came more than once; expected it once")
+            raise field_error(name, f"{name} came more than once; expected it once")
         elif text:
             own[name] = text
     if has_file and "url" in own:
-        raise FieldRefusal("url", "url came beside a file; expected one of them")
+        raise field_error("url", "url came beside a file; expected one of them")
     if not has_file and "url" not in own:
-        raise FieldRefusal("url", f"url is missing; {_EXPECTED}, or a form with a file")
+        raise field_error("url", f"url is missing; {_EXPECTED}, or a form with a file")
     fields = read_fields(rest, _task(own.get("task", "transcribe")), unknown)
     if fields.stream:
-        raise FieldRefusal("stream", "stream = true of a job, whose answer is fetched later")
+        raise field_error("stream", "stream = true of a job, whose answer is fetched later")
     return Asked(tuple(rest), fields, own.get("url", ""), own.get("webhook_url", ""))
 
 
@@ -67,14 +67,14 @@ def _task(text: str) -> Task:
     for task in get_args(Task):
         if text == task:
             return task  # type: ignore[no-any-return]
-    raise FieldRefusal("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
+    raise field_error("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
 
 
-async def json_pairs(request: Request, ticket: Ticket, limit_s: float) -> Pairs:
+async def json_pairs(request: Request, ticket: Permit, limit_s: float) -> Pairs:
     """Receive a JSON object as the pairs that a form would have.
 
     Raises:
-        Refusal: it is none, too large, or too slow.
+        ApiError: it is none, too large, or too slow.
     """
     chunks = body_chunks(request, ticket, limit_s, _require_small)
     text = b"".join([chunk async for chunk in chunks])
@@ -82,15 +82,15 @@ async def json_pairs(request: Request, ticket: Ticket, limit_s: float) -> Pairs:
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise refusals.invalid(f"the body is not JSON: {error}; {_EXPECTED}") from None
+        raise errors.invalid(f"the body is not JSON: {error}; {_EXPECTED}") from None
     if not isinstance(found, Mapping):
-        raise refusals.invalid(f"the body is no JSON object; {_EXPECTED}")
+        raise errors.invalid(f"the body is no JSON object; {_EXPECTED}")
     return tuple((name, text) for name, value in found.items() for text in _texts(value))
 
 
 def _require_small(size: int) -> None:
     if size > _MAX_JSON_BYTES:
-        raise refusals.too_large(
+        raise errors.too_large(
             f"the job's JSON has {size} bytes; expected at most {_MAX_JSON_BYTES}: send what is "
             "larger in a form"
         )

@@ -10,10 +10,10 @@ from typing import ParamSpec, TypeVar
 
 from serve.contract.config import Config
 from serve.contract.errors import FileError, UnavailableError
-from serve.gateway import refusals
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
 from serve.gateway.jobs.audio import AudioFolder
 from serve.gateway.jobs.table import Table
-from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -74,7 +74,7 @@ class _Threads:
         """Call something that waits.
 
         Raises:
-            Refusal: that cannot be used just now; the log says why.
+            ApiError: that cannot be used just now; the log says why.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -88,7 +88,7 @@ class _Threads:
                 self._tell(FileError(f"jobs cannot be kept: no answer within {self._limit_s:g} s"))
                 raise _refusal() from error
             logger.error("a job's audio cannot be kept: %s", error)
-            raise refusals.no_room_for_upload() from error
+            raise errors.no_room_for_upload() from error
         self._tell(None)
         return found
 
@@ -96,7 +96,7 @@ class _Threads:
         """Do the same; None where that is not possible now."""
         try:
             return await self.do(call, *args, **kwargs)
-        except Refusal:
+        except ApiError:
             return None
 
     def close(self) -> None:
@@ -112,6 +112,6 @@ class _Threads:
         self._works = error is None
 
 
-def _refusal() -> Refusal:
+def _refusal() -> ApiError:
     message = "jobs are not available just now, everything else is; the server's log says why"
-    return Refusal(UnavailableError(message))
+    return ApiError(UnavailableError(message))

@@ -10,9 +10,9 @@ import httpcore2
 
 from serve.contract.config import Config
 from serve.contract.errors import UnavailableError, shown
-from serve.gateway import refusals
+from serve.gateway import errors
+from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs.places import CheckedBackend, InsideError, Places
-from serve.gateway.refusals import FieldRefusal, Refusal
 
 URL_AWAY = "url_away"
 """The reason of refusals after which a url may be had later."""
@@ -54,7 +54,7 @@ class Outside:
         """Fetch audio into a file; return its bytes.
 
         Raises:
-            Refusal: it cannot be had; `status.again` tells whether it may be later.
+            ApiError: it cannot be had; `status.again` tells whether it may be later.
         """
         try:
             async with asyncio.timeout(self._limit_s):
@@ -64,7 +64,7 @@ class Outside:
                 f"url was not whole after {self._limit_s:g} s (jobs.fetch_timeout_s)"
             ) from None
         except InsideError as error:
-            raise FieldRefusal(
+            raise field_error(
                 "url",
                 f"url: {error} lies at an address inside this server's house, which it goes to for "
                 "nobody (jobs.allowed_networks)",
@@ -85,7 +85,7 @@ class Outside:
                 if answer.status != 200:
                     raise _answered(answer.status)
                 return await self._save(answer, to)
-        raise FieldRefusal("url", f"url leads on more than {_MOST_REDIRECTS} times")
+        raise field_error("url", f"url leads on more than {_MOST_REDIRECTS} times")
 
     async def _save(self, answer: httpcore2.Response, to: Path) -> int:
         size, now = 0, asyncio.get_running_loop().time
@@ -97,7 +97,7 @@ class Outside:
                             limit.reschedule(now() + self._mib_s)
                         size += len(chunk)
                         if size > self._most_bytes:
-                            raise refusals.too_large(
+                            raise errors.too_large(
                                 f"url has more than {self._most_bytes} bytes "
                                 "(server.max_request_mb)"
                             )
@@ -112,7 +112,7 @@ class Outside:
         """Post a webhook; return the answer's status.
 
         Raises:
-            Refusal: there is no answer, or the place is none to go to.
+            ApiError: there is no answer, or the place is none to go to.
         """
         self.places.require(url, "webhook_url")
         fields = [_AGENT, *headers.items()]
@@ -123,7 +123,7 @@ class Outside:
                 ) as answer:
                     return int(answer.status)
         except InsideError as error:
-            raise FieldRefusal("webhook_url", f"{error} lies inside the house") from None
+            raise field_error("webhook_url", f"{error} lies inside the house") from None
         except (TimeoutError, *_FAILED) as error:
             raise _away(str(error) or type(error).__name__) from error
 
@@ -137,20 +137,20 @@ def _redirected(url: str, target: str) -> str:
     """Return the url that an answer's `Location` leads to from another.
 
     Raises:
-        FieldRefusal: it is no url.
+        ApiError: it is no url.
     """
     try:
         return urllib.parse.urljoin(url, target)
     except ValueError as error:
-        raise FieldRefusal("url", f"url leads to {shown(target)}, no url: {error}") from error
+        raise field_error("url", f"url leads to {shown(target)}, no url: {error}") from error
 
 
-def _away(message: str) -> Refusal:
-    return Refusal(UnavailableError(message), URL_AWAY)
+def _away(message: str) -> ApiError:
+    return ApiError(UnavailableError(message), URL_AWAY)
 
 
-def _answered(status: int) -> Refusal:
+def _answered(status: int) -> ApiError:
     message = f"url answered with status {status}; expected 200 and audio"
     if status >= 500 or status in _AGAIN:
         return _away(message)
-    return FieldRefusal("url", message)
+    return field_error("url", message)

@@ -18,7 +18,7 @@ import httpcore2
 
 from serve.contract.errors import shown
 from serve.contract.jobs_config import PLACE, JobsConfig
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway.errors import field_error
 
 _MAX_URL = 4096  # characters; urls that are signed are long
 _PLAIN = re.compile(r"[!-~]+")
@@ -69,10 +69,10 @@ class Places:
             field: of the client's that it came by.
 
         Raises:
-            FieldRefusal: nothing is fetched from there.
+            ApiError: nothing is fetched from there.
         """
         if not self._places:
-            raise FieldRefusal(
+            raise field_error(
                 field,
                 f"{field} names a place outside, and this server goes to none; "
                 "jobs.allowed_hosts of its config may name some",
@@ -81,7 +81,7 @@ class Places:
         host, port = (parts.hostname or "").lower().rstrip("."), parts.port
         port = _PORTS[parts.scheme] if port is None else port
         if not any(place.holds(parts.scheme, host, port) for place in self._places):
-            raise FieldRefusal(
+            raise field_error(
                 field,
                 f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
                 f"{', '.join(self._texts)} (jobs.allowed_hosts)",
@@ -97,23 +97,23 @@ def _place(text: str) -> _Place:
 
 def _parts(url: str, field: str) -> urllib.parse.SplitResult:
     if len(url) > _MAX_URL or not _PLAIN.fullmatch(url):
-        raise FieldRefusal(
+        raise field_error(
             field, f"{field} = {shown(url)}; expected at most {_MAX_URL} characters of ASCII"
         )
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise FieldRefusal(field, f"{field} = {shown(url)} is no url: {error}") from error
+        raise field_error(field, f"{field} = {shown(url)} is no url: {error}") from error
     host = parts.hostname or ""
     if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or port == 0:
-        raise FieldRefusal(
+        raise field_error(
             field,
             f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of "
             "an object store",
         )
     if parts.username is not None or parts.password is not None:
-        raise FieldRefusal(field, f"{field} holds a user's name or password; leave them out")
+        raise field_error(field, f"{field} holds a user's name or password; leave them out")
     return parts
 
 

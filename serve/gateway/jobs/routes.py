@@ -28,11 +28,11 @@ from starlette.routing import Route
 from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import RequestError, shown
-from serve.gateway import refusals
-from serve.gateway.callers import Caller
-from serve.gateway.door import Door
-from serve.gateway.envelope import request_parts
-from serve.gateway.headers import ignored, served_by, warnings
+from serve.gateway import errors
+from serve.gateway.context import Services
+from serve.gateway.edge.headers import ignored, served_by, warnings
+from serve.gateway.edge.uploads import while_client_waits
+from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs.counts import Counts
 from serve.gateway.jobs.forms import Asked, Pairs, json_pairs, read_asked
 from serve.gateway.jobs.keeper import Keeper
@@ -48,10 +48,10 @@ from serve.gateway.jobs.wire import (
     require_result,
     transcript_of,
 )
-from serve.gateway.limits import Ticket
+from serve.gateway.keys import ApiKey
+from serve.gateway.kserve.messages import request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
-from serve.gateway.refusals import FieldRefusal, Refusal
-from serve.gateway.uploads import while_client_waits
 
 _MOST_A_PAGE, _A_PAGE = 100, 20
 _MAX_IDEMPOTENCY = 255  # characters
@@ -84,7 +84,7 @@ class Jobs:
         ConfigError: the table, the folder or the secret cannot be used.
     """
 
-    def __init__(self, config: Config, door: Door) -> None:
+    def __init__(self, config: Config, door: Services) -> None:
         self._config = config
         self._door = door
         self._keeper = Keeper(config)
@@ -150,17 +150,17 @@ class Jobs:
             ("jobs.max_queued_mb", all_bytes, own[1], jobs.max_queued_mb * _MIB),
         ):
             if now >= most:
-                raise refusals.overloaded(
+                raise errors.overloaded(
                     f"no room for another job ({name}); try again when jobs have ended, or are "
                     "forgotten (jobs.keep_s)",
                     "jobs",
                 )
             if mine >= most * share:
-                raise refusals.key_limit(f"share of {name}", key)
+                raise errors.key_limit(f"share of {name}", key)
 
     @contextlib.asynccontextmanager
     async def _received(
-        self, request: Request, ticket: Ticket
+        self, request: Request, ticket: Permit
     ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
         """Receive a job: its pairs, and its file and that file's name where it has one."""
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
@@ -171,7 +171,7 @@ class Jobs:
         async with received_form(request, ticket, limit_s, folder) as form:
             yield form.pairs, form.file.file, form.file.filename or ""
 
-    def _job(self, request: Request, caller: Caller, asked: Asked) -> Job:
+    def _job(self, request: Request, caller: ApiKey, asked: Asked) -> Job:
         """Make a job of what was asked, which is one that this server can do."""
         request_parts(asked.fields.request, None)  # whether tensors can hold it
         if asked.url:
@@ -180,7 +180,7 @@ class Jobs:
             self._require_webhook(asked.webhook_url)
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
-            raise refusals.invalid(
+            raise errors.invalid(
                 f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
                 f"{_MAX_IDEMPOTENCY}"
             )
@@ -203,7 +203,7 @@ class Jobs:
 
     def _require_webhook(self, url: str) -> None:
         if not self._webhooks.on:
-            raise FieldRefusal(
+            raise field_error(
                 "webhook_url",
                 "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's config "
                 "names no secret to sign webhooks with",
@@ -237,7 +237,7 @@ class Jobs:
         if kept.id != job.id:
             self._keeper.discard(job.id)
             if kept.fingerprint != job.fingerprint:
-                raise Refusal(
+                raise ApiError(
                     RequestError(
                         f"the Idempotency-Key is that of {kept.id}, which was another request; use "
                         "a new one for each job"
@@ -252,10 +252,10 @@ class Jobs:
         caller, query = self._identify(request), request.query_params
         for name in query:
             if name not in ("limit", "after"):
-                raise FieldRefusal(name[:60], f"{shown(name)} is unknown; known: limit and after")
+                raise field_error(name[:60], f"{shown(name)} is unknown; known: limit and after")
         limit = query.get("limit", str(_A_PAGE))
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_A_PAGE):
-            raise FieldRefusal("limit", f"limit = {shown(limit)}; expected 1 to {_MOST_A_PAGE}")
+            raise field_error("limit", f"limit = {shown(limit)}; expected 1 to {_MOST_A_PAGE}")
         after = query.get("after", "")
         if after:
             await self._found(caller, after)
@@ -326,13 +326,13 @@ class Jobs:
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
-    def _identify(self, request: Request) -> Caller:
+    def _identify(self, request: Request) -> ApiKey:
         return self._door.callers.identify(request.headers.get("authorization"))
 
     async def _named(self, request: Request) -> Job:
         return await self._found(self._identify(request), request.path_params["id"])
 
-    async def _found(self, caller: Caller, id: str) -> Job:
+    async def _found(self, caller: ApiKey, id: str) -> Job:
         find, known = self._keeper.table.find, _ID.fullmatch(id)
         job = await self._keeper.do(find, caller.name, id) if known else None
         if job is None:
@@ -340,7 +340,7 @@ class Jobs:
         return job
 
 
-def _unknown(id: str) -> Refusal:
-    return refusals.not_found(
+def _unknown(id: str) -> ApiError:
+    return errors.not_found(
         f"no job {shown(id)}; it is another key's, was never there, or is forgotten (jobs.keep_s)"
     )

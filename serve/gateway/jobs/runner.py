@@ -28,8 +28,8 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Transcript
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts
+from serve.gateway.context import Services, Visit
+from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.counts import Counts
 from serve.gateway.jobs.keeper import Keeper
 from serve.gateway.jobs.outside import URL_AWAY, Outside
@@ -37,13 +37,13 @@ from serve.gateway.jobs.table import COMPLETED, FAILED, Job
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.jobs.workers import Workers, keys_with, next_key
-from serve.gateway.limits import Ticket
-from serve.gateway.log import Line
+from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.models import Target
+from serve.gateway.observe.log import LogRecord
 from serve.gateway.openai.fields import FIELDS
 from serve.gateway.openai.form import SPOOL_BYTES
-from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
-from serve.gateway.refusals import Refusal, openai_error
+from serve.gateway.overload.sound import HEAD_BYTES, AudioLength, of_file
 from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
@@ -83,7 +83,7 @@ class Runner(Workers):
     def __init__(
         self,
         config: Config,
-        door: Door,
+        door: Services,
         keeper: Keeper,
         outside: Outside,
         webhooks: Webhooks,
@@ -190,7 +190,7 @@ class Runner(Workers):
         await self._keeper.quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
             error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
-            await self._fail(job, Refusal(error))
+            await self._fail(job, ApiError(error))
         await self._keeper.quietly(table.forget, now - jobs.keep_s)
         ids = await self._keeper.quietly(table.open_ids)
         if ids is not None:
@@ -203,7 +203,7 @@ class Runner(Workers):
         run, holding = _Run(job), asyncio.create_task(self._hold(job, asyncio.current_task()))
         try:
             if job.tries > self._config.jobs.tries:
-                raise Refusal(
+                raise ApiError(
                     RequestError(
                         f"the server was lost {job.tries - 1} times while it worked on this job "
                         "(jobs.tries)"
@@ -215,7 +215,7 @@ class Runner(Workers):
                 await self._ask_when_placed(run)
             else:
                 await self._ask(run)
-        except Refusal as refusal:
+        except ApiError as refusal:
             await self._not_answered(run, refusal)
         except asyncio.CancelledError:
             await asyncio.shield(self._put_back(job, time.time(), counted=False))
@@ -238,7 +238,7 @@ class Runner(Workers):
         """Have a job's audio here.
 
         Raises:
-            Refusal: it cannot be had.
+            ApiError: it cannot be had.
         """
         audio = self._keeper.audio
         if not job.url or audio.path(job.id).exists():
@@ -249,7 +249,7 @@ class Runner(Workers):
             await self._keeper.for_audio.do(audio.seal, part, job.id)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            raise Refusal(why, URL_AWAY) from error
+            raise ApiError(why, URL_AWAY) from error
         finally:
             part.unlink(missing_ok=True)
         await self._keeper.do(self._keeper.table.note_size, job, size)
@@ -261,7 +261,7 @@ class Runner(Workers):
         key's next url would be fetched, and fetched audio would fill the disk.
 
         Raises:
-            Refusal: there is no answer.
+            ApiError: there is no answer.
         """
         job = run.job
         while True:
@@ -271,7 +271,7 @@ class Runner(Workers):
             try:
                 await placed.wait()
                 return await self._ask(run)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 if not isinstance(refusal.error, OverloadedError):
                     raise
                 self._leave_alone(job, refusal)
@@ -283,9 +283,9 @@ class Runner(Workers):
         """Send a job's request, as its caller would, and record the answer.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
-        line = Line(id=run.job.id, model=run.job.model)
+        line = LogRecord(id=run.job.id, model=run.job.model)
         caller = self._door.callers.named_as
         try:
             with self._door.account_of(line, "jobs", lambda: caller(run.job.key)) as visit:
@@ -299,7 +299,7 @@ class Runner(Workers):
             line.write()
 
     async def _begin(
-        self, run: _Run, ticket: Ticket, visit: Visit, stack: contextlib.ExitStack
+        self, run: _Run, ticket: Permit, visit: Visit, stack: contextlib.ExitStack
     ) -> Exchange:
         job, keeper, copy = run.job, self._keeper, None
         fields = fields_of(job, self._config.gateway.unknown_fields)
@@ -307,7 +307,7 @@ class Runner(Workers):
         try:
             size = path.stat().st_size
         except OSError:
-            raise Refusal(RequestError("the job's audio is there no more"), "jobs_audio") from None
+            raise ApiError(RequestError("the job's audio is there no more"), "jobs_audio") from None
         ticket.charge(size)
         if size <= SPOOL_BYTES:
             parts = request_parts(fields.request, await keeper.for_audio.do(path.read_bytes))
@@ -330,7 +330,7 @@ class Runner(Workers):
             visit.answered(transcript)
             await self._over(job, COMPLETED)
 
-    async def _not_answered(self, run: _Run, refusal: Refusal) -> None:
+    async def _not_answered(self, run: _Run, refusal: ApiError) -> None:
         """Let a job fail where the fault is its own, else put it back."""
         job, error = run.job, refusal.error
         if isinstance(error, RequestError):
@@ -349,7 +349,7 @@ class Runner(Workers):
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         await self._put_back(job, due, counted=counted)
 
-    def _leave_alone(self, job: Job, refusal: Refusal) -> None:
+    def _leave_alone(self, job: Job, refusal: ApiError) -> None:
         """Begin no job of a key, or of a model, for a while: there is no room for them."""
         what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
         self._not_now[what] = time.monotonic() + _wait_s(refusal)
@@ -357,7 +357,7 @@ class Runner(Workers):
     async def _put_back(self, job: Job, due: float, counted: bool) -> None:
         await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)
 
-    async def _fail(self, job: Job, refusal: Refusal) -> None:
+    async def _fail(self, job: Job, refusal: ApiError) -> None:
         error = to_json(openai_error(refusal, FIELDS)["error"])
         if await self._keeper.quietly(self._keeper.table.fail, job, time.time(), error):
             await self._over(job, FAILED)
@@ -368,7 +368,7 @@ class Runner(Workers):
         self._webhooks.wake()
 
 
-def _sound_of(path: Path, size: int) -> Sound:
+def _sound_of(path: Path, size: int) -> AudioLength:
     """Look at the beginning of a job's audio."""
     with path.open("rb") as file:
         return of_file(file.read(HEAD_BYTES), size)
@@ -379,6 +379,6 @@ def _slots(config: Config, engines: int) -> int:
     return max(1, config.runtime.slots * engines // config.gateway.processes)
 
 
-def _wait_s(refusal: Refusal) -> float:
+def _wait_s(refusal: ApiError) -> float:
     """Return the seconds after which a job that got no answer may be tried again."""
     return min(max(NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)

@@ -20,12 +20,12 @@ from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
+from serve.gateway.errors import ApiError
 from serve.gateway.jobs.keeper import Keeper
 from serve.gateway.jobs.outside import Outside
 from serve.gateway.jobs.table import Job
 from serve.gateway.jobs.wire import described
 from serve.gateway.jobs.workers import Workers, keys_with, next_key
-from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -125,7 +125,7 @@ class Webhooks(Workers):
         headers = signed(self._secret, f"msg_{job.id}", now, body)
         try:
             status, why = await self._outside.post(job.webhook_url, headers, body), ""
-        except Refusal as refusal:
+        except ApiError as refusal:
             status, why = 0, str(refusal)
         done, due = self._next(job, status)
         self._tries.labels(done if done != "pending" else "failed").inc()

@@ -9,10 +9,10 @@ from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError, RequestError, shown
 from serve.contract.messages import Task, Transcript
 from serve.contract.server_config import UnknownFields
+from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs.table import CANCELLED, COMPLETED, FAILED, OPEN, Job
 from serve.gateway.openai.answers import body
 from serve.gateway.openai.fields import Format, FormFields, read_fields
-from serve.gateway.refusals import FieldRefusal, Refusal
 from serve.speech.formats import SUBTITLES
 
 _FORMAT = "response_format"
@@ -55,7 +55,7 @@ def fields_of(job: Job, unknown: UnknownFields) -> FormFields:
     """Read what a job asks for, as it was read when it was accepted.
 
     Raises:
-        Refusal: this server reads it otherwise.
+        ApiError: this server reads it otherwise.
     """
     pairs = from_json(tuple[tuple[str, str], ...], job.pairs, job.id)
     task: Task = "translate" if job.task == "translate" else "transcribe"
@@ -66,17 +66,17 @@ def require_result(job: Job) -> None:
     """Refuse to answer with a result that there is not.
 
     Raises:
-        Refusal: the job has none, or none yet.
+        ApiError: the job has none, or none yet.
     """
     if job.status == COMPLETED:
         return
     if job.status in OPEN:
-        raise Refusal(
+        raise ApiError(
             RequestError(f"{job.id} is {job.status}; ask again when it is {COMPLETED}"), "job_open"
         )
     why = json.loads(job.error)["message"] if job.error else "its caller has cancelled it"
     state = {FAILED: FAILED, CANCELLED: CANCELLED}[job.status]
-    raise Refusal(RequestError(f"{job.id} has no result, it is {state}: {why}"), "job_failed")
+    raise ApiError(RequestError(f"{job.id} has no result, it is {state}: {why}"), "job_failed")
 
 
 def rendered(
@@ -90,20 +90,20 @@ def rendered(
         asked: the query's names and texts: another format, and how subtitles are split.
 
     Raises:
-        Refusal: that cannot be answered from this transcript.
+        ApiError: that cannot be answered from this transcript.
     """
     pairs = tuple(asked)
     for name, _ in pairs:
         if name not in _MAY_BE_ASKED:
             known = ", ".join(_MAY_BE_ASKED)
-            raise FieldRefusal(name[:60], f"{shown(name)} is unknown of a result; known: {known}")
+            raise field_error(name[:60], f"{shown(name)} is unknown of a result; known: {known}")
     if not any(name == _FORMAT for name, _ in pairs):
         pairs = ((_FORMAT, fields.format), *pairs)
     wanted = read_fields(pairs, fields.request.task)
     _require_in_it(fields, wanted.format)
     cues = wanted.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
-        raise FieldRefusal(
+        raise field_error(
             "highlight_words",
             "words were not timed for this job; ask for them when it is sent, by "
             "highlight_words or by timestamp_granularities[]=word with verbose_json",
@@ -116,7 +116,7 @@ def _require_in_it(fields: FormFields, format: Format) -> None:
     assert format in get_args(Format)  # it was read as a field
     request = fields.request
     if format == "diarized_json" and not request.diarize and request.channels != "split":
-        raise FieldRefusal(
+        raise field_error(
             _FORMAT,
             "speakers were not told apart for this job; ask for it when it is sent, by "
             "diarize=true or response_format=diarized_json",

@@ -12,7 +12,8 @@ from typing import Any
 
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
-from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE
+from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
+from serve.gateway.errors import ApiError
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     SettingError,
@@ -21,7 +22,6 @@ from serve.gateway.live.settings import (
     as_session,
     updated,
 )
-from serve.gateway.refusals import Refusal
 
 Event = dict[str, Any]
 
@@ -181,7 +181,7 @@ def _check_change(
     if (name := after.input.transcription.model) is not None:
         try:
             check_model(name)
-        except Refusal as refusal:
+        except ApiError as refusal:
             param = "session.audio.input.transcription.model"
             raise SettingError(str(refusal), param, "model_not_found") from None
     if after.input.format != before.input.format and begun:

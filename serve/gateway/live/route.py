@@ -24,24 +24,24 @@ from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
-from serve.gateway import refusals
-from serve.gateway.callers import Caller, bearer_token
+from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts
-from serve.gateway.gate import Share
-from serve.gateway.headers import LINE, ignored, served_by
-from serve.gateway.limits import Ticket
+from serve.gateway.context import Services, Visit
+from serve.gateway.edge.budget import Share
+from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
+from serve.gateway.edge.headers import RECORD, ignored, served_by
+from serve.gateway.errors import ApiError, as_openai, field_error
+from serve.gateway.keys import ApiKey, bearer_token
+from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.settings import Settings, unknown_keys, updated
 from serve.gateway.live.utterance import Window
-from serve.gateway.log import Line
 from serve.gateway.models import Target
-from serve.gateway.overload.sound import Sound
-from serve.gateway.protocols import LOST, SHARE, NotTaken
-from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
+from serve.gateway.observe.log import LogRecord
+from serve.gateway.overload.sound import AudioLength
 from serve.speech.activity import Detector
 
 logger = logging.getLogger("earshot.gateway")
@@ -57,7 +57,7 @@ _FIRST = asyncio.FIRST_COMPLETED
 class Live:
     """The address, as an ASGI application."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
         self._pool = ThreadPoolExecutor(_THREADS, "earshot-live")
 
@@ -65,19 +65,19 @@ class Live:
         """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            line = scope["state"][LINE]
+            line = scope["state"][RECORD]
             caller_of = functools.partial(self._caller, websocket)
             with self._door.account_of(line, "live", caller_of, timed=False) as visit:
                 await self._admitted(websocket, visit)
-        except Refusal as refusal:
+        except ApiError as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
                 await websocket.send_denial_response(as_openai(refusal, _FIELDS))
 
-    def _caller(self, websocket: WebSocket) -> Caller:
+    def _caller(self, websocket: WebSocket) -> ApiKey:
         """Identify the caller by its API key, or by a client secret.
 
         Raises:
-            Refusal: there is neither, or it is not good.
+            ApiError: there is neither, or it is not good.
         """
         if (secret := self._secret(websocket)) is not None:
             return self._door.callers.with_public_id(secret.key_id)
@@ -92,7 +92,7 @@ class Live:
         """Serve a session, if there may be one.
 
         Raises:
-            Refusal: there may not, or its client has taken nothing for too long.
+            ApiError: there may not, or its client has taken nothing for too long.
         """
         stop = asyncio.Event()
         settings = self._settings(websocket)
@@ -108,11 +108,11 @@ class Live:
         """Choose the settings that a session begins with: the client secret's, then the URL's.
 
         Raises:
-            Refusal: a parameter of the URL is wrong.
+            ApiError: a parameter of the URL is wrong.
         """
         query, settings = websocket.query_params, Settings()
         if (intent := query.get("intent", "transcription")) != "transcription":
-            raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
+            raise field_error("intent", f"intent = {shown(intent)}; expected transcription")
         if (secret := self._secret(websocket)) is not None:
             settings, _ = updated(settings, secret.session)
         if model := query.get("model"):
@@ -125,14 +125,14 @@ class Live:
         self,
         websocket: WebSocket,
         visit: Visit,
-        ticket: Ticket,
+        ticket: Permit,
         stop: asyncio.Event,
         settings: Settings,
     ) -> None:
         try:
             detector = await asyncio.to_thread(Detector)  # the first one reads the model
         except EarshotError as error:
-            raise Refusal(error) from error
+            raise ApiError(error) from error
         offered = websocket.scope["subprotocols"]
         unknown = [key for key in websocket.query_params if key not in _FIELDS]
         told = served_by(visit.line.model) | ignored(unknown)
@@ -158,17 +158,17 @@ class Live:
                 await _close(websocket, visit.line, end)
         except WebSocketDisconnect:
             pass
-        except NotTaken:
-            raise refusals.client_gone() from None
+        except SlowClientError:
+            raise errors.client_gone() from None
 
     async def _run(
         self,
         session: Session,
         websocket: WebSocket,
         visit: Visit,
-        ticket: Ticket,
+        ticket: Permit,
         stop: asyncio.Event,
-    ) -> Refusal | None:
+    ) -> ApiError | None:
         """Serve a session until it ends; why the server ends it, None: its client has.
 
         Whatever ends it ends its decoding.
@@ -194,24 +194,24 @@ class Live:
             await session.drain()
             await work
             stopping = OverloadedError("the server is stopping; connect again")
-            return Refusal(stopping, "server_stopping")
-        except (WebSocketDisconnect, NotTaken):
+            return ApiError(stopping, "server_stopping")
+        except (WebSocketDisconnect, SlowClientError):
             raise
         except Exception:  # one session must not hurt its neighbours
             logger.exception("a live session failed in the gateway")
-            return Refusal(refusals.failed().error, "server_error")
+            return ApiError(errors.failed().error, "server_error")
         finally:
             for task in tasks:
                 await _ended(task)
 
-    def _expired(self) -> Refusal:
+    def _expired(self) -> ApiError:
         limit_s = self._door.config.live.max_session_s
         message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
-        return Refusal(RequestError(message), "session_expired")
+        return ApiError(RequestError(message), "session_expired")
 
     async def _take_in(
-        self, session: Session, websocket: WebSocket, visit: Visit, ticket: Ticket
-    ) -> Refusal | None:
+        self, session: Session, websocket: WebSocket, visit: Visit, ticket: Permit
+    ) -> ApiError | None:
         limit_s = self._door.config.live.idle_timeout_s
         share: Share = websocket.scope[SHARE]
         while True:
@@ -220,7 +220,7 @@ class Live:
                     message = await websocket.receive()
             except TimeoutError:
                 text = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
-                return Refusal(RequestError(text), "session_idle")
+                return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
             held = ticket.part()  # of a message, while it is worked on
@@ -230,21 +230,21 @@ class Live:
                 await share.pay(events.cost_s(text))
                 self._door.callers.require_good(visit.caller)  # its key may be removed
                 await session.handle(text)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 return refusal
             except TooManyErrors:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return Refusal(RequestError(text), "too_many_errors")
+                return ApiError(RequestError(text), "too_many_errors")
             finally:
                 held.close()
 
     async def _transcribe(
-        self, visit: Visit, stream: Ticket, model: str | None, window: Window
+        self, visit: Visit, stream: Permit, model: str | None, window: Window
     ) -> Transcript:
         """Ask for the text of a window.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
         with visit.line.spans.part("decoding") as spans:
             with stream.part() as ticket:
@@ -252,7 +252,7 @@ class Live:
                 request = window.request(self._door.config.live)
                 parts = request_parts(request, samples=window.audio)
                 ticket.charge(sum(map(len, parts)))
-                sound = Sound(window.duration_s)
+                sound = AudioLength(window.duration_s)
                 exchange = self._door.upstreams.send(
                     *(target, parts, ticket),
                     streamed=False,
@@ -276,13 +276,13 @@ def _authorization(websocket: WebSocket) -> str | None:
     return header
 
 
-async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
+async def _send(websocket: WebSocket, line: LogRecord, event: Event) -> None:
     await websocket.send_text(to_json(event))
     if event["type"] == events.DELTA:
         line.text_sent()
 
 
-async def _close(websocket: WebSocket, line: Line, end: Refusal) -> None:
+async def _close(websocket: WebSocket, line: LogRecord, end: ApiError) -> None:
     error = EventError(str(end), end.reason)
     await _send(websocket, line, events.error(error, kind=end.status.kind))
     await websocket.close(end.status.close, str(end)[:100])

@@ -17,15 +17,15 @@ from starlette.responses import JSONResponse, Response
 
 from serve.contract.codec import from_table, parse_json, split_unknown
 from serve.contract.errors import OptionError, RequestError, shown
-from serve.gateway import refusals
+from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
-from serve.gateway.door import Door
-from serve.gateway.limits import Ticket, check_json
+from serve.gateway.context import Services
+from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.errors import ApiError, field_error
+from serve.gateway.limits import Permit, check_json
 from serve.gateway.live import events
 from serve.gateway.live.events import EventError
 from serve.gateway.live.settings import Settings, Whole, as_session, unknown_keys
-from serve.gateway.refusals import FieldRefusal, Refusal
-from serve.gateway.uploads import body_chunks
 
 _MAX_BYTES = 100_000
 _SECONDS = 600
@@ -50,14 +50,14 @@ class SecretEndpoint:
         door: identifies callers, and signs.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
 
     async def answer(self, request: Request) -> Response:
         """Make a client secret in the name of the caller's API key.
 
         Raises:
-            Refusal: there is no good API key, or the body is wrong.
+            ApiError: there is no good API key, or the body is wrong.
         """
         caller = self._door.callers.identify(request.headers.get("authorization"))
         with contextlib.closing(self._door.admission.admit(caller.account)) as ticket:
@@ -70,7 +70,7 @@ class SecretEndpoint:
                 event, Settings(), self._door.models.named, begun=False
             )
         except EventError as error:
-            raise FieldRefusal(error.param or "session", str(error), error.code) from error
+            raise field_error(error.param or "session", str(error), error.code) from error
         if unknown:
             warnings.append(unknown_keys(unknown))
         seconds = wanted.expires_after.seconds if wanted.expires_after else _SECONDS
@@ -87,16 +87,16 @@ class SecretEndpoint:
         }
         return JSONResponse(events.with_warnings(told, warnings))
 
-    async def _body(self, request: Request, ticket: Ticket) -> Mapping[str, Any]:
+    async def _body(self, request: Request, ticket: Permit) -> Mapping[str, Any]:
         chunks = body_chunks(request, ticket, self._door.upload_timeout_s, _require_small)
         text = b"".join([chunk async for chunk in chunks])
         check_json(text, "the body")
         try:
             found = parse_json(text or b"{}")
         except ValueError as error:
-            raise Refusal(RequestError(f"the body is not JSON: {error}")) from None
+            raise ApiError(RequestError(f"the body is not JSON: {error}")) from None
         if not isinstance(found, Mapping):
-            raise refusals.invalid(f"the body is {shown(found)}; expected a JSON object")
+            raise errors.invalid(f"the body is {shown(found)}; expected a JSON object")
         return found
 
 
@@ -105,9 +105,9 @@ def _read(table: Mapping[str, Any]) -> _Wanted:
         return from_table(_Wanted, table, "client_secrets", error=OptionError)
     except OptionError as error:
         message = str(error).removeprefix("client_secrets: ")
-        raise FieldRefusal(message.partition(" ")[0], message) from error
+        raise field_error(message.partition(" ")[0], message) from error
 
 
 def _require_small(size: int) -> None:
     if size > _MAX_BYTES:
-        raise refusals.too_large(f"the body has {size} bytes; expected at most {_MAX_BYTES}")
+        raise errors.too_large(f"the body has {size} bytes; expected at most {_MAX_BYTES}")

@@ -17,6 +17,7 @@ import numpy as np
 
 from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
+from serve.gateway.errors import ApiError
 from serve.gateway.live import events
 from serve.gateway.live.events import ClientEvent, Event, EventError
 from serve.gateway.live.hearing import Hearing, VadFrame
@@ -29,8 +30,7 @@ from serve.gateway.live.settings import (
     unknown_keys,
 )
 from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, Utterance, Window
-from serve.gateway.metrics import LiveMetrics
-from serve.gateway.refusals import Refusal
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
@@ -47,7 +47,7 @@ _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
 Transcribe = Callable[[str | None, Window], Awaitable[Transcript]]
-"""By a model of this name decodes a window; raises a Refusal."""
+"""By a model of this name decodes a window; raises a ApiError."""
 Send = Callable[[Event], Awaitable[None]]
 
 
@@ -125,7 +125,7 @@ class Session:
 
         Raises:
             TooManyErrors: one too many was wrong.
-            Refusal: it may send no more audio now.
+            ApiError: it may send no more audio now.
         """
         event_id = None
         try:
@@ -318,7 +318,7 @@ class Session:
         try:
             model = self._settings.input.transcription.model
             transcript = NOTHING if utterance.silent else await self._transcribe(model, window)
-        except Refusal as refusal:
+        except ApiError as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
@@ -342,7 +342,7 @@ class Session:
         self._metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
-    async def _fail(self, utterance: Utterance, refusal: Refusal) -> None:
+    async def _fail(self, utterance: Utterance, refusal: ApiError) -> None:
         """Give an utterance up."""
         self._tries = 0
         if utterance is self._open:

@@ -12,9 +12,9 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
+from serve.gateway.edge.connection import SlowClientError
+from serve.gateway.errors import client_gone
 from serve.gateway.openai.fields import FormFields
-from serve.gateway.protocols import NotTaken
-from serve.gateway.refusals import client_gone
 from serve.speech.formats import render, word_fields
 from serve.speech.languages import LANGUAGE_NAMES
 
@@ -230,7 +230,7 @@ class Events:
         """Send an event.
 
         Raises:
-            Refusal: the client does not take it.
+            ApiError: the client does not take it.
         """
         if not self.begun:
             self.begun = True
@@ -251,5 +251,5 @@ class Events:
     async def _pass(self, message: dict[str, Any]) -> None:
         try:
             await self._send(message)
-        except NotTaken:
+        except SlowClientError:
             raise client_gone() from None

@@ -22,7 +22,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import SWITCH, Option, as_switch
 from serve.contract.server_config import UnknownFields
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -145,7 +145,7 @@ def read_fields(
         unknown: what becomes of unknown ones; misspelled ones are always refused.
 
     Raises:
-        Refusal: one is unknown, malformed, or cannot be honoured.
+        ApiError: one is unknown, malformed, or cannot be honoured.
     """
     pairs = tuple(pairs)
     ignored = _unknown_names(pairs, unknown)
@@ -154,10 +154,10 @@ def read_fields(
     format: Format = read.choice("response_format") or "json"
     words, segments = _granularities(read, format)
     if not words and read.value("low_confidence") is not None:
-        raise FieldRefusal("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
+        raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
-        raise FieldRefusal(
+        raise field_error(
             "stream",
             f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
         )
@@ -189,14 +189,14 @@ def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> 
     """List the names that neither OpenAI's API nor ours has.
 
     Raises:
-        FieldRefusal: one is nearly a known name, or none may be unknown.
+        ApiError: one is nearly a known name, or none may be unknown.
     """
     names = tuple(dict.fromkeys(name for name, _ in pairs if _is_unknown(name)))
     for name in names:
         base = _INDEX.sub("", name)[:60]
         if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
             message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], message, "unknown_parameter")
+            raise field_error(name[:60], message, "unknown_parameter")
     return names
 
 
@@ -216,12 +216,12 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
         if part := _NESTED.fullmatch(name):
             strategy[part[1]] = text
         elif base in _REFUSED:
-            raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
+            raise field_error(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
-            raise FieldRefusal(name, f"{name} came {len(texts)} times; expected it once")
+            raise field_error(name, f"{name} came {len(texts)} times; expected it once")
     return values, strategy
 
 
@@ -250,7 +250,7 @@ class _Values:
         for text in texts:
             if choices and text not in choices:
                 expected = " or ".join(choices)
-                raise FieldRefusal(name, f"{name}[] = {shown(text)}; expected {expected}")
+                raise field_error(name, f"{name}[] = {shown(text)}; expected {expected}")
         return texts
 
     def choice(self, name: str) -> Any:
@@ -258,7 +258,7 @@ class _Values:
         text, choices = self.value(name), FIELDS[name].choices
         if text is None or text in choices:
             return text
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected one of {', '.join(choices)}")
+        raise field_error(name, f"{name} = {shown(text)}; expected one of {', '.join(choices)}")
 
 
 def _number(name: str, text: str) -> float:
@@ -267,19 +267,19 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a number")
+        raise field_error(name, f"{name} = {shown(text)}; expected a number")
     return number
 
 
 def _whole(name: str, text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a whole number")
+        raise field_error(name, f"{name} = {shown(text)}; expected a whole number")
     return int(text)
 
 
 def _flag(name: str, text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected true or false")
+        raise field_error(name, f"{name} = {shown(text)}; expected true or false")
     return text.lower() in _TRUE
 
 
@@ -287,7 +287,7 @@ def _switch(name: str, text: str) -> str:
     try:
         return as_switch(name, text)
     except OptionError as error:
-        raise FieldRefusal(name, str(error)) from error
+        raise field_error(name, str(error)) from error
 
 
 def _listed(text: str) -> list[str]:
@@ -317,7 +317,7 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
     wanted = read.many(name)
     words = "word" in wanted
     if words and format != "verbose_json":
-        raise FieldRefusal(
+        raise field_error(
             name,
             f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
             "holds words",
@@ -330,7 +330,7 @@ def _logprobs(read: _Values, format: Format) -> bool:
     name = "include"
     wanted = read.many(name)
     if wanted and format != "json":
-        raise FieldRefusal(
+        raise field_error(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
         )
     return bool(wanted)
@@ -341,13 +341,13 @@ def _cues(read: _Values, format: Format) -> CueOptions:
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
-            raise FieldRefusal(
+            raise field_error(
                 name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise FieldRefusal(name, f"{name} = {error}") from error
+            raise field_error(name, f"{name} = {error}") from error
     return CueOptions(**options)
 
 
@@ -356,7 +356,7 @@ def _hotwords(read: _Values) -> str | None:
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
-        raise FieldRefusal("keywords", "keywords came beside hotwords; expected one of them")
+        raise field_error("keywords", "keywords came beside hotwords; expected one of them")
     return ", ".join(keywords) or hotwords
 
 
@@ -370,7 +370,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
     """Read a `chunking_strategy` as options of ours."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
-        raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
+        raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
         return {}
     vad = _server_vad(text, strategy)
@@ -383,9 +383,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if read.value(name) not in (None, value):
-            raise FieldRefusal(
-                name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
-            )
+            raise field_error(name, f"{name} says otherwise than {_STRATEGY}; expected one of them")
     return given
 
 
@@ -408,4 +406,4 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         }
         return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
-        raise FieldRefusal(_STRATEGY, str(error)) from error
+        raise field_error(_STRATEGY, str(error)) from error

@@ -17,11 +17,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from serve.contract.errors import AudioError
-from serve.gateway import refusals
-from serve.gateway.limits import Ticket
-from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
-from serve.gateway.refusals import FieldRefusal
-from serve.gateway.uploads import body_chunks
+from serve.gateway import errors
+from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.errors import field_error
+from serve.gateway.limits import Permit
+from serve.gateway.overload.sound import HEAD_BYTES, AudioLength, of_file
 from serve.speech import raw
 
 logger = logging.getLogger("earshot.gateway")
@@ -45,7 +45,7 @@ class Form:
         """Read the file's bytes; None where these are many, and lie at `path`."""
         return None if self.path else self.file.file.read()
 
-    def sound(self) -> Sound:
+    def sound(self) -> AudioLength:
         """Look at the file's beginning, before its bytes are read."""
         head = self.file.file.read(HEAD_BYTES)
         self.file.file.seek(0)
@@ -61,7 +61,7 @@ class Form:
 
 @contextlib.asynccontextmanager
 async def received_form(
-    request: Request, ticket: Ticket, limit_s: float, folder: Path
+    request: Request, ticket: Permit, limit_s: float, folder: Path
 ) -> AsyncIterator[Form]:
     """Receive a form, for the length of a `with` block; its file is gone afterwards.
 
@@ -72,7 +72,7 @@ async def received_form(
         folder: for large files.
 
     Raises:
-        Refusal: the body is no such form, has not one file, is too large or too slow.
+        ApiError: the body is no such form, has not one file, is too large or too slow.
     """
     _check_headers(request)
     form = await _parse(request, ticket, limit_s, folder)
@@ -90,15 +90,15 @@ def _check_headers(request: Request) -> None:
     kind, options = parse_options_header(header)
     if kind != b"multipart/form-data":
         problem = f"the body's type is {header[:60]!r}" if header else "the body has no type"
-        raise refusals.media_type(f"{problem}; {_EXPECTED}")
+        raise errors.media_type(f"{problem}; {_EXPECTED}")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may stand for what is no text
-        raise refusals.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
+        raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise refusals.media_type("the body has a Content-Encoding; send it as it is")
+        raise errors.media_type("the body has a Content-Encoding; send it as it is")
 
 
-async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path) -> FormData:
+async def _parse(request: Request, ticket: Permit, limit_s: float, folder: Path) -> FormData:
     parser = _Parser(
         request.headers,
         body_chunks(request, ticket, limit_s),
@@ -110,10 +110,10 @@ async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path)
     try:
         return await parser.form()
     except MultiPartException as error:
-        raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
+        raise errors.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
     except OSError as error:
         logger.error("an upload cannot be kept in %s: %s", folder, error)
-        raise refusals.no_room_for_upload() from error
+        raise errors.no_room_for_upload() from error
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):
@@ -174,7 +174,7 @@ class _Parser(MultiPartParser):
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self._current_part
         if part.file is None and len(part.data) + end - start > _MAX_FIELD_BYTES:
-            raise FieldRefusal(
+            raise field_error(
                 part.field_name[:60],
                 f"{part.field_name[:60]} has more than {_MAX_FIELD_BYTES} bytes; expected at most "
                 "that: send less text",
@@ -188,7 +188,7 @@ class _Parser(MultiPartParser):
                 part.data.decode()
             except UnicodeDecodeError as error:
                 name = part.field_name[:60]
-                raise FieldRefusal(
+                raise field_error(
                     name, f"{name} is not UTF-8: {error}; expected text in UTF-8"
                 ) from error
         super().on_part_end()
@@ -207,12 +207,12 @@ def _put_header(file: UploadFile, size: int) -> None:
     """Begin a file of raw samples with the header that it lacks.
 
     Raises:
-        FieldRefusal: the type of the file's part makes no sense.
+        ApiError: the type of the file's part makes no sense.
     """
     try:
         header = raw.header(file.content_type or "", size)
     except AudioError as error:
-        raise FieldRefusal(_FILE, str(error)) from error
+        raise field_error(_FILE, str(error)) from error
     if header:
         file.file.seek(0)
         file.file.write(header)
@@ -224,13 +224,13 @@ def _only_file(form: FormData) -> UploadFile:
     files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
     for name, _ in files:
         if name != _FILE:
-            raise FieldRefusal(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
+            raise field_error(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
     if not files:
         problem = "came as text" if _FILE in form else "is missing"
-        raise FieldRefusal(_FILE, f"file {problem}; {_EXPECTED}")
+        raise field_error(_FILE, f"file {problem}; {_EXPECTED}")
     if len(files) > 1:
-        raise FieldRefusal(_FILE, f"{len(files)} files came; expected one a request")
+        raise field_error(_FILE, f"{len(files)} files came; expected one a request")
     ((_, file),) = files
     if not file.size:
-        raise FieldRefusal(_FILE, "file has 0 bytes; expected an audio file")
+        raise field_error(_FILE, "file has 0 bytes; expected an audio file")
     return file

@@ -25,10 +25,12 @@ from starlette.types import Receive, Scope, Send
 
 from serve.contract.errors import RequestError
 from serve.contract.messages import Finished, Task, Transcript
-from serve.gateway import refusals
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts, stream_event
-from serve.gateway.headers import LINE, ignored, served_by, warnings
+from serve.gateway import errors
+from serve.gateway.context import Services, Visit
+from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
+from serve.gateway.edge.uploads import while_client_waits
+from serve.gateway.errors import ApiError, as_openai, openai_error
+from serve.gateway.kserve.messages import read_transcript, request_parts, stream_event
 from serve.gateway.live.secret_endpoint import SecretEndpoint
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
@@ -42,9 +44,7 @@ from serve.gateway.openai.answers import (
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import received_form
 from serve.gateway.openai.usage import UsageOfKey
-from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.shadow.route import ShadowFindings
-from serve.gateway.uploads import while_client_waits
 from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
@@ -59,7 +59,7 @@ _BATCHES = ("/batches", "/files", "/uploads")  # what OpenAI's Batch API consist
 _ANY = ["GET", "POST", "DELETE"]
 
 
-def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
+def build_openai_app(door: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
     """Build the application for what lies below /v1; `jobs` are the addresses of jobs."""
 
     def identify(request: Request) -> None:
@@ -75,7 +75,7 @@ def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
         door.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
-    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+    handlers: Any = {ApiError: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(
         routes=[
             Route("/audio/transcriptions", _Audio(door, "transcribe"), methods=["POST"]),
@@ -108,13 +108,13 @@ def _described(model: str) -> dict[str, Any]:
 class _Audio:
     """An address that takes audio, as an ASGI application."""
 
-    def __init__(self, door: Door, task: Task) -> None:
+    def __init__(self, door: Services, task: Task) -> None:
         self._door = door
         self._task = task
         self._route = "transcriptions" if task == "transcribe" else "translations"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, events, line = Request(scope, receive), Events(send), scope["state"][LINE]
+        request, events, line = Request(scope, receive), Events(send), scope["state"][RECORD]
         authorization = request.headers.get("authorization")
         try:
             with self._door.account(line, self._route, authorization) as visit:
@@ -167,13 +167,13 @@ async def _pass_on(
     """Send a stream's segments as they come, and its end; return the whole.
 
     Raises:
-        Refusal: the request failed, or the client has gone.
+        ApiError: the request failed, or the client has gone.
     """
     deltas, index = Deltas(), 0
     while True:
         answer = await while_client_waits(request, exchange.next_answer())
         if answer is None:
-            raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
+            raise errors.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
             await events.send(done_event(event.transcript, fields))
@@ -190,32 +190,32 @@ async def _pass_on(
 
 def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
     """Make the event that ends a stream which failed."""
-    if not isinstance(error, Refusal):
+    if not isinstance(error, ApiError):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
-        error = refusals.failed()
+        error = errors.failed()
     return openai_error(error, FIELDS)
 
 
-async def _refused(request: Request, refusal: Refusal) -> Response:
+async def _refused(request: Request, refusal: ApiError) -> Response:
     return as_openai(refusal, FIELDS)
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:
     text = f"no {request.method} at this address; {_OFFERED}"
     reason = "method" if error.status_code == 405 else "not_found"
-    return as_openai(Refusal(RequestError(text), reason), FIELDS, dict(error.headers or {}))
+    return as_openai(ApiError(RequestError(text), reason), FIELDS, dict(error.headers or {}))
 
 
 async def _no_jobs(request: Request) -> Response:
-    raise refusals.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
+    raise errors.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
 
 
 async def _no_batches(request: Request) -> Response:
-    raise refusals.not_found(
+    raise errors.not_found(
         "there are no batches and files here: OpenAI's are of JSON, which holds no audio; send "
         "each recording, or its url, to POST /v1/audio/jobs, and ask for its result later"
     )
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return as_openai(refusals.failed(), FIELDS)
+    return as_openai(errors.failed(), FIELDS)

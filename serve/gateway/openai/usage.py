@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve.contract.errors import ConfigError, shown
-from serve.gateway.door import Door
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway.context import Services
+from serve.gateway.errors import field_error
 from serve.gateway.usage import Row, day_of, month_until
 
 _FIELDS = ("start", "end")
@@ -21,25 +21,25 @@ _FIELDS = ("start", "end")
 class UsageOfKey:
     """The address, as an endpoint."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
 
     async def answer(self, request: Request) -> Response:
         """Answer with the rows of the caller's key.
 
         Raises:
-            Refusal: whoever it is may not come in, a day is wrong, or usage cannot be told.
+            ApiError: whoever it is may not come in, a day is wrong, or usage cannot be told.
         """
         caller = self._door.callers.identify(request.headers.get("authorization"))
         usage = self._door.usage
         for name in request.query_params:
             if name not in _FIELDS:
                 known = " and ".join(_FIELDS)
-                raise FieldRefusal(name[:60], f"{shown(name)} is unknown; known: {known}")
+                raise field_error(name[:60], f"{shown(name)} is unknown; known: {known}")
         last = _day(request, "end", usage.day)
         first = _day(request, "start", month_until(last))
         if first > last:
-            raise FieldRefusal("start", f"start = {first} is behind end = {last}")
+            raise field_error("start", f"start = {first} is behind end = {last}")
         rows = await usage.rows(caller.name, first, last)
         told = [_told(row) for row in rows]
         return JSONResponse({"object": "list", "start": first, "end": last, "data": told})
@@ -49,7 +49,7 @@ def _day(request: Request, name: str, default: str) -> str:
     try:
         return day_of(request.query_params.get(name, default))
     except ConfigError as error:
-        raise FieldRefusal(name, f"{name}: {error}") from error
+        raise field_error(name, f"{name}: {error}") from error
 
 
 def _told(row: Row) -> dict[str, Any]:

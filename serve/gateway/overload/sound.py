@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.checks import LENGTH
+from serve.gateway.kserve.checks import LENGTH
 from serve.speech.containers import pcm16_header
 from serve.speech.kinds import kind_of
 from serve.speech.rate import SAMPLE_RATE
@@ -19,27 +19,27 @@ _LEARNED = 0.1  # of each answer
 
 
 @dataclasses.dataclass(frozen=True)
-class Sound:
+class AudioLength:
     """What is known of a request's audio."""
 
-    seconds: float | None  # None: `Lengths` guesses by kind and size
+    seconds: float | None  # None: `DurationEstimator` guesses by kind and size
     kind: str = ""
     size: int = 0  # bytes
 
 
-def of_file(head: bytes, size: int) -> Sound:
+def of_file(head: bytes, size: int) -> AudioLength:
     """Look at a file of so many bytes, of which the first `HEAD_BYTES` are here."""
     header = pcm16_header(head)
     if header is None:
-        return Sound(None, kind_of(head), size)
+        return AudioLength(None, kind_of(head), size)
     # All bytes, not those declared: the declared size may be that of a first write or a first part.
     samples = (size - header.begin) / 2 / header.channels
-    return Sound(samples / max(1, header.rate))
+    return AudioLength(samples / max(1, header.rate))
 
 
 def of_tensors(
     request: service_pb2.ModelInferRequest, raw: Sequence[memoryview | bytes]
-) -> Sound | None:
+) -> AudioLength | None:
     """Look at a request of KServe's, which was checked; None: it has no audio.
 
     Args:
@@ -49,7 +49,7 @@ def of_tensors(
     inputs = {tensor.name: at for at, tensor in enumerate(request.inputs)}
     if "SAMPLES" in inputs:
         count = int(np.prod(request.inputs[inputs["SAMPLES"]].shape))
-        return Sound(count / _rate(request, raw, inputs))
+        return AudioLength(count / _rate(request, raw, inputs))
     if "AUDIO" not in inputs:
         return None
     at = inputs["AUDIO"]
@@ -68,19 +68,19 @@ def _rate(
     return max(1, int(values[0]))
 
 
-class Lengths:
+class DurationEstimator:
     """Guesses how long files are by their kinds and sizes, and learns from answers."""
 
     def __init__(self) -> None:
         self._bytes_per_s: dict[str, float] = {}
 
-    def seconds(self, sound: Sound) -> float:
+    def seconds(self, sound: AudioLength) -> float:
         """Return how many seconds of audio there are, or may be."""
         if sound.seconds is not None:
             return sound.seconds
         return sound.size / self._bytes_per_s.get(sound.kind, _BYTES_PER_S)
 
-    def learn(self, sound: Sound, seconds: float) -> None:
+    def learn(self, sound: AudioLength, seconds: float) -> None:
         """Note how much it was."""
         if sound.seconds is None and sound.size and seconds > 0:
             one = sound.size / seconds

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from serve.contract.messages import Priority
-from serve.gateway import refusals
+from serve.gateway import errors
 from serve.gateway.overload.forecast import WINDOW_S, Clock, Forecast, Running, work_of
-from serve.gateway.overload.sound import Lengths, Sound
+from serve.gateway.overload.sound import AudioLength, DurationEstimator
 
 _MODEST = 0.9  # of its share: a key that asks for less may fill the limit
 _GREEDY = 0.8  # of the limit, up to which the files of other keys are let in
@@ -74,7 +74,7 @@ class ModelTarget:
             key: its caller's name.
 
         Raises:
-            Refusal: it would not be answered in time, or others would not; forecasts when it would.
+            ApiError: it, or others, would not be answered in time; forecasts when it would.
         """
         now, work = self._clock(), work_of(audio_s)
         if priority == "live":
@@ -85,7 +85,7 @@ class ModelTarget:
         wait_s = self._wait_s(work, priority, key, now)
         if wait_s > 0:
             whole_s = min(max(1, math.ceil(wait_s)), _LONGEST_S)
-            raise refusals.beyond_target(
+            raise errors.beyond_target(
                 "as much is under way as is answered in time "
                 f"(gateway.target_p99_s = {self._target_s:g}); there may be room in {whole_s} s",
                 whole_s,
@@ -100,11 +100,11 @@ class ModelTarget:
         """Refuse one more live stream beside so many where they would take too much.
 
         Raises:
-            Refusal: they would.
+            ApiError: they would.
         """
         rate, now = self._forecast.rate, self._clock()
         if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
-            raise refusals.beyond_target(
+            raise errors.beyond_target(
                 f"{streams} live streams are open, as many as are decoded in time "
                 f"(gateway.target_p99_s = {self._target_s:g}); try again later",
                 _RETRY_LIVE_S,
@@ -177,21 +177,21 @@ class Targets:
 
     def __init__(self, target_s: float, models: Collection[str], slots: int) -> None:
         self.target_s = target_s
-        self.lengths = Lengths()
+        self.lengths = DurationEstimator()
         self.models = {name: ModelTarget(target_s, slots) for name in models if target_s}
 
-    def look(self, look: Callable[[], Sound | None]) -> Sound | None:
+    def look(self, look: Callable[[], AudioLength | None]) -> AudioLength | None:
         """Look at a request's audio, where there is a target."""
         return look() if self.models else None
 
     @contextlib.contextmanager
     def admitted(
-        self, model: str, sound: Sound | None, priority: Priority, key: str
+        self, model: str, sound: AudioLength | None, priority: Priority, key: str
     ) -> Iterator[Admitted]:
         """Let a request in; where the `with` block fails it has ended.
 
         Raises:
-            Refusal: see `ModelTarget.admit`.
+            ApiError: see `ModelTarget.admit`.
         """
         target = self.models.get(model)
         if target is None or sound is None:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from serve.gateway.door import Door
+from serve.gateway.context import Services
 from serve.gateway.page.state import State
 from serve.gateway.page.subtitles import Subtitles
 
@@ -40,7 +40,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: State, door: Door) -> list[BaseRoute]:
+def page_routes(state: State, door: Services) -> list[BaseRoute]:
     """List the page's addresses; `state` is what it shows of the server to who may see it."""
     files = _Files(directory=_WEB)
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
 from serve.gateway.background import Background
-from serve.gateway.door import Door
+from serve.gateway.context import Services
 from serve.speech.languages import LANGUAGE_NAMES
 
 INTERVAL_S = 3.0
@@ -52,7 +52,7 @@ class State(Background):
     """
 
     def __init__(
-        self, door: Door, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
+        self, door: Services, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
     ) -> None:
         self._door = door
         self._config = config

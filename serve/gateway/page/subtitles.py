@@ -18,9 +18,9 @@ from serve.contract.codec import from_json
 from serve.contract.errors import OptionError
 from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
-from serve.gateway import refusals
-from serve.gateway.door import Door
-from serve.gateway.uploads import body_chunks
+from serve.gateway import errors
+from serve.gateway.context import Services
+from serve.gateway.edge.uploads import body_chunks
 from serve.speech.formats import render
 
 MOST_BYTES = 4 * 1024**2
@@ -53,7 +53,7 @@ class _Transcript:
 class Subtitles:
     """The address, as an endpoint."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
         self._one = asyncio.Lock()  # at a time: it is work for a processor
 
@@ -61,7 +61,7 @@ class Subtitles:
         """Answer with the file's text.
 
         Raises:
-            Refusal: whoever it is may not come in, or it is too large, or nothing of the kind.
+            ApiError: whoever it is may not come in, or it is too large, or nothing of the kind.
         """
         caller = self._door.callers.identify(request.headers.get("authorization"))
         ticket = self._door.admission.admit(caller.account)
@@ -71,7 +71,7 @@ class Subtitles:
             async with self._one:
                 text = await asyncio.to_thread(_write, body)
         except OptionError as error:
-            raise refusals.invalid(str(error)) from error
+            raise errors.invalid(str(error)) from error
         finally:
             ticket.close()
         return PlainTextResponse(text)
@@ -79,7 +79,7 @@ class Subtitles:
 
 def _check_size(size: int) -> None:
     if size > MOST_BYTES:
-        raise refusals.too_large(
+        raise errors.too_large(
             f"the transcript has {size} bytes or more; expected at most {MOST_BYTES}"
         )
 

@@ -13,10 +13,10 @@ from serve.contract.config import Config
 from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway.background import Background
-from serve.gateway.envelope import read_transcript
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Account, Admission
 from serve.gateway.models import Target
-from serve.gateway.refusals import Refusal
 from serve.gateway.shadow.figures import BOUND, Comparison, Drift, compare
 from serve.gateway.shadow.metrics import ALL, ShadowMetrics
 from serve.gateway.shadow.samples import Pending, Sample, for_reference
@@ -113,7 +113,7 @@ class Shadow(Background):
             except _ClientCame:
                 self._metrics.yielded.inc()
                 self.pending.put_back(sample)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 if isinstance(refusal.error, UnavailableError | OverloadedError):
                     self.pending.put_back(sample)
                     await asyncio.sleep(_AWAY_S)
@@ -156,7 +156,7 @@ class Shadow(Background):
 
         Raises:
             _ClientCame: somebody else has to be served first.
-            Refusal: there is no answer.
+            ApiError: there is no answer.
         """
         request = sample.request
         message = await asyncio.to_thread(

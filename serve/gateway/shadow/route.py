@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve.contract.errors import AccessError
-from serve.gateway.door import Door
-from serve.gateway.refusals import Refusal
+from serve.gateway.context import Services
+from serve.gateway.errors import ApiError
 from serve.gateway.shadow.figures import BOUND, Comparison, baseline_of, pooled_cer
 from serve.gateway.shadow.monitor import Case, Shadow
 
@@ -23,21 +23,21 @@ _DIGITS = 6
 class ShadowFindings:
     """The address, as an endpoint."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
 
     async def answer(self, request: Request) -> Response:
         """Answer with what was found so far.
 
         Raises:
-            Refusal: whoever it is may not read it.
+            ApiError: whoever it is may not read it.
         """
         callers, server = self._door.callers, self._door.config.server
         caller = callers.identify(request.headers.get("authorization"))
         readers = self._door.config.shadow.readers
         if not (caller.name in readers if callers.named else server.on_loopback):
             error = AccessError("texts of others are shown to the keys of shadow.readers alone")
-            raise Refusal(error, "reader")
+            raise ApiError(error, "reader")
         return JSONResponse(_told(self._door.shadow), headers={"Cache-Control": "no-store"})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Transcript
-from serve.gateway.checks import LENGTH
+from serve.gateway.kserve.checks import LENGTH
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.wire.tensors import INPUTS
 

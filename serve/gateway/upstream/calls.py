@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway import refusals
-from serve.gateway.refusals import Refusal
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
 
 FRAME_BYTES = 2**20
 """Most bytes of a message that gRPC reads or writes at a time."""
@@ -51,19 +51,19 @@ class Call:
         """Yield the answers; they are read to their end, whatever they say.
 
         Raises:
-            Refusal: the request failed.
+            ApiError: the request failed.
         """
-        refusal: Refusal | None = None
+        refusal: ApiError | None = None
         try:
             async for answer in self._source:
                 if answer.startswith(_ERROR_FIELD):
                     message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                    refusal = refusals.from_upstream("", message.error_message)
+                    refusal = errors.from_upstream("", message.error_message)
                 elif refusal is None:
                     yield answer
         except grpc.aio.AioRpcError as error:
             status = error.code().name
-            refusal = refusal or refusals.from_upstream(status, error.details() or "")
+            refusal = refusal or errors.from_upstream(status, error.details() or "")
         if refusal is not None:
             raise refusal
 
@@ -97,17 +97,17 @@ class Channel:
         """Ask a small question, and return the answer.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
         ask = self._channel.unary_unary(SERVICE + method)
         try:
             return bytes(await ask(message, timeout=SMALL_S))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise refusals.no_answer_in_time(SMALL_S) from None
+                raise errors.no_answer_in_time(SMALL_S) from None
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                raise refusals.server_away() from None
-            raise refusals.from_upstream(error.code().name, error.details() or "") from None
+                raise errors.server_away() from None
+            raise errors.from_upstream(error.code().name, error.details() or "") from None
 
     async def close(self) -> None:
         """Hang up."""

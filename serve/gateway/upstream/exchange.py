@@ -9,10 +9,10 @@ from typing import Self
 from tritonclient.grpc import service_pb2
 
 from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
-from serve.gateway import refusals
-from serve.gateway.limits import Ticket
-from serve.gateway.metrics import UpstreamMetrics
-from serve.gateway.refusals import Refusal
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.limits import Permit
+from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.upstream.calls import Call
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnTriton
@@ -35,7 +35,7 @@ class Exchange:
         limit_s: longest wait for all answers.
 
     Raises:
-        Refusal: no server takes it; the ticket is still open.
+        ApiError: no server takes it; the ticket is still open.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Exchange:
         request: Outgoing,
         servers: Iterable[OwnTriton],
         metrics: UpstreamMetrics,
-        ticket: Ticket,
+        ticket: Permit,
         limit_s: float,
     ) -> None:
         self._target = request.target
@@ -53,7 +53,7 @@ class Exchange:
         self._ticket = ticket
         self._limit_s = limit_s
         self._end_s = asyncio.get_running_loop().time() + limit_s
-        self._answers: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
         self._lost = self._cancelled = self._done = False
         self.answered = False
         """The last server has answered it to the end, and somebody waited."""
@@ -64,14 +64,14 @@ class Exchange:
         """Wait for the next `ModelStreamInferResponse`; None: there is no further one.
 
         Raises:
-            Refusal: the request failed.
+            ApiError: the request failed.
         """
         try:
             async with asyncio.timeout_at(self._end_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            raise refusals.no_answer_in_time(self._limit_s) from None
-        if isinstance(answer, Refusal):
+            raise errors.no_answer_in_time(self._limit_s) from None
+        if isinstance(answer, ApiError):
             raise answer
         return answer
 
@@ -79,16 +79,16 @@ class Exchange:
         """Wait for the one answer of a request that is not streamed.
 
         Raises:
-            Refusal: the request failed.
+            ApiError: the request failed.
         """
         answer = await self.next_answer()
         if answer is None:
-            raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
+            raise errors.from_upstream("INTERNAL", "the call ended without an answer")
         response = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
         response.parameters.clear()  # by which Triton tells a stream's client that it is the last
         return response
 
-    def end(self, refusal: Refusal) -> None:
+    def end(self, refusal: ApiError) -> None:
         """Answer this now, whatever the server will."""
         self._answers.put_nowait(refusal)
 
@@ -103,14 +103,14 @@ class Exchange:
             self._call.cancel()
 
     async def _pump(self) -> None:
-        end: Refusal | None = None
+        end: ApiError | None = None
         try:
             await self._deliver()
-        except Refusal as refusal:
+        except ApiError as refusal:
             end = refusal
         except Exception:  # one request must not hurt its neighbours
             logger.exception("a request failed in the gateway")
-            end = refusals.failed()
+            end = errors.failed()
         finally:
             self._done = True
             self._ticket.close()
@@ -120,7 +120,7 @@ class Exchange:
         """Take in the answers of one of the servers.
 
         Raises:
-            Refusal: it failed at the last that may have had it, or after its first answer.
+            ApiError: it failed at the last that may have had it, or after its first answer.
         """
         while True:
             begun = False
@@ -128,7 +128,7 @@ class Exchange:
                 async for answer in self._call.answers():
                     begun = True
                     self._answers.put_nowait(self._named(answer))
-            except Refusal as refusal:
+            except ApiError as refusal:
                 self._metrics.ended(self._server.name, refusal.status.grpc)
                 if begun or not self._may_go_on(refusal):
                     raise
@@ -142,33 +142,33 @@ class Exchange:
                 self._call.close()
             try:
                 self._server, self._call = self._give()
-            except Refusal:
+            except ApiError:
                 raise failed from None
 
     def _give(self) -> tuple[OwnTriton, Call]:
         """Give it to the least busy server that takes it.
 
         Raises:
-            Refusal: none does.
+            ApiError: none does.
         """
         assert self._request is not None  # dropped with the last of those who are left
-        why: Refusal | None = None
+        why: ApiError | None = None
         for server in sorted(self._left, key=lambda server: server.inflight):
             if not server.takes():
                 continue
             self._left.remove(server)
             try:
                 call = server.send(self._request)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 why = refusal
                 continue
             server.inflight += 1
             if not self._left:
                 self._request = None  # its audio may be large
             return server, call
-        raise why or refusals.server_away()
+        raise why or errors.server_away()
 
-    def _may_go_on(self, refusal: Refusal) -> bool:
+    def _may_go_on(self, refusal: ApiError) -> bool:
         """Tell whether another server may have it after one that has answered nothing.
 
         One that was lost may have been so by this request's doing, so that this counts once.

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from serve.contract.messages import Priority
-from serve.gateway.envelope import Part
+from serve.gateway.kserve.messages import Chunk
 from serve.gateway.models import Target
-from serve.gateway.spans import NO_SPANS, Spans
+from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Outgoing:
     """A request that has been let in."""
 
     target: Target
-    parts: Sequence[Part]  # of the serialised `ModelInferRequest`; its model's name may be any
+    parts: Sequence[Chunk]  # of the serialised `ModelInferRequest`; its model's name may be any
     streamed: bool  # whether it may have several answers
     upload: str | None = None  # path of the request's audio, in the folder for uploads
-    spans: Spans = NO_SPANS
+    spans: RequestSpan = NO_SPAN
     priority: Priority = "file"  # in the engine's process

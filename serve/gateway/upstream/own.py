@@ -24,9 +24,9 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway import refusals
-from serve.gateway.envelope import cancel_of, for_triton
-from serve.gateway.refusals import Refusal
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import cancel_of, for_triton
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.wire import uploads
@@ -86,7 +86,7 @@ class OwnTriton:
         """Give it a request; its audio is handed over by a link, under the request's key.
 
         Raises:
-            Refusal: the audio cannot be handed over.
+            ApiError: the audio cannot be handed over.
         """
         self._note_use()
         if (now := self._now()) is not None:
@@ -97,13 +97,13 @@ class OwnTriton:
         """Ask a small question, and return the answer.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 now = await self._opened()
         except TimeoutError:
-            raise refusals.server_away() from None
+            raise errors.server_away() from None
         return await now.channel.small(method, message)
 
     async def watch(self) -> None:
@@ -196,7 +196,7 @@ class _Connection:
         request = service_pb2.ServerReadyRequest().SerializeToString()
         try:
             answer = await self.channel.small("ServerReady", request)
-        except Refusal:
+        except ApiError:
             return False
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
 
@@ -204,7 +204,7 @@ class _Connection:
         """Give it a request.
 
         Raises:
-            Refusal: its audio cannot be handed over.
+            ApiError: its audio cannot be handed over.
         """
         key = self._new_key()
         if request.upload is not None:
@@ -255,7 +255,7 @@ class _Connection:
             uploads.give(self._uploads, key, path)
         except OSError as error:
             logger.error("an upload cannot be handed on in %s: %s", self._uploads, error)
-            raise refusals.no_room_for_upload() from error
+            raise errors.no_room_for_upload() from error
 
 
 def _waiting(sending: asyncio.Task[Call]) -> Call:
@@ -285,6 +285,6 @@ async def _answers(sending: asyncio.Task[Call]) -> AsyncIterator[bytes]:
     except asyncio.CancelledError:
         if not sending.cancelled():
             raise
-        raise refusals.client_gone() from None
+        raise errors.client_gone() from None
     async for answer in call.answers():
         yield answer

@@ -15,15 +15,15 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
 from serve.contract.messages import Priority
-from serve.gateway import refusals
-from serve.gateway.envelope import Part
-from serve.gateway.limits import Ticket
-from serve.gateway.metrics import UpstreamMetrics
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import Chunk
+from serve.gateway.limits import Permit
 from serve.gateway.models import Models, Target
-from serve.gateway.overload.sound import Sound
+from serve.gateway.observe.metrics import UpstreamMetrics
+from serve.gateway.observe.spans import NO_SPAN, RequestSpan
+from serve.gateway.overload.sound import AudioLength
 from serve.gateway.overload.target import Targets
-from serve.gateway.refusals import Refusal
-from serve.gateway.spans import NO_SPANS, Spans
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine, OwnTriton
@@ -87,12 +87,12 @@ class Upstreams:
     def send(
         self,
         target: Target,
-        parts: Sequence[Part],
-        ticket: Ticket,
+        parts: Sequence[Chunk],
+        ticket: Permit,
         streamed: bool,
         upload: str | None = None,
-        spans: Spans = NO_SPANS,
-        sound: Sound | None = None,
+        spans: RequestSpan = NO_SPAN,
+        sound: AudioLength | None = None,
         priority: Priority = "file",
     ) -> Exchange:
         """Give a request to a server.
@@ -108,7 +108,7 @@ class Upstreams:
             priority: whether it is live text, a file, or a job, which can wait.
 
         Raises:
-            Refusal: nobody can take it, or nobody in time; the ticket is still open.
+            ApiError: nobody can take it, or nobody in time; the ticket is still open.
         """
         request = Outgoing(target, parts, streamed, upload, spans, priority)
         servers = self._of(target.model)
@@ -125,7 +125,7 @@ class Upstreams:
         """Count the requests that servers have."""
         return len(self._exchanges)
 
-    def end_all(self, refusal: Refusal) -> None:
+    def end_all(self, refusal: ApiError) -> None:
         """Answer this to every request that still waits."""
         for exchange in self._exchanges.values():
             exchange.end(refusal)
@@ -138,22 +138,22 @@ class Upstreams:
         """Ask a server of this model a small question, and return the answer.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
         server = await self._ready_server(model)
         if server is None:
-            raise refusals.server_away()
+            raise errors.server_away()
         return await server.small(method, message)
 
     async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
         """Return inputs and outputs of a model.
 
         Raises:
-            Refusal: nobody who serves it can be asked.
+            ApiError: nobody who serves it can be asked.
         """
         server = await self._ready_server(target.model)
         if server is None:
-            raise refusals.server_away()
+            raise errors.server_away()
         request = service_pb2.ModelMetadataRequest(name=MODEL, version=version)
         answer = await server.small("ModelMetadata", request.SerializeToString())
         metadata = service_pb2.ModelMetadataResponse.FromString(answer)

@@ -76,7 +76,7 @@ def test_undeclared_size_is_refused_as_soon_as_it_is_too_large(start):
 
 
 def test_json_is_smaller_than_binary_data_may_be(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.translate.MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr("serve.gateway.kserve.http.MAX_JSON_BYTES", 1000)
     running = start()
     status, error = running.infer(b" " * 1001)
     assert (status, "binary data" in error) == (413, True)

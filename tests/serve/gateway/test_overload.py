@@ -10,7 +10,7 @@ import soundfile
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import RuntimeConfig
-from serve.gateway.overload.sound import Lengths, of_file, of_tensors
+from serve.gateway.overload.sound import DurationEstimator, of_file, of_tensors
 from serve.gateway.overload.target import State
 from tests.gateways import WAIT_S, json_request, message, until
 
@@ -79,7 +79,7 @@ def test_files_tell_their_length_or_it_is_learnt():
     wav = file.getvalue()
     assert of_file(wav[:1000], len(wav)).seconds == pytest.approx(3.0)
     sound = of_file(b"OggS" + bytes(100), 40_000)
-    lengths = Lengths()
+    lengths = DurationEstimator()
     before = lengths.seconds(sound)
     for _ in range(50):
         lengths.learn(sound, 20.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve.contract.config import Config
-from serve.gateway.door import Door
+from serve.gateway.context import Services
 from serve.gateway.page import state, subtitles
 from serve.gateway.page.state import State
 from serve.gateway.upstream.own import OwnEngine
@@ -62,7 +62,7 @@ def told(tmp_path):
 
     def told(*pages, others=(), took_s=()):
         async def run():
-            door = Door(Config(), tmp_path, [OwnEngine("cpu", tmp_path)], tmp_path / "alive")
+            door = Services(Config(), tmp_path, [OwnEngine("cpu", tmp_path)], tmp_path / "alive")
             door.ready = ready
             door.metrics.recent_s = lambda window_s: list(took_s)
             looking = State(door, Config(), [reader(pages), *map(reader, others)])

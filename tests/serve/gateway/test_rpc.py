@@ -10,9 +10,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.log import Line
-from serve.gateway.refusals import Refusal
-from serve.gateway.rpc_stream import Stream
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.grpc_stream import Stream
+from serve.gateway.observe.log import LogRecord
 from serve.gateway.upstream.calls import SERVICE
 from serve.triton.keys import owner_of
 from serve.wire import tensors
@@ -150,7 +150,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
     async def kept(context):
         context.takes = asyncio.Event()
         before, _ = tracemalloc.get_traced_memory()
-        stream = asyncio.create_task(Stream(running.door, context, Line()).run())
+        stream = asyncio.create_task(Stream(running.door, context, LogRecord()).run())
         async with asyncio.timeout(WAIT_S):
             while context.sent <= most:
                 await asyncio.sleep(0)
@@ -160,7 +160,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
         sent = context.sent
         running.door.admission.start_draining()
         context.takes.set()
-        with pytest.raises(Refusal, match="is stopping"):
+        with pytest.raises(ApiError, match="is stopping"):
             await asyncio.wait_for(stream, WAIT_S / 2)
         return after - before, sent
 

@@ -1,4 +1,4 @@
-"""Traces, as a collector gets them."""
+"""RequestTracer, as a collector gets them."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ import tritonclient.grpc as triton_grpc
 
 from serve.contract.errors import ConfigError
 from serve.contract.server_config import TracesConfig
-from serve.gateway.log import JsonFormatter
-from serve.gateway.tracing import open_traces
+from serve.gateway.observe.log import JsonFormatter
+from serve.gateway.observe.tracing import open_traces
 from tests.collector import Collector, tree
 from tests.gateways import (
     TRANSCRIPTIONS,
@@ -36,7 +36,7 @@ SERVER = 2
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, collector):
-    """Spans are sent soon, to a collector that goes after those who send."""
+    """RequestSpan are sent soon, to a collector that goes after those who send."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -189,7 +189,7 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
 
 def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr("serve.gateway.telemetry.CLOSE_S", 0.05)
+    monkeypatch.setattr("serve.gateway.observe.traces.CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         running.transcribe()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from serve.gateway.background import LoopWatch
-from serve.gateway.gate import LINGER_S, OWN_S, Gate, Share, Turns
+from serve.gateway.edge.budget import LINGER_S, OWN_S, Gate, Share, Turns
 from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive
 from tests.gateways import until

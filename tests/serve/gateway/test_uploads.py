@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway import memory, refusals, uploads
+from serve.gateway import errors
+from serve.gateway.edge import memory, uploads
+from serve.gateway.errors import ApiError
 from serve.gateway.limits import Admission
-from serve.gateway.refusals import Refusal
 from tests.gateways import WAIT_S, message, until
 from tests.serve.gateway.http2 import PREFACE, frame, head
 
@@ -115,9 +116,9 @@ def test_what_is_given_up_may_have_run_out_of_time_in_that_moment():
         upload = asyncio.create_task(found.receive(Silent(), 0.01))
         await asyncio.sleep(0)
         ended = loop.create_future()
-        loop.call_later(0.02, lambda: ended.set_result(found.end_all(refusals.failed())))
+        loop.call_later(0.02, lambda: ended.set_result(found.end_all(errors.failed())))
         time.sleep(0.05)  # the loop stands still, and both happen in its next turn
-        with pytest.raises(Refusal, match="upload_timeout_s"):
+        with pytest.raises(ApiError, match="upload_timeout_s"):
             await upload
         await ended
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from serve.contract.errors import UnavailableError
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
 from serve.gateway.upstream.calls import Call, Channel
 from tests.gateways import WAIT_S, json_request, message, until
 
@@ -159,6 +159,6 @@ def test_a_server_lost_while_it_takes_a_large_request_is_away(lost_at, error):
         async for _ in Call(answers, cancel=lambda: None, close=lambda: None).answers():
             pass
 
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(ApiError) as refusal:
         asyncio.run(ask())
     assert type(refusal.value.error) is UnavailableError

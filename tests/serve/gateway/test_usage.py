@@ -16,8 +16,8 @@ from serve.contract.errors import OverloadedError
 from serve.contract.keys import Key, add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
-from serve.gateway.callers import Caller
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 from serve.gateway.usage import FILE, Row, Usage, UsageFile
 from serve.wire.client import Client
 from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
@@ -50,11 +50,11 @@ def usage_of(path, clock):
 
 
 def caller(most_s, name="alice"):
-    return Caller(name, Key("", audio_s_per_day=most_s))
+    return ApiKey(name, Key("", audio_s_per_day=most_s))
 
 
 def refused(usage, caller):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         usage.require(caller)
     return caught.value
 
@@ -68,7 +68,7 @@ def test_a_day_is_used_up_until_midnight_in_utc(usage, clock):
     usage.count("alice", "other", 1, 20.0)  # was under way, and is finished
     refusal = refused(usage, caller(100.0))
     assert (refusal.reason, refusal.retry_after_s) == ("insufficient_quota", 90)
-    for other in (caller(100.0, "bob"), caller(0.0), Caller("", None)):
+    for other in (caller(100.0, "bob"), caller(0.0), ApiKey("", None)):
         usage.require(other)
     clock.now_s = MIDNIGHT_S - 0.5
     assert refused(usage, caller(100.0)).retry_after_s == 1
@@ -119,7 +119,7 @@ def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
                 await usage.exchange()
         assert refused(usage, caller(31.0))
         usage.require(caller(31.5))
-        with full_disk(), pytest.raises(Refusal, match="log says why") as caught:
+        with full_disk(), pytest.raises(ApiError, match="log says why") as caught:
             await usage.rows("alice", *DAYS)
         assert caught.value.status.http == 503
         return await usage.rows("alice", *DAYS)

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, expire_key, hash_of, new_key, revoke_key
 from serve.gateway.client_secrets import MAX_CHARS, ClientSecret, ClientSecrets
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
 from serve.wire.folder import signing_key
 from tests.gateways import until
 from tests.serve.gateway.live.conftest import LIVE, Talk, sound
@@ -31,7 +31,7 @@ PATH = "/v1/realtime/client_secrets"
 @pytest.fixture
 def keys(tmp_path, monkeypatch):
     """A file of two keys, and these."""
-    monkeypatch.setattr("serve.gateway.callers.LOOK_S", 0.0)
+    monkeypatch.setattr("serve.gateway.keys.LOOK_S", 0.0)
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("alice", "bob")}
     for name, key in keys.items():
         add_key(path, name, {"sha256": hash_of(key)})
@@ -232,5 +232,5 @@ def test_gateways_of_one_run_read_each_others_and_no_forgery():
         other.sign(secret),
         f"{content}.é",
     ):
-        with pytest.raises(Refusal, match="none of this server's"):
+        with pytest.raises(ApiError, match="none of this server's"):
             one.read(forged)

@@ -20,7 +20,7 @@ from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.session import Session
 from serve.gateway.live.settings import HYPOTHESIS, Settings
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.observe.metrics import LiveMetrics
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
@@ -286,7 +286,7 @@ def grows(items):
 
 
 def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monkeypatch):
-    monkeypatch.setattr("serve.gateway.listen.PING_S", 0.2)
+    monkeypatch.setattr("serve.gateway.edge.listen.PING_S", 0.2)
     client = talk(prompt="wait")
     pushed = []
 

@@ -6,9 +6,9 @@ import heapq
 import itertools
 import random
 
+from serve.gateway.errors import ApiError
 from serve.gateway.overload.forecast import work_of
 from serve.gateway.overload.target import ModelTarget
-from serve.gateway.refusals import Refusal
 
 MOST_TRIES = 6
 HARD = 10
@@ -69,7 +69,7 @@ class Simulation:
         client.tries += 1
         try:
             running = self.target.admit(client.seconds, client.priority, client.key)
-        except Refusal as refusal:
+        except ApiError as refusal:
             wait_s = refusal.retry_after_s
             if client.obeys:
                 self.at(self.now + wait_s + self._random.uniform(0, 0.05), self._try, client)

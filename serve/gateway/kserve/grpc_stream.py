@@ -11,10 +11,10 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from serve.gateway import refusals
-from serve.gateway.door import Door, Visit
-from serve.gateway.log import Line
-from serve.gateway.refusals import Refusal
+from serve.gateway import errors
+from serve.gateway.context import Services, Visit
+from serve.gateway.errors import ApiError
+from serve.gateway.observe.log import LogRecord
 from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
@@ -31,13 +31,13 @@ async def write(context: Context, answer: bytes) -> None:
     """Send an answer.
 
     Raises:
-        Refusal: the client does not take it.
+        ApiError: the client does not take it.
     """
     try:
         async with asyncio.timeout(_WRITE_S):
             await context.write(answer)
     except TimeoutError:
-        raise refusals.no_answer_in_time(_WRITE_S) from None
+        raise errors.no_answer_in_time(_WRITE_S) from None
 
 
 def metadata(context: Context, name: str) -> str | None:
@@ -59,7 +59,7 @@ class Stream:
         line: of the log, for the stream as a whole.
     """
 
-    def __init__(self, door: Door, context: Context, line: Line) -> None:
+    def __init__(self, door: Services, context: Context, line: LogRecord) -> None:
         self._door = door
         self._context = context
         self._line = line
@@ -76,20 +76,20 @@ class Stream:
         """Answer requests until the client has no more.
 
         Raises:
-            Refusal: the stream cannot go on; what it had accepted is answered.
+            ApiError: the stream cannot go on; what it had accepted is answered.
         """
         # Before a message comes in.
         caller = self._door.callers.identify(authorization(self._context))
-        end: Refusal | None = None
+        end: ApiError | None = None
         # Streams are counted, too, for they may be idle.
         with contextlib.closing(self._door.admission.admit(caller.account)):
             try:
                 async with asyncio.TaskGroup() as group:
                     try:
                         await self._take_all(group)
-                    except Refusal as refusal:
+                    except ApiError as refusal:
                         end = refusal
-            except* Refusal as refused:
+            except* ApiError as refused:
                 end = next(iter(refused.exceptions))  # type: ignore[assignment]
         if end is not None:
             raise end
@@ -105,7 +105,7 @@ class Stream:
             wait_s = _IDLE_S
             await self._room.acquire()
             if self._door.admission.draining:  # since the message came
-                raise refusals.stopping()
+                raise errors.stopping()
             task = group.create_task(self._answer(message))
             self._requests.add(task)
             task.add_done_callback(self._ended)
@@ -124,19 +124,19 @@ class Stream:
     async def _answered(self, message: bytes) -> bytes | None:
         """Pass a request's answers on; return the error that it ends with, if it does."""
         self._count += 1
-        line = Line(f"{self._line.id}.{self._count}", header=self._line.header)
+        line = LogRecord(f"{self._line.id}.{self._count}", header=self._line.header)
         try:
             with self._door.account(line, "grpc_stream", authorization(self._context)) as visit:
                 exchange = self._send(message, visit)
                 del message
                 await self._pass_on(exchange, visit)
-        except Refusal as refusal:
+        except ApiError as refusal:
             if self._error_is_status:
                 raise
             return _error_message(refusal)
         except Exception:
             logger.exception("request %s failed in the gateway", line.id)
-            return _error_message(refusals.failed())
+            return _error_message(errors.failed())
         finally:
             line.write()
         return None
@@ -158,6 +158,6 @@ class Stream:
             await write(self._context, answer)
 
 
-def _error_message(refusal: Refusal) -> bytes:
+def _error_message(refusal: ApiError) -> bytes:
     message = service_pb2.ModelStreamInferResponse(error_message=refusal.text)
     return bytes(message.SerializeToString())

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
 from serve.contract.messages import Phase, Segment, Timings
-from serve.gateway import refusals
+from serve.gateway import errors
 from serve.gateway.models import Target
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS, TensorSpec
 
@@ -37,11 +37,11 @@ def check_streamed(target: Target, streamed: bool) -> None:
     """Refuse a model of several answers where one can be sent.
 
     Raises:
-        Refusal: it is one.
+        ApiError: it is one.
     """
     if target.segments and not streamed:
         name = target.client_name.removesuffix("_stream")
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{target.client_name} answers in several messages, which need a gRPC stream "
             f"(ModelStreamInfer); here ask {name}"
         )
@@ -58,7 +58,7 @@ def check_request(
         streamed: whether several answers can be sent.
 
     Raises:
-        Refusal: which part is wrong, and what was expected.
+        ApiError: which part is wrong, and what was expected.
     """
     check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
     check_names("inputs", [tensor.name for tensor in request.inputs], INPUTS)
@@ -66,7 +66,7 @@ def check_request(
     for output in request.outputs:
         check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
-        raise refusals.invalid(
+        raise errors.invalid(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
             "expected one for each, or none"
         )
@@ -76,7 +76,7 @@ def check_request(
         if raw:
             check_raw(tensor.name, tensor.shape, raw[index])
             if tensor.HasField("contents"):
-                raise refusals.invalid(f"{tensor.name} has contents beside raw_input_contents")
+                raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
         else:
             check_contents(tensor)
 
@@ -87,7 +87,7 @@ def check_parameters(
     """Refuse parameters that would have no effect.
 
     Raises:
-        Refusal: there is one that is not `known`.
+        ApiError: there is one that is not `known`.
     """
     for name in parameters:
         if name not in known:
@@ -95,27 +95,27 @@ def check_parameters(
                 (reason for part, reason in _REASONS.items() if name.startswith(part)),
                 f"known: {', '.join(known)}" if known else "none is known",
             )
-            raise refusals.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
+            raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
 
 
 def check_names(kind: str, names: Sequence[str], known: Mapping[str, TensorSpec]) -> None:
     """Refuse unknown and repeated names.
 
     Raises:
-        Refusal: there is one.
+        ApiError: there is one.
     """
     for name in names:
         if name not in known:
-            raise refusals.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
+            raise errors.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
     if len(set(names)) != len(names):
-        raise refusals.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
+        raise errors.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
 
 
 def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
     """Refuse another datatype or shape than the input's.
 
     Raises:
-        Refusal: it is another.
+        ApiError: it is another.
     """
     spec = INPUTS[name]
     fits = len(shape) == len(spec.dims) and all(
@@ -123,7 +123,7 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
         for size, expected in zip(shape, spec.dims, strict=True)
     )
     if datatype != spec.datatype or not fits:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
             f"expected {spec.datatype} of shape {list(spec.dims)}"
         )
@@ -133,11 +133,11 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     """Refuse raw bytes that are more than the input may have, or not as many as its shape says.
 
     Raises:
-        Refusal: they are more or less.
+        ApiError: they are more or less.
     """
     spec, count = INPUTS[name], math.prod(shape)
     if spec.max_bytes is not None and len(raw) > spec.max_bytes + LENGTH.size:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{name} has {len(raw)} raw bytes; expected at most {spec.max_bytes + LENGTH.size}"
         )
     if spec.datatype == "BYTES":
@@ -145,7 +145,7 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     else:
         expected = count * np.dtype(NUMPY_TYPES[spec.datatype]).itemsize
     if len(raw) != expected:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{name} has {len(raw)} raw bytes; expected {expected} for {spec.datatype} of shape "
             f"{list(shape)}"
         )
@@ -165,12 +165,12 @@ def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> No
     """Refuse values that are not as many as the tensor's shape says, or of another datatype.
 
     Raises:
-        Refusal: they are more or less.
+        ApiError: they are more or less.
     """
     count = len(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
     expected = math.prod(tensor.shape)
     if count != expected:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{tensor.name} has {count} values in {_CONTENTS[tensor.datatype]}; expected "
             f"{expected} for shape {list(tensor.shape)}"
         )

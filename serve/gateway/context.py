@@ -10,10 +10,14 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
 from serve.contract.messages import Priority, Transcript
-from serve.gateway import refusals
+from serve.gateway import errors
 from serve.gateway.background import LoopWatch
-from serve.gateway.callers import Caller, Callers
-from serve.gateway.checks import (
+from serve.gateway.client_secrets import ClientSecrets
+from serve.gateway.edge.budget import Turns
+from serve.gateway.edge.uploads import Uploads
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.kserve.checks import (
     audio_s,
     check_request,
     check_streamed,
@@ -21,18 +25,14 @@ from serve.gateway.checks import (
     queue_s,
     segment_end_s,
 )
-from serve.gateway.client_secrets import ClientSecrets
-from serve.gateway.envelope import Part, read_envelope, read_transcript
-from serve.gateway.gate import Turns
-from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
-from serve.gateway.log import OK, Line
-from serve.gateway.metrics import Metrics
+from serve.gateway.kserve.messages import Chunk, read_envelope, read_transcript
+from serve.gateway.limits import EXPANSION, Account, Admission, Permit, StreamSlots
 from serve.gateway.models import Models, Target
-from serve.gateway.overload.sound import Lengths, Sound, of_tensors
-from serve.gateway.refusals import Refusal
+from serve.gateway.observe.log import OK, LogRecord
+from serve.gateway.observe.metrics import Metrics
+from serve.gateway.observe.tracing import open_traces
+from serve.gateway.overload.sound import AudioLength, DurationEstimator, of_tensors
 from serve.gateway.shadow.monitor import Shadow
-from serve.gateway.tracing import open_traces
-from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine
@@ -55,7 +55,12 @@ class Visit:
     """
 
     def __init__(
-        self, caller: Caller, line: Line, metrics: Metrics, usage: Usage, lengths: Lengths
+        self,
+        caller: ApiKey,
+        line: LogRecord,
+        metrics: Metrics,
+        usage: Usage,
+        lengths: DurationEstimator,
     ) -> None:
         self.caller = caller
         self.line = line
@@ -66,7 +71,7 @@ class Visit:
         self._lengths = lengths
         self._uncounted = 1  # itself
         self._sent_s = 0.0  # audio of the segments that were sent and are not counted
-        self.sound: Sound | None = None
+        self.sound: AudioLength | None = None
         """What is known of its audio, where there is a latency target."""
 
     @property
@@ -104,14 +109,14 @@ class Visit:
         else:
             self.segment_sent(end_s)
         if self.watch:
-            with contextlib.suppress(Refusal):  # its client wants a part of it alone
+            with contextlib.suppress(ApiError):  # its client wants a part of it alone
                 self.watch(read_transcript(answer))
 
     def count_live(self, seconds: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
-            Refusal: there has been too much before it.
+            ApiError: there has been too much before it.
         """
         self._usage.require(self.caller)
         self.caller.count_live(seconds)
@@ -132,7 +137,7 @@ class Visit:
         self._uncounted = 0
 
 
-class Door:
+class Services:
     """Takes requests in until it is told to drain. For one event loop.
 
     Args:
@@ -150,13 +155,13 @@ class Door:
     ) -> None:
         self.config = config
         self.models = Models(config)
-        self.callers = Callers(config)
+        self.callers = ApiKeys(config)
         self.client_secrets = ClientSecrets(signing_key(folder))
         self.usage = Usage(config, folder)
         self.admission = Admission(config.server)
         self.turns = Turns()
         self.uploads = Uploads(self.admission)
-        self.streams = Streams(config.live)
+        self.streams = StreamSlots(config.live)
         self.watch = LoopWatch(alive)
         self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns, self.usage)
         self.traces = open_traces(config.traces, self.metrics.spans)
@@ -171,7 +176,7 @@ class Door:
     def send(
         self,
         message: bytes,
-        ticket: Ticket,
+        ticket: Permit,
         visit: Visit,
         streamed: bool,
     ) -> Exchange:
@@ -184,7 +189,7 @@ class Door:
             streamed: whether several answers can be sent.
 
         Raises:
-            Refusal: it goes no further; the ticket is still open.
+            ApiError: it goes no further; the ticket is still open.
         """
         envelope = read_envelope(message)
         ticket.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
@@ -201,8 +206,8 @@ class Door:
         self,
         visit: Visit,
         target: Target,
-        parts: Sequence[Part],
-        ticket: Ticket,
+        parts: Sequence[Chunk],
+        ticket: Permit,
         streamed: bool,
         upload: str | None = None,
         priority: Priority = "file",
@@ -210,7 +215,7 @@ class Door:
         """Give a visit's request to a server, as `Upstreams.send` does; its answer may be watched.
 
         Raises:
-            Refusal: nobody can take it; the ticket is still open.
+            ApiError: nobody can take it; the ticket is still open.
         """
         exchange = self.upstreams.send(
             *(target, parts, ticket, streamed, upload),
@@ -222,14 +227,14 @@ class Door:
         return exchange
 
     def account(
-        self, line: Line, route: str, authorization: str | None, timed: bool = True
+        self, line: LogRecord, route: str, authorization: str | None, timed: bool = True
     ) -> contextlib.AbstractContextManager[Visit]:
         """Let a request in whose header names its caller; see `account_of`."""
         return self.account_of(line, route, lambda: self.callers.identify(authorization), timed)
 
     @contextlib.contextmanager
     def account_of(
-        self, line: Line, route: str, caller_of: Callable[[], Caller], timed: bool = True
+        self, line: LogRecord, route: str, caller_of: Callable[[], ApiKey], timed: bool = True
     ) -> Iterator[Visit]:
         """Let a request for a transcript in, count it and how it ends, and time it.
 
@@ -240,7 +245,7 @@ class Door:
             timed: whether how long it takes is the server's doing.
 
         Raises:
-            Refusal: whoever it is may not come in, or not now.
+            ApiError: whoever it is may not come in, or not now.
         """
         line.route = route
         line.spans = self.traces.begin(line)
@@ -259,7 +264,7 @@ class Door:
                 visit = Visit(caller, line, self.metrics, self.usage, self.targets.lengths)
                 with contextlib.closing(visit):
                     yield visit
-            except Refusal as refusal:
+            except ApiError as refusal:
                 line.param = refusal.param or ""
                 ended(refusal.status.grpc, refusal.reason)
                 raise
@@ -277,13 +282,13 @@ class Door:
         What has not ended within the configured time is ended then.
         """
         self.admission.start_draining()
-        self.uploads.end_all(refusals.stopping())
+        self.uploads.end_all(errors.stopping())
         self.streams.end_all()
         if await self.admission.wait_until_empty(self._drain_s):
             return True
         self.admission.end_arrivals()
         self.upstreams.end_all(
-            refusals.overloaded(
+            errors.overloaded(
                 f"the server stopped before the answer was there (server.drain_timeout_s = "
                 f"{self._drain_s:g}); try again later",
                 "draining",
@@ -308,7 +313,7 @@ class Door:
         """Return name and version of Triton, and those of its extensions that are offered.
 
         Raises:
-            Refusal: Triton is away.
+            ApiError: Triton is away.
         """
         answer = await self.upstreams.small(self.models.default, "ServerMetadata", b"")
         metadata = service_pb2.ServerMetadataResponse.FromString(answer)
@@ -321,6 +326,6 @@ class Door:
         """Return inputs and outputs of a model.
 
         Raises:
-            Refusal: there is no such model, or Triton is away.
+            ApiError: there is no such model, or Triton is away.
         """
         return await self.upstreams.metadata(self.models.target(name, version), version)

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway.gate import Gate, Idle, Share, Turns, is_readable
+from serve.gateway.edge.budget import Gate, Idle, Share, Turns, is_readable
+from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
 from serve.gateway.limits import Admission
-from serve.gateway.protocols import HttpProtocol, WebSocketProtocol
 
 MAX_MESSAGE_BYTES = 2**24
 """Most bytes of a message over a WebSocket, which OpenAI's clients take to be 15 MiB and more."""

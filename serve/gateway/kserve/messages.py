@@ -20,8 +20,8 @@ from serve.contract.messages import (
     SegmentReady,
     Transcript,
 )
-from serve.gateway import refusals
-from serve.gateway.checks import LENGTH
+from serve.gateway import errors
+from serve.gateway.kserve.checks import LENGTH
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
 from serve.wire import tensors
 from serve.wire.tensors import (
@@ -39,11 +39,11 @@ _BYTES = 2  # wire type of what has a length
 _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
 _MAX_VARINT_BYTES = 10
 
-Part = bytes | memoryview
+Chunk = bytes | memoryview
 
 
 @dataclasses.dataclass(frozen=True)
-class Envelope:
+class InferRequestHead:
     """A request without its audio."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
@@ -51,11 +51,11 @@ class Envelope:
     raw: tuple[memoryview, ...]  # the raw tensors, as they lie in the message
 
 
-def read_envelope(message: bytes) -> Envelope:
+def read_envelope(message: bytes) -> InferRequestHead:
     """Look into a serialised `ModelInferRequest`.
 
     Raises:
-        Refusal: it is none, or has too many or too large fields beside its raw tensors.
+        ApiError: it is none, or has too many or too large fields beside its raw tensors.
     """
     view = memoryview(message)
     structure, raw = bytearray(), []
@@ -65,7 +65,7 @@ def read_envelope(message: bytes) -> Envelope:
         else:
             structure += view[begin:end]
         if len(structure) > MAX_STRUCTURE_BYTES:
-            raise refusals.too_large(
+            raise errors.too_large(
                 f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
                 "raw_input_contents; send tensors there"
             )
@@ -73,12 +73,12 @@ def read_envelope(message: bytes) -> Envelope:
         request = service_pb2.ModelInferRequest.FromString(bytes(structure))
     except Exception as error:  # protobuf's DecodeError has no home that all its versions share
         raise _malformed() from error
-    return Envelope(request, len(structure), tuple(raw))
+    return InferRequestHead(request, len(structure), tuple(raw))
 
 
 def request_parts(
-    request: Request, audio: Part | None = b"", samples: Sequence[Samples] = ()
-) -> list[Part]:
+    request: Request, audio: Chunk | None = b"", samples: Sequence[Samples] = ()
+) -> list[Chunk]:
     """Serialise a request as a `ModelInferRequest` for any model, in parts; audio is not copied.
 
     Args:
@@ -87,14 +87,14 @@ def request_parts(
         samples: the audio in pieces, float32 (n,), n > 0 each; of a request with samples.
 
     Raises:
-        Refusal: an option's value is one that no tensor can hold.
+        ApiError: an option's value is one that no tensor can hold.
     """
     try:
         inputs = tensors.request_to_inputs(request)
     except EarshotError as error:
-        raise refusals.Refusal(error) from error
+        raise errors.ApiError(error) from error
     message = service_pb2.ModelInferRequest()
-    raw: list[Part] = []
+    raw: list[Chunk] = []
     for name, tensor in inputs.items():
         spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
@@ -113,7 +113,7 @@ def request_parts(
 
 
 def for_triton(
-    parts: Sequence[Part],
+    parts: Sequence[Chunk],
     key: str,
     segments: bool,
     phases: bool = False,
@@ -148,13 +148,13 @@ def cancel_of(key: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:
+def raw_parts(contents: Sequence[Chunk]) -> Iterator[Chunk]:
     """Serialise raw tensors as fields of a request, to come after its others."""
     for content in contents:
         yield from raw_part(content)
 
 
-def raw_part(*pieces: Part) -> Iterator[Part]:
+def raw_part(*pieces: Chunk) -> Iterator[Chunk]:
     """Serialise one raw tensor as a field; its bytes may come in pieces."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
     yield from pieces
@@ -164,20 +164,20 @@ def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:
-        Refusal: it holds none.
+        ApiError: it holds none.
     """
     result = InferResult(answer)
     try:
         return tensors.transcript_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
 
 
 def stream_event(answer: bytes) -> SegmentReady | Finished:
     """Read a `ModelStreamInferResponse`.
 
     Raises:
-        Refusal: it is no answer.
+        ApiError: it is no answer.
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     try:
@@ -185,7 +185,7 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
             return Finished(tensors.transcript_from_outputs(result.as_numpy))
         (segment,) = tensors.segments_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
     return SegmentReady(segment)
 
 
@@ -195,7 +195,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
     while position < len(view):
         count += 1
         if count > _MAX_FIELDS:
-            raise refusals.invalid(f"the request has more than {_MAX_FIELDS} fields")
+            raise errors.invalid(f"the request has more than {_MAX_FIELDS} fields")
         begin = position
         tag, position = _varint(view, position)
         number, kind = tag >> 3, tag & 7
@@ -232,5 +232,5 @@ def _varint_bytes(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _malformed() -> refusals.Refusal:
-    return refusals.invalid("the message is no ModelInferRequest of KServe v2")
+def _malformed() -> errors.ApiError:
+    return errors.invalid("the message is no ModelInferRequest of KServe v2")

@@ -16,9 +16,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.gate import LINGER_S, REFUSED_S, Idle, Share
-from serve.gateway.limits import Admission, Unfinished
-from serve.gateway.refusals import Refusal
+from serve.gateway.edge.budget import LINGER_S, REFUSED_S, Idle, Share
+from serve.gateway.errors import ApiError
+from serve.gateway.limits import Admission, PendingBytes
 
 LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
@@ -44,7 +44,7 @@ _FEW_QUEUED = 16  # while no more are queued, reading goes on, which tells that 
 _UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
 
 
-class NotTaken(Exception):
+class SlowClientError(Exception):
     """A client does not take its answer: its connection is ended, or it left before."""
 
 
@@ -95,12 +95,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def unread(self) -> bool:
-        """See `serve.gateway.gate.Behind`."""
+        """See `serve.gateway.edge.budget.Behind`."""
         return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
 
     @property
     def linger_s(self) -> float:
-        """See `serve.gateway.gate.Behind`; what a server refuses that drains is no flood."""
+        """See `serve.gateway.edge.budget.Behind`; what a server refuses that drains is no flood."""
         return self._patience_s if self._admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
@@ -257,7 +257,7 @@ class HttpProtocol(HttpToolsProtocol):
                 except TimeoutError:
                     cycle.disconnected = True
                     self.transport.abort()
-                    raise NotTaken from None
+                    raise SlowClientError from None
 
             await app(scope, receive, watch)
 
@@ -298,7 +298,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)
-        self._unfinished = Unfinished(admission)
+        self._unfinished = PendingBytes(admission)
         self._fragment_bytes = 0
         self._waiting_bytes = 0  # of whole messages that nobody has taken
         self._controls, self._second = 0, 0
@@ -316,14 +316,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         try:
             self._count()
-        except Refusal:
+        except ApiError:
             self._end(1008, "there is no room for what it sends")
 
     async def send(self, message: Any) -> None:
         """Send a message to the client. Its answer to the handshake is one of them.
 
         Raises:
-            NotTaken: the client takes nothing, or left during the handshake.
+            SlowClientError: the client takes nothing, or left during the handshake.
         """
         if not self.handshake_complete and self.transport.is_closing():
             self.disconnected = True
@@ -332,12 +332,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 await super().send(message)
         except TimeoutError:
             self.transport.abort()
-            raise NotTaken from None
+            raise SlowClientError from None
         except ClientDisconnected:
             self.handshake_complete = True
             if self._accepted:
                 raise
-            raise NotTaken from None
+            raise SlowClientError from None
         self._accepted = self._accepted or message["type"] == "websocket.accept"
         if self.close_sent:  # by a refusal, which uvicorn does not count as an answer
             self.handshake_complete = True

@@ -65,7 +65,7 @@ _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # what a message begins with
 _STALLED = ("is not healthy", "Failed to obtain the health mutex")
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """The reason why a request gets no answer.
 
     Args:
@@ -95,25 +95,24 @@ class Refusal(Exception):
         return {"WWW-Authenticate": "Bearer"} if self.status.http == 401 else {}
 
 
-class FieldRefusal(Refusal):
-    """A field of a request is wrong.
+def field_error(param: str, message: str, code: str | None = None, reason: str = "") -> ApiError:
+    """Make the error of a field that is wrong.
 
     Args:
-        param: its name.
-        message: what was found, what was expected.
-        code: says to programs what is wrong, where OpenAI has a code for it.
-        reason: see `Refusal`.
+        param: the field's name.
+        message: what was found and what was expected.
+        code: OpenAI's code for this mistake, if there is one.
+        reason: see `ApiError`.
     """
-
-    def __init__(self, param: str, message: str, code: str | None = None, reason: str = "") -> None:
-        super().__init__(OptionError(message), reason)
-        self.param = param
-        if code is not None:
-            self.status = dataclasses.replace(self.status, code=code)
+    error = ApiError(OptionError(message), reason)
+    error.param = param
+    if code is not None:
+        error.status = dataclasses.replace(error.status, code=code)
+    return error
 
 
 def as_openai(
-    refusal: Refusal, fields: Collection[str] = (), headers: dict[str, str] | None = None
+    refusal: ApiError, fields: Collection[str] = (), headers: dict[str, str] | None = None
 ) -> JSONResponse:
     """Tell a refusal as a response of OpenAI's API.
 
@@ -126,7 +125,7 @@ def as_openai(
     return JSONResponse(openai_error(refusal, fields), refusal.status.http, more)
 
 
-def openai_error(refusal: Refusal, fields: Collection[str]) -> dict[str, Any]:
+def openai_error(refusal: ApiError, fields: Collection[str]) -> dict[str, Any]:
     """Write the body of a refusal; see `as_openai`."""
     status = refusal.status
     error = {
@@ -138,7 +137,7 @@ def openai_error(refusal: Refusal, fields: Collection[str]) -> dict[str, Any]:
     return {"error": error}
 
 
-def _param(refusal: Refusal, fields: Collection[str]) -> str | None:
+def _param(refusal: ApiError, fields: Collection[str]) -> str | None:
     if refusal.param is not None:
         return refusal.param
     if isinstance(refusal.error, AudioError):
@@ -149,44 +148,44 @@ def _param(refusal: Refusal, fields: Collection[str]) -> str | None:
     return None
 
 
-def as_kserve(refusal: Refusal) -> JSONResponse:
+def as_kserve(refusal: ApiError) -> JSONResponse:
     """Tell a refusal as a response of KServe's HTTP."""
     return JSONResponse({"error": refusal.text}, refusal.status.kserve, refusal.headers)
 
 
-def invalid(message: str) -> Refusal:
+def invalid(message: str) -> ApiError:
     """Say that the request is wrong."""
-    return Refusal(RequestError(message))
+    return ApiError(RequestError(message))
 
 
-def not_found(message: str) -> Refusal:
+def not_found(message: str) -> ApiError:
     """Say that it names a model, a version or an address that does not exist."""
-    return Refusal(RequestError(message), "not_found")
+    return ApiError(RequestError(message), "not_found")
 
 
-def too_large(message: str) -> Refusal:
+def too_large(message: str) -> ApiError:
     """Say that it is larger than one request may be."""
-    return Refusal(RequestError(message), "too_large")
+    return ApiError(RequestError(message), "too_large")
 
 
-def media_type(message: str) -> Refusal:
+def media_type(message: str) -> ApiError:
     """Say that its body is of another kind than expected."""
-    return Refusal(RequestError(message), "media_type")
+    return ApiError(RequestError(message), "media_type")
 
 
-def overloaded(message: str, reason: str) -> Refusal:
+def overloaded(message: str, reason: str) -> ApiError:
     """Say that there is no room, or no time, for it now."""
-    return Refusal(OverloadedError(message), reason)
+    return ApiError(OverloadedError(message), reason)
 
 
-def stopping() -> Refusal:
+def stopping() -> ApiError:
     """Say that the server takes nothing more."""
     return overloaded("the server is stopping; try again later", "draining")
 
 
 def key_limit(
     limit: str, name: str, wait_s: float | None = None, reason: str = "key_limit"
-) -> Refusal:
+) -> ApiError:
     """Say that a key has had all that it may have for now, and until when where that is known."""
     when = "later" if wait_s is None else f"in {math.ceil(wait_s)} s"
     refusal = overloaded(f"the key {name} has used up its {limit}; try again {when}", reason)
@@ -195,24 +194,24 @@ def key_limit(
     return refusal
 
 
-def beyond_target(message: str, wait_s: int) -> Refusal:
+def beyond_target(message: str, wait_s: int) -> ApiError:
     """Say that it would not be answered in time, and when it would."""
     refusal = overloaded(message, "latency_target")
     refusal.retry_after_s = wait_s
     return refusal
 
 
-def no_answer_in_time(limit_s: float) -> Refusal:
+def no_answer_in_time(limit_s: float) -> ApiError:
     """Say that Triton has had it for too long."""
-    return Refusal(DeadlineError(f"no answer within {limit_s:g} s; try again"), "deadline")
+    return ApiError(DeadlineError(f"no answer within {limit_s:g} s; try again"), "deadline")
 
 
-def server_away() -> Refusal:
+def server_away() -> ApiError:
     """Say that Triton cannot be reached, or its model cannot."""
-    return Refusal(UnavailableError(_SERVER_AWAY), "server_away")
+    return ApiError(UnavailableError(_SERVER_AWAY), "server_away")
 
 
-def from_upstream(status: str, text: str) -> Refusal:
+def from_upstream(status: str, text: str) -> ApiError:
     """Choose what a client is told of an error that Triton answered with.
 
     Args:
@@ -222,27 +221,27 @@ def from_upstream(status: str, text: str) -> Refusal:
     error = tensors.error_from_text(text, "")
     named = type(error) is not EarshotError
     if named and error.status.grpc != "INTERNAL":
-        return Refusal(error, grpc=status)
+        return ApiError(error, grpc=status)
     logger.error("a server answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
-        return Refusal(type(error)(_SERVER_FAILED), grpc=status)
+        return ApiError(type(error)(_SERVER_FAILED), grpc=status)
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
-        return Refusal(UnavailableError(_SERVER_FAILED))  # Triton did, not the model
-    return Refusal(EarshotError(_SERVER_FAILED))
+        return ApiError(UnavailableError(_SERVER_FAILED))  # Triton did, not the model
+    return ApiError(EarshotError(_SERVER_FAILED))
 
 
-def no_room_for_upload() -> Refusal:
+def no_room_for_upload() -> ApiError:
     """Say that a file cannot be kept, or handed on; the log says why."""
-    return Refusal(UnavailableError("the server has no room for the file just now; try again"))
+    return ApiError(UnavailableError("the server has no room for the file just now; try again"))
 
 
-def client_gone() -> Refusal:
+def client_gone() -> ApiError:
     """Say that nobody will read the answer."""
-    return Refusal(CancelledError("the client has gone"), "client_gone")
+    return ApiError(CancelledError("the client has gone"), "client_gone")
 
 
-def failed() -> Refusal:
+def failed() -> ApiError:
     """Say that the fault is ours; it is in the log."""
-    return Refusal(EarshotError(_SERVER_FAILED))
+    return ApiError(EarshotError(_SERVER_FAILED))

@@ -1,6 +1,7 @@
-"""The spans of a request, as the rest of the gateway knows them: by default nothing is recorded.
+"""Spans of requests, which record nothing by default.
 
-`serve.gateway.telemetry` records them, and loads OpenTelemetry; a gateway without traces does not.
+`serve.gateway.observe.traces` records spans and loads OpenTelemetry; a gateway without traces does
+not load either.
 """
 
 import contextlib
@@ -9,11 +10,11 @@ from typing import Any
 
 from serve.contract.messages import Phase
 
-Line = Any
-"""A line of the log, of `serve.gateway.log`, which has its request's spans."""
+LogRecord = Any
+"""A line of the log, of `serve.gateway.observe.log`, which has its request's spans."""
 
 
-class Spans:
+class RequestSpan:
     """The spans of a request that is not traced."""
 
     trace_id = ""
@@ -32,23 +33,23 @@ class Spans:
         """Note that its answer has come, and what that tells of its time."""
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator["Spans"]:
+    def part(self, name: str) -> Iterator["RequestSpan"]:
         """Record a part of it, which goes to servers by itself, for the length of a block."""
         yield self
 
-    def end(self, line: Line) -> None:
+    def end(self, line: LogRecord) -> None:
         """Note that it has ended; its line tells how."""
 
 
-NO_SPANS = Spans()
+NO_SPAN = RequestSpan()
 
 
-class Traces:
+class RequestTracer:
     """Makes the spans of requests; here none."""
 
-    def begin(self, line: Line) -> Spans:
+    def begin(self, line: LogRecord) -> RequestSpan:
         """Begin those of a request, which came when its line was made."""
-        return NO_SPANS
+        return NO_SPAN
 
     async def close(self) -> None:
         """Send what is left, but wait for that no longer than a moment."""

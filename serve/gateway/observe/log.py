@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 from serve.contract.server_config import LogKind
-from serve.gateway.spans import NO_SPANS, Spans
+from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 
 MOST = 30
 """Lines a minute, of each place in the source that speaks."""
@@ -37,7 +37,7 @@ requests = logging.getLogger("earshot.requests")
 
 
 @dataclasses.dataclass
-class Line:
+class LogRecord:
     """A line of the log, of a request or of a live stream."""
 
     id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
@@ -60,7 +60,7 @@ class Line:
     path: str = ""  # of its address, over HTTP
     status: str = ""  # how it ended, as gRPC's
     http_status: int = 0  # and as HTTP's, over that
-    spans: Spans = NO_SPANS
+    spans: RequestSpan = NO_SPAN
 
     def add_audio(self, audio_s: float) -> None:
         """Note that it had so much more audio."""
@@ -99,7 +99,7 @@ class Line:
 
 _FIELDS = tuple(
     itertools.takewhile(
-        lambda name: name != "began_s", (field.name for field in dataclasses.fields(Line))
+        lambda name: name != "began_s", (field.name for field in dataclasses.fields(LogRecord))
     )
 )
 
@@ -117,7 +117,7 @@ class _Place:
     left_out: int = 0
 
 
-class FewLines(logging.Filter):
+class LogRateLimiter(logging.Filter):
     """Lets a few lines through of each place in the source, in each minute.
 
     The first of the next minute tells how many were left out. A record may name a place of its own,
@@ -179,7 +179,7 @@ class JsonFormatter(TextFormatter):
         return json.dumps(line)
 
 
-class Behind(logging.Handler):
+class AsyncLogHandler(logging.Handler):
     """Writes in a thread of its own, so that a reader who is slow, or stands still, stops nobody.
 
     What is too much for it is left out, and how much that was is said.
@@ -238,13 +238,13 @@ def prepare(kind: LogKind, descriptor: int | None = None) -> None:
         descriptor: where lines of requests go; None: to the others, which go to stderr.
     """
     formatter = JsonFormatter() if kind == "json" else TextFormatter()
-    few = FewLines()
+    few = LogRateLimiter()
     others = logging.StreamHandler()
     handlers = {logging.getLogger(): others}
     if kind == "off":
         requests.disabled = True
     else:
-        behind = Behind(sys.stderr.fileno() if descriptor is None else descriptor)
+        behind = AsyncLogHandler(sys.stderr.fileno() if descriptor is None else descriptor)
         handlers[requests] = behind  # type: ignore[assignment]
         requests.propagate = False
     for logger, handler in handlers.items():

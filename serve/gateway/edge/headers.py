@@ -17,14 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.contract.errors import OverloadedError, RequestError, shown
 from serve.contract.server_config import ServerConfig
-from serve.gateway.listen import CROWDED
-from serve.gateway.log import Line
-from serve.gateway.protocols import NotTaken
-from serve.gateway.refusals import Refusal, as_openai
+from serve.gateway.edge.connection import SlowClientError
+from serve.gateway.edge.listen import CROWDED
+from serve.gateway.errors import ApiError, as_openai
+from serve.gateway.observe.log import LogRecord
 
 logger = logging.getLogger("earshot.gateway")
 
-LINE = "line"
+RECORD = "line"
 """Key of a request's line of the log, which has its name, in its scope's state."""
 
 _SECURITY = {  # where a response does not say it otherwise
@@ -42,7 +42,7 @@ _WARNING = "x-earshot-warning"
 _IGNORED = "x-earshot-ignored"
 _MAX_HEADER = 1000  # characters of a header that repeats names or sentences
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
-_LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
+_LEFT = tuple(  # see `serve.gateway.keys.Caller.left`
     f"x-ratelimit-{what}-{of}"
     for of in ("requests", "audio-seconds")
     for what in ("limit", "remaining", "reset")
@@ -94,7 +94,7 @@ def with_headers(
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope.get("path", "")
-        line = scope.setdefault("state", {})[LINE] = Line(header=headers.get, path=path)
+        line = scope.setdefault("state", {})[RECORD] = LogRecord(header=headers.get, path=path)
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -116,7 +116,7 @@ def with_headers(
 
         try:
             await guarded(scope, receive, send_named)
-        except NotTaken:
+        except SlowClientError:
             pass
         except Exception:  # it has been answered, or the connection is closed
             logger.exception("request %s failed in the gateway", line.id)
@@ -127,7 +127,7 @@ def with_headers(
     return named
 
 
-def _write(line: Line) -> None:
+def _write(line: LogRecord) -> None:
     """Write a request's line: of those for a transcript, and of any other that was refused."""
     if not line.route:
         if line.http_status < _REFUSED or line.path.endswith(_HEALTH):
@@ -163,20 +163,20 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
 
 def _refusal(
     server: ServerConfig, host: str | None, origin: str | None, crowded: bool
-) -> Refusal | None:
+) -> ApiError | None:
     if crowded:
-        return Refusal(OverloadedError("too many connections are open; try again"), "connections")
+        return ApiError(OverloadedError("too many connections are open; try again"), "connections")
     if not may_be_called(server, host or ""):
         error = RequestError(
             f"the request is for the host {shown(host or '')}; expected localhost, an address of "
             "loopback or one of server.allowed_hosts"
         )
-        return Refusal(error, "host")
+        return ApiError(error, "host")
     if not (origin is None or origin in server.allowed_origins or _is_of(origin, host)):
         error = RequestError(
             f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
         )
-        return Refusal(error, "origin")
+        return ApiError(error, "origin")
     return None
 
 
@@ -209,7 +209,7 @@ def _is_of(origin: str, host: str | None) -> bool:
         return False
 
 
-async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":  # whose server answers with a status of its own, 403
         await receive()
         await send({"type": "websocket.close", "code": refusal.status.close})

@@ -13,18 +13,18 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway import refusals
-from serve.gateway.door import Door, Visit
-from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
-from serve.gateway.log import Line
-from serve.gateway.refusals import Refusal
-from serve.gateway.rpc_stream import Context, Stream, authorization, metadata, write
+from serve.gateway import errors
+from serve.gateway.context import Services, Visit
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.grpc_stream import Context, Stream, authorization, metadata, write
+from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Permit
+from serve.gateway.observe.log import LogRecord
 from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
 from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
 
-Method = Callable[[Context, Line], Awaitable[None]]
+Method = Callable[[Context, LogRecord], Awaitable[None]]
 
 MAX_CALLS = 512
 """Maximum of calls under way on one connection; a client's further calls wait in the client."""
@@ -62,7 +62,7 @@ def server_options(
 class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All that a client can call."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Services) -> None:
         self._door = door
         methods = {
             "ServerLive": self._small(self._server_live),
@@ -82,7 +82,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return the handler of a call; gRPC asks."""
         return self._handlers.get(handler_call_details.method, self._unknown)
 
-    async def _refuse(self, context: Context, line: Line) -> None:
+    async def _refuse(self, context: Context, line: LogRecord) -> None:
         names = ", ".join(sorted(path.removeprefix(SERVICE) for path in self._handlers))
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED, f"this server offers {names} of {SERVICE.strip('/')}"
@@ -90,7 +90,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # ------------------------------------------------------------ transcripts
 
-    async def _infer(self, context: Context, line: Line) -> None:
+    async def _infer(self, context: Context, line: LogRecord) -> None:
         with self._door.account(line, "grpc", authorization(context)) as visit:
             with self._door.admission.admit(visit.account) as ticket:
                 exchange = await self._begin(context, ticket, visit)
@@ -99,24 +99,24 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             visit.passed_on(answer)
             await write(context, answer.SerializeToString())
 
-    async def _begin(self, context: Context, ticket: Ticket, visit: Visit) -> Exchange:
+    async def _begin(self, context: Context, ticket: Permit, visit: Visit) -> Exchange:
         message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
         if message is None:
-            raise refusals.invalid("the call ended without a message")
+            raise errors.invalid("the call ended without a message")
         return self._door.send(message, ticket, visit, streamed=False)
 
-    async def _stream(self, context: Context, line: Line) -> None:
+    async def _stream(self, context: Context, line: LogRecord) -> None:
         await Stream(self._door, context, line).run()
 
     # ------------------------------------------------------------ health and metadata
 
     def _small(self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False) -> Method:
-        async def handle(context: Context, line: Line) -> None:
+        async def handle(context: Context, line: LogRecord) -> None:
             if needs_key:
                 self._door.callers.identify(authorization(context))
             message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
             if message is None or len(message) > MAX_SMALL_BYTES:
-                raise refusals.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
+                raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
             await write(context, (await answer(message)).SerializeToString())
 
         return handle
@@ -146,12 +146,12 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     """Make a method as gRPC wants it; refusals become the call's status, and stand in the log."""
 
     async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
-        line = Line(header=functools.partial(metadata, context))
+        line = LogRecord(header=functools.partial(metadata, context))
         context.set_trailing_metadata(_named(line))
         try:
             await method(context, line)
             context.set_trailing_metadata(_named(line))  # which has a trace by now
-        except Refusal as refusal:
+        except ApiError as refusal:
             line.outcome = line.outcome or refusal.reason
             await abort(context, refusal, line)
         except grpc.aio.AbortError:
@@ -159,7 +159,7 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
         except Exception:
             logger.exception("call %s failed in the gateway", line.id)
             line.outcome = line.outcome or "internal"
-            await abort(context, refusals.failed(), line)
+            await abort(context, errors.failed(), line)
         finally:
             if line.outcome:
                 line.route = line.route or name
@@ -168,13 +168,13 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-async def abort(context: Context, refusal: Refusal, line: Line) -> None:
+async def abort(context: Context, refusal: ApiError, line: LogRecord) -> None:
     """End a call with a refusal."""
     wait = (("retry-after", str(refusal.retry_after_s)),) if refusal.status.again else ()
     await context.abort(grpc.StatusCode[refusal.status.grpc], refusal.text, _named(line) + wait)
 
 
-def _named(line: Line) -> tuple[tuple[str, str], ...]:
+def _named(line: LogRecord) -> tuple[tuple[str, str], ...]:
     """Return metadata that name a call, as its line of the log does, and its trace."""
     return (("x-request-id", line.id), *line.spans.answer_headers().items())
 
@@ -183,9 +183,9 @@ def _parse(kind: Any, message: bytes) -> Any:
     """Parse a small message.
 
     Raises:
-        Refusal: it is none of this kind.
+        ApiError: it is none of this kind.
     """
     try:
         return kind.FromString(message)
     except Exception as error:  # protobuf's DecodeError has no home that all its versions share
-        raise refusals.invalid(f"the message is no {kind.DESCRIPTOR.name} of KServe v2") from error
+        raise errors.invalid(f"the message is no {kind.DESCRIPTOR.name} of KServe v2") from error

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
+"""RequestSpan by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
 
 Only what begins a span tree has to exist while its request is under way, for others hang theirs
 below it. All else is written at the end, with the times at which it was.
@@ -35,8 +35,8 @@ from prometheus_client import Counter
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Phase
 from serve.contract.server_config import TracesConfig
-from serve.gateway.log import OK, Line
-from serve.gateway.spans import Spans, Traces
+from serve.gateway.observe.log import OK, LogRecord
+from serve.gateway.observe.spans import RequestSpan, RequestTracer
 
 CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
 _NS = 1_000_000_000
@@ -56,7 +56,7 @@ _CONTEXT = tracecontext.TraceContextTextMapPropagator()
 
 
 class _Seldom(logging.Filter):
-    """Lets a place in a library's source say one line a minute; see `FewLines`."""
+    """Lets a place in a library's source say one line a minute; see `LogRateLimiter`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Mark the record; it goes on."""
@@ -104,7 +104,7 @@ class _Queue(BatchSpanProcessor):
         super().on_end(span)
 
 
-class Telemetry(Traces):
+class OtelTracer(RequestTracer):
     """Records spans and sends them to a collector.
 
     Args:
@@ -130,7 +130,7 @@ class Telemetry(Traces):
         self._provider.add_span_processor(queue)
         self._tracer = self._provider.get_tracer("earshot")
 
-    def begin(self, line: Line) -> Spans:
+    def begin(self, line: LogRecord) -> RequestSpan:
         """Begin a request's; its caller's `traceparent` says below what."""
         name, attributes = _named(line)
         carrier = {key: line.header(key) or "" for key in ("traceparent", "tracestate")}
@@ -138,7 +138,7 @@ class Telemetry(Traces):
         span = self._tracer.start_span(
             name, _CONTEXT.extract(carrier), SpanKind.SERVER, attributes, start_time=began_ns
         )
-        return _Recorded(self._tracer, span, began_ns)
+        return _RecordedSpan(self._tracer, span, began_ns)
 
     async def close(self) -> None:
         """Send what is left; what has not gone within a moment is lost."""
@@ -172,7 +172,7 @@ def _resource() -> Resource:
     return resource
 
 
-def _named(line: Line) -> tuple[str, dict[str, str]]:
+def _named(line: LogRecord) -> tuple[str, dict[str, str]]:
     """Return name and attributes that a request's span begins with."""
     if (method := _RPC.get(line.route)) is not None:
         attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
@@ -182,7 +182,7 @@ def _named(line: Line) -> tuple[str, dict[str, str]]:
     return f"{method} {route}", attributes
 
 
-class _Recorded(Spans):
+class _RecordedSpan(RequestSpan):
     """Those of a request, or of a part of one.
 
     Args:
@@ -210,21 +210,21 @@ class _Recorded(Spans):
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def given(self, server: str) -> None:
-        """See `Spans`."""
+        """See `RequestSpan`."""
         self._given.append((time.time_ns(), server))
 
     def answered(self, phases: Sequence[Phase]) -> None:
-        """See `Spans`."""
+        """See `RequestSpan`."""
         self._answered_ns = time.time_ns()
         self._phases = phases
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[Spans]:
-        """See `Spans`."""
+    def part(self, name: str) -> Iterator[RequestSpan]:
+        """See `RequestSpan`."""
         began_ns = time.time_ns()
         context = set_span_in_context(self._span)
         span = self._tracer.start_span(name, context, start_time=began_ns)
-        part = _Recorded(self._tracer, span, began_ns, receives=False)
+        part = _RecordedSpan(self._tracer, span, began_ns, receives=False)
         try:
             yield part
         except BaseException as error:
@@ -233,8 +233,8 @@ class _Recorded(Spans):
         finally:
             part._finish()
 
-    def end(self, line: Line) -> None:
-        """See `Spans`."""
+    def end(self, line: LogRecord) -> None:
+        """See `RequestSpan`."""
         if not self.recorded:
             return
         failed = line.http_status >= _SERVER_ERROR

@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import grpc
 from starlette.requests import ClientDisconnect, Request
 
-from serve.gateway import memory, refusals
+from serve.gateway import errors
 from serve.gateway.background import Background
-from serve.gateway.limits import Admission, Ticket
-from serve.gateway.refusals import Refusal
+from serve.gateway.edge import memory
+from serve.gateway.errors import ApiError
+from serve.gateway.limits import Admission, Permit
 
 _TICK_S = 0.05
 _TICKS_TO_TIDY = 5
@@ -37,7 +38,7 @@ Received = Callable[[Iterable[str]], Mapping[str, int]]
 
 
 async def body_chunks(
-    request: Request, ticket: Ticket, limit_s: float, check: Callable[[int], object] = int
+    request: Request, ticket: Permit, limit_s: float, check: Callable[[int], object] = int
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body as it comes; refuse it as soon as it is known to be too large.
 
@@ -48,7 +49,7 @@ async def body_chunks(
         check: may refuse a body of so many bytes or more.
 
     Raises:
-        Refusal: it is too large, too slow, or the client has gone.
+        ApiError: it is too large, too slow, or the client has gone.
     """
     known = int(request.headers.get("content-length", 0))
     check(known)
@@ -62,10 +63,10 @@ async def body_chunks(
                     chunk = await anext(stream, None)
         except TimeoutError:
             if asyncio.get_running_loop().time() < end_s:  # the server stops
-                raise refusals.stopping() from None
+                raise errors.stopping() from None
             raise _too_slow(limit_s) from None
         except ClientDisconnect:
-            raise refusals.client_gone() from None
+            raise errors.client_gone() from None
         if chunk is None:
             return
         received += len(chunk)
@@ -80,14 +81,14 @@ async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
     """Wait for an answer as long as its client does.
 
     Raises:
-        Refusal: the client went first, or the request failed.
+        ApiError: the client went first, or the request failed.
     """
     answered = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
-            raise refusals.client_gone()
+            raise errors.client_gone()
         return answered.result()
     finally:
         for task in (answered, gone):
@@ -99,8 +100,8 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-def _too_slow(limit_s: float) -> Refusal:
-    return refusals.overloaded(
+def _too_slow(limit_s: float) -> ApiError:
+    return errors.overloaded(
         f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
     )
 
@@ -111,9 +112,9 @@ class _Upload:
     since_s: float
     limit: asyncio.Timeout
     needed: Callable[[], bool]
-    refusal: Refusal | None = None
+    refusal: ApiError | None = None
 
-    def give_up(self, refusal: Refusal) -> None:
+    def give_up(self, refusal: ApiError) -> None:
         if self.refusal is None and not self.limit.expired():
             self.refusal = refusal
             self.limit.reschedule(0)
@@ -154,7 +155,7 @@ class Uploads(Background):
             needed: whether the call must not lose its place, as it waits for answers, too.
 
         Raises:
-            Refusal: it took too long, or there is no room for it.
+            ApiError: it took too long, or there is no room for it.
         """
         loop = asyncio.get_running_loop()
         limit = asyncio.timeout(timeout_s)
@@ -176,7 +177,7 @@ class Uploads(Background):
             connection.bytes = max(0, connection.bytes - len(message))
         return bytes(message)
 
-    def end_all(self, refusal: Refusal) -> None:
+    def end_all(self, refusal: ApiError) -> None:
         """Give up whatever is not whole."""
         for upload in self._uploads:
             upload.give_up(refusal)
@@ -192,7 +193,7 @@ class Uploads(Background):
         if waited_s < PATIENCE_S:
             return False
         oldest.give_up(
-            refusals.overloaded(
+            errors.overloaded(
                 f"the request was not whole after {waited_s:.0f} s and others wait; try again",
                 "slow_upload",
             )
@@ -244,7 +245,7 @@ class Uploads(Background):
             connection.bytes -= share
             self._admission.untidy = True
             upload.give_up(
-                refusals.overloaded(
+                errors.overloaded(
                     "more is being sent than there is room for (server.max_inflight_mb); "
                     "try again later",
                     "bytes",

@@ -7,7 +7,7 @@ from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError, shown
 from serve.contract.server_config import TracesConfig
-from serve.gateway.spans import Traces
+from serve.gateway.observe.spans import RequestTracer
 
 _PATH = "/v1/traces"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -16,7 +16,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 
 
-def open_traces(config: TracesConfig, spans: Counter) -> Traces:
+def open_traces(config: TracesConfig, spans: Counter) -> RequestTracer:
     """Open what makes the spans of requests; without an endpoint it makes none.
 
     Args:
@@ -28,7 +28,7 @@ def open_traces(config: TracesConfig, spans: Counter) -> Traces:
     """
     endpoint = _endpoint(config)
     if not endpoint:
-        return Traces()
+        return RequestTracer()
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
         raise ConfigError(
@@ -36,9 +36,9 @@ def open_traces(config: TracesConfig, spans: Counter) -> Traces:
             "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
         )
     # Loads OpenTelemetry, which a gateway without traces does not need.
-    from serve.gateway.telemetry import Telemetry  # noqa: PLC0415
+    from serve.gateway.observe.traces import OtelTracer  # noqa: PLC0415
 
-    return Telemetry(endpoint, config, spans)
+    return OtelTracer(endpoint, config, spans)
 
 
 def _endpoint(config: TracesConfig) -> str:

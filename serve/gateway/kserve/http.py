@@ -19,10 +19,10 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
-from serve.gateway import refusals
-from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.checks import LENGTH, check_names, check_parameters, check_request
 from serve.gateway.limits import MAX_JSON_BYTES, check_json
-from serve.gateway.refusals import Refusal
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
@@ -103,18 +103,18 @@ def json_bytes(body_bytes: int, header: str | None) -> int:
         header: the value of `Inference-Header-Content-Length`, where there is one.
 
     Raises:
-        Refusal: more than may be, or the header is wrong.
+        ApiError: more than may be, or the header is wrong.
     """
     size = body_bytes
     if header is not None:
         if not (header.isascii() and header.isdigit() and len(header) < 20):
-            raise refusals.invalid(
+            raise errors.invalid(
                 "Inference-Header-Content-Length is no number; expected how many bytes of the "
                 "body are JSON"
             )
         size = int(header)
     if size > MAX_JSON_BYTES:
-        raise refusals.too_large(
+        raise errors.too_large(
             f"the request has {size} bytes of JSON or more; expected at most {MAX_JSON_BYTES}: "
             "send tensors as binary data, or over gRPC"
         )
@@ -131,10 +131,10 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         json_size: so many bytes of the body are JSON.
 
     Raises:
-        Refusal: what is wrong, and what was expected.
+        ApiError: what is wrong, and what was expected.
     """
     if not 0 < json_size <= len(body):
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
@@ -163,13 +163,13 @@ def _parse(text: bytes) -> _Request:
     try:
         return from_json(_Request, text, "the request", error=RequestError)
     except RequestError as error:
-        raise Refusal(error) from error
+        raise ApiError(error) from error
 
 
 def _flag(where: str, parameters: Parameters, name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise refusals.invalid(f"{where}: the parameter {name} is not true or false")
+        raise errors.invalid(f"{where}: the parameter {name} is not true or false")
     return value
 
 
@@ -180,7 +180,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
         check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
         size = tensor.parameters.get(_BINARY_SIZE)
         if (size is None) == (tensor.data is None):
-            raise refusals.invalid(
+            raise errors.invalid(
                 f"{tensor.name} has {'neither' if size is None else 'both'} data "
                 f"{'nor' if size is None else 'and'} {_BINARY_SIZE}; expected one of them"
             )
@@ -188,11 +188,11 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
             contents.append(memoryview(_raw(tensor)))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
-            raise refusals.invalid(f"{tensor.name}: {_BINARY_SIZE} is no number of bytes")
+            raise errors.invalid(f"{tensor.name}: {_BINARY_SIZE} is no number of bytes")
         contents.append(binary[begin : begin + size])
         begin += size
     if begin != len(binary):
-        raise refusals.invalid(
+        raise errors.invalid(
             f"the tensors have {begin} bytes of binary data, and {len(binary)} follow the JSON; "
             "expected as many"
         )
@@ -203,7 +203,7 @@ def _raw(tensor: _AnyTensor) -> bytes:
     """Turn values from JSON into raw bytes."""
     data = tensor.data or ()
     if len(data) != math.prod(tensor.shape):
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{tensor.name} has {len(data)} values; expected {math.prod(tensor.shape)} for "
             f"shape {list(tensor.shape)}"
         )

@@ -1,4 +1,4 @@
-"""Callers: their API keys, and what each may ask for in a minute.
+"""ApiKeys: their API keys, and what each may ask for in a minute.
 
 Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
 clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
@@ -23,9 +23,9 @@ from serve.contract.keys import (
     read_keys,
 )
 from serve.contract.server_config import ServerConfig
-from serve.gateway import refusals
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
 from serve.gateway.limits import Account
-from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -64,7 +64,7 @@ class _Share:
         self._left -= amount
 
 
-class Caller:
+class ApiKey:
     """Somebody who may come in.
 
     Args:
@@ -94,12 +94,12 @@ class Caller:
         """Count a request for a transcript.
 
         Raises:
-            Refusal: there have been too many, or too much audio.
+            ApiError: there have been too many, or too much audio.
         """
         self._require_audio()
         if self._requests is not None:
             if wait_s := self._requests.wait_s(1.0):
-                raise refusals.key_limit("requests_per_minute", self.name, wait_s)
+                raise errors.key_limit("requests_per_minute", self.name, wait_s)
             self._requests.take(1.0)
 
     def count_audio(self, audio_s: float) -> None:
@@ -111,7 +111,7 @@ class Caller:
         """Count live audio as it comes in.
 
         Raises:
-            Refusal: there has been too much before it.
+            ApiError: there has been too much before it.
         """
         self._require_audio()
         self.count_audio(audio_s)
@@ -124,23 +124,23 @@ class Caller:
             streamed: whether segments come one by one, which count where the client leaves.
 
         Raises:
-            Refusal: these outputs do not.
+            ApiError: these outputs do not.
         """
         a_day = self.key.audio_s_per_day if self.key else 0.0
         counts = a_day or self._audio_s is not None
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if counts and outputs and not set(needed) <= set(outputs):
-            raise refusals.invalid(
+            raise errors.invalid(
                 f"the outputs lack {' or '.join(needed)}, by which this key's audio is counted; "
                 "ask for it too"
             )
 
     def _require_audio(self) -> None:
         if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
-            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+            raise errors.key_limit("audio_s_per_minute", self.name, wait_s)
 
 
-class Callers:
+class ApiKeys:
     """All who may call. For one event loop.
 
     Args:
@@ -157,31 +157,31 @@ class Callers:
         self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
-        self._anyone = Caller("", None)
+        self._anyone = ApiKey("", None)
         self._fixed = environment_keys()
         self.named = self._path is not None or ENVIRONMENT in os.environ
         """A key is needed."""
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[str, ApiKey] = {}
         self._version = self._look()
         self._looked_s = clock()
         self._read()
         _require_keys(server, self.named)
 
-    def identify(self, authorization: str | None) -> Caller:
+    def identify(self, authorization: str | None) -> ApiKey:
         """Find out who sends a request.
 
         Args:
             authorization: its header of this name.
 
         Raises:
-            Refusal: it has no key, or an unknown one.
+            ApiError: it has no key, or an unknown one.
         """
         if not self.named:
             return self._anyone
         self._refresh()
         key = bearer_token(authorization)
         if not key:
-            raise Refusal(
+            raise ApiError(
                 AccessError(
                     "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
                     "commands take it from the variable EARSHOT_API_KEY"
@@ -195,16 +195,16 @@ class Callers:
             if caller.key and hmac.compare_digest(caller.key.sha256, digest)
         ]
         if not fitting and key.startswith(CLIENT_SECRET_PREFIX):
-            raise Refusal(
+            raise ApiError(
                 AccessError(
                     "a client secret opens live sessions at /v1/realtime only; send an API key here"
                 )
             )
         if not fitting:
-            raise Refusal(AccessError("this API key is unknown"))
+            raise ApiError(AccessError("this API key is unknown"))
         known = fitting[0].key
         if known and known.expired:
-            raise Refusal(AccessError(f"this API key has expired, {known.expires}"))
+            raise ApiError(AccessError(f"this API key has expired, {known.expires}"))
         return fitting[0]
 
     @property
@@ -212,28 +212,28 @@ class Callers:
         """Tell whether there are several keys, of which each has its share."""
         return len(self._callers) > 1
 
-    def named_as(self, name: str) -> Caller:
+    def named_as(self, name: str) -> ApiKey:
         """Find the caller whose key has a name, for what it asked for earlier.
 
         Raises:
-            Refusal: there is no such key any more, or it has expired.
+            ApiError: there is no such key any more, or it has expired.
         """
         if not (self.named or name):
             return self._anyone
         self._refresh()
         caller = self._callers.get(name)
         if caller is None or (caller.key and caller.key.expired):
-            raise Refusal(AccessError(f"the key {name} is good no more"))
+            raise ApiError(AccessError(f"the key {name} is good no more"))
         return caller
 
-    def with_public_id(self, public_id: str) -> Caller:
+    def with_public_id(self, public_id: str) -> ApiKey:
         """Find the caller whose key made a client secret.
 
         Args:
             public_id: `Key.public_id`; empty where the server has no keys.
 
         Raises:
-            Refusal: the key is removed, replaced or expired.
+            ApiError: the key is removed, replaced or expired.
         """
         if not self.named:
             return self._anyone
@@ -242,22 +242,22 @@ class Callers:
             if caller.key and caller.key.public_id == public_id:
                 self.require_good(caller)
                 return caller
-        raise Refusal(AccessError("the API key that made this client secret is unknown"))
+        raise ApiError(AccessError("the API key that made this client secret is unknown"))
 
-    def require_good(self, caller: Caller) -> None:
+    def require_good(self, caller: ApiKey) -> None:
         """Refuse a caller that was identified before and may not go on.
 
         Raises:
-            Refusal: its key is removed, replaced or expired since then.
+            ApiError: its key is removed, replaced or expired since then.
         """
         if caller.key is None:
             return
         self._refresh()
         now = self._callers.get(caller.name)
         if now is None or now.key is None or now.key.sha256 != caller.key.sha256:
-            raise Refusal(AccessError("this API key is unknown"))
+            raise ApiError(AccessError("this API key is unknown"))
         if now.key.expired:
-            raise Refusal(AccessError(f"this API key has expired, {now.key.expires}"))
+            raise ApiError(AccessError(f"this API key has expired, {now.key.expires}"))
 
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
@@ -300,14 +300,14 @@ class Callers:
         self._callers = {
             name: before[name]
             if name in before and before[name].key == key
-            else Caller(name, key, self._clock)
+            else ApiKey(name, key, self._clock)
             for name, key in keys.items()
         }
         share = self._config.server.key_share if self.several else 1.0
         for caller in self._callers.values():
             self._limit(caller, share)
 
-    def _limit(self, caller: Caller, share: float) -> None:
+    def _limit(self, caller: ApiKey, share: float) -> None:
         server, account, key = self._config.server, caller.account, caller.key
         assert key is not None
         account.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
