@@ -18,9 +18,9 @@ from serve.contract.codec import to_json
 from serve.contract.messages import Request, Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import Settings
-from serve.gateway.live.utterance import Window
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import SessionSettings
+from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector
 from serve.transcriber.loop import Transcriber
@@ -152,17 +152,17 @@ class Simulated:
     def require_unbroken(self) -> None:
         """Do as `System` says."""
 
-    def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
+    def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
         """Make a session whose events go into a queue."""
 
-        async def transcribe(_model: str | None, window: Window) -> Transcript:
+        async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
             async with self._decoder:
                 request = window.request(self._config, np.concatenate(window.audio))
                 transcript = self.whole(request)
                 await asyncio.sleep(self._decode_s)
             return transcript
 
-        return Session(
+        return LiveSession(
             self._config,
             str,
             transcribe,
@@ -172,7 +172,7 @@ class Simulated:
             InlineExecutor(),
             self._metrics,
             lambda: self._streams,
-            Settings(),
+            SessionSettings(),
         )
 
 

@@ -35,7 +35,7 @@ from serve.gateway.kserve.checks import check_streamed
 from serve.gateway.kserve.http import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.kserve.messages import raw_parts
 from serve.gateway.limits import EXPANSION, Permit
-from serve.gateway.live.route import Live
+from serve.gateway.live.route import RealtimeRoute
 from serve.gateway.observe.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
@@ -87,7 +87,7 @@ def build_app(
             Route(f"{model}/infer", api.infer, methods=["POST"]),
         ]
     routes += [
-        WebSocketRoute("/v1/realtime", Live(door)),
+        WebSocketRoute("/v1/realtime", RealtimeRoute(door)),
         Mount("/v1", build_openai_app(door, jobs)),
     ]
     return _app(routes, door)

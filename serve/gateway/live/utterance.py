@@ -11,7 +11,7 @@ import numpy as np
 from serve.contract.config import SpeechConfig
 from serve.contract.messages import Request, Samples, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.agreement import Agreement
+from serve.gateway.live.agreement import LocalAgreement
 from serve.speech.chinese import Script, script_in, script_of
 from serve.speech.languages import language_code
 from serve.speech.rate import SAMPLE_RATE
@@ -30,7 +30,7 @@ _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Window:
+class UpdateWindow:
     """A part of an utterance that is to be decoded."""
 
     audio: tuple[Samples, ...]  # (n,) each, 16 kHz, one behind the other
@@ -81,7 +81,7 @@ class FinalText:
     words: tuple[Word, ...]  # their times count from the stream's start, in seconds
 
 
-class Utterance:
+class LiveUtterance:
     """From where speech begins to where it ends, or to where a client says that it does.
 
     Args:
@@ -125,7 +125,7 @@ class Utterance:
         self._audio = collections.deque[Samples]()  # from `_begin` on; none is empty
         self._begin = start
         self._draft: tuple[int, ...] = ()
-        self._agreement = Agreement()
+        self._agreement = LocalAgreement()
 
     @property
     def duration_s(self) -> float:
@@ -157,7 +157,7 @@ class Utterance:
         """Tell whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, before: "Utterance", hold_s: float) -> None:
+    def follow(self, before: "LiveUtterance", hold_s: float) -> None:
         """Hear it with the end of what was said before: one sentence alone is easily misheard.
 
         The quiet between the two is left out. Where nobody said what language it has, it is heard
@@ -174,7 +174,7 @@ class Utterance:
         if before._held_s > _BEFORE * hold_s:
             return
         end_s = before.duration_s
-        self._agreement = Agreement(
+        self._agreement = LocalAgreement(
             [
                 dataclasses.replace(word, start=word.start - end_s, end=word.end - end_s)
                 for word in before._agreement.words
@@ -198,15 +198,15 @@ class Utterance:
             self.spoken_until = self.end
             self._spoken += len(samples)
 
-    def window(self) -> Window:
+    def window(self) -> UpdateWindow:
         """Cut out what to decode now."""
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
         where = tuple(self._audio), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self._language
-        return Window(*where, prompt, language, languages, self._phrases, self._draft)
+        return UpdateWindow(*where, prompt, language, languages, self._phrases, self._draft)
 
-    def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
+    def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take the text of a window, and return what becomes final by it.
 
         Args:

@@ -2,7 +2,7 @@
 
     POST /v1/audio/transcriptions, /v1/audio/translations
     GET  /v1/models, /v1/models/{name}, /v1/usage, /v1/shadow
-    POST /v1/realtime/client_secrets: see `serve.gateway.live.secret_endpoint`
+    POST /v1/realtime/client_secrets: see `serve.gateway.live.route`
     /v1/audio/jobs: see `serve.gateway.jobs.routes`, where there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
@@ -11,6 +11,7 @@ answers once. Errors that come after the first event of a stream are its last ev
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.errors import ApiError, as_openai, openai_error
 from serve.gateway.kserve.messages import read_transcript, request_parts, stream_event
-from serve.gateway.live.secret_endpoint import SecretEndpoint
+from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -75,6 +76,7 @@ def build_openai_app(door: Services, jobs: Sequence[BaseRoute] = ()) -> Starlett
         door.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
+    make_secret = functools.partial(make_client_secret, door=door)
     handlers: Any = {ApiError: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(
         routes=[
@@ -83,7 +85,7 @@ def build_openai_app(door: Services, jobs: Sequence[BaseRoute] = ()) -> Starlett
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
             Route("/usage", UsageOfKey(door).answer),
-            Route("/realtime/client_secrets", SecretEndpoint(door).answer, methods=["POST"]),
+            Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
             Route("/shadow", ShadowFindings(door).answer),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),

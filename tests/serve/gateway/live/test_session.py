@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import HYPOTHESIS, Settings
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import HYPOTHESIS, SessionSettings
 from serve.gateway.observe.metrics import LiveMetrics
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
@@ -132,7 +132,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
         metrics = LiveMetrics(CollectorRegistry(), ())
         say_nothing = LIVE, str, None, ignore, float
         heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
-        stream = Session(*say_nothing, *heard_in, metrics, lambda: 1, Settings())
+        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings())
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
@@ -360,7 +360,7 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     other = talk()
     client = talk(other.running)
     monkeypatch.setattr(
-        "serve.gateway.live.utterance.Utterance.window", lambda self: np.zeros(3) @ np.zeros(4)
+        "serve.gateway.live.utterance.LiveUtterance.window", lambda self: np.zeros(3) @ np.zeros(4)
     )
     client.audio(SPEECH)
     assert client.until("error")["error"]["type"] == "server_error"
