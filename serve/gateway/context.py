@@ -32,7 +32,7 @@ from serve.gateway.observe.log import OK, LogRecord
 from serve.gateway.observe.metrics import Metrics
 from serve.gateway.observe.tracing import open_traces
 from serve.gateway.overload.sound import AudioLength, DurationEstimator, of_tensors
-from serve.gateway.shadow.monitor import Shadow
+from serve.gateway.shadow.monitor import ShadowMonitor
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.outgoing import Outgoing
 from serve.gateway.upstream.own import OwnEngine
@@ -167,7 +167,7 @@ class Services:
         self.traces = open_traces(config.traces, self.metrics.spans)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.targets = self.upstreams.targets
-        self.shadow = Shadow(config, self.upstreams, self.metrics.shadow)
+        self.shadow = ShadowMonitor(config, self.upstreams, self.metrics.shadow)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 

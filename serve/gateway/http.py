@@ -41,7 +41,7 @@ from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.overload.sound import of_tensors
 from serve.gateway.page.routes import page_routes
-from serve.gateway.page.state import State
+from serve.gateway.page.state import EngineStateReader
 from serve.gateway.upstream.exchange import Exchange
 
 _HEADER = "Inference-Header-Content-Length"
@@ -59,7 +59,7 @@ WholePage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    door: Services, metrics: WholePage, state: State, jobs: Sequence[BaseRoute] = ()
+    door: Services, metrics: WholePage, state: EngineStateReader, jobs: Sequence[BaseRoute] = ()
 ) -> ASGIApp:
     """Build the application for clients.
 

@@ -26,7 +26,7 @@ from serve.gateway.http import build_app, build_watchers_app
 from serve.gateway.kserve.grpc import Methods, server_options
 from serve.gateway.observe import log
 from serve.gateway.observe.metrics import tritons_page, whole_page
-from serve.gateway.page.state import State
+from serve.gateway.page.state import EngineStateReader
 from serve.gateway.upstream.own import OwnEngine
 from serve.wire.folder import (
     CONFIG,
@@ -71,7 +71,7 @@ class Gateway:
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = State(self.door, config, pages)
+        self.state = EngineStateReader(self.door, config, pages)
         whole = functools.partial(whole_page, folder, tritons, self.door.metrics, number, processes)
         connections = _most_connections(server)
         self.jobs = _open_jobs(config, self.door) if config.jobs.folder else None

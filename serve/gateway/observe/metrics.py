@@ -15,7 +15,7 @@ from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
 from serve.gateway.overload.metrics import TargetMetrics
 from serve.gateway.overload.target import Targets
-from serve.gateway.shadow.metrics import ShadowMetrics
+from serve.gateway.shadow.figures import ShadowMetrics
 from serve.gateway.upstream.own import OwnTriton
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door

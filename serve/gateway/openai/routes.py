@@ -45,7 +45,7 @@ from serve.gateway.openai.answers import (
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import received_form
 from serve.gateway.openai.usage import UsageOfKey
-from serve.gateway.shadow.route import ShadowFindings
+from serve.gateway.shadow.monitor import answer_findings
 from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
@@ -77,6 +77,9 @@ def build_openai_app(door: Services, jobs: Sequence[BaseRoute] = ()) -> Starlett
         return JSONResponse(_described(name))
 
     make_secret = functools.partial(make_client_secret, door=door)
+    findings = functools.partial(
+        answer_findings, monitor=door.shadow, keys=door.callers, server=door.config.server
+    )
     handlers: Any = {ApiError: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(
         routes=[
@@ -87,7 +90,7 @@ def build_openai_app(door: Services, jobs: Sequence[BaseRoute] = ()) -> Starlett
             Route("/usage", UsageOfKey(door).answer),
             Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
-            Route("/shadow", ShadowFindings(door).answer),
+            Route("/shadow", findings),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
         exception_handlers=handlers,
