@@ -36,7 +36,7 @@ from serve.wire.folder import (
 )
 
 if TYPE_CHECKING:
-    from serve.gateway.jobs.routes import Jobs
+    from serve.gateway.jobs.routes import JobRoutes
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -138,9 +138,9 @@ class Gateway:
         await self.door.traces.close()
 
 
-def _open_jobs(config: Config, door: Services) -> "Jobs":
+def _open_jobs(config: Config, door: Services) -> "JobRoutes":
     """Open what keeps and does jobs; a server without them loads nothing of it."""
-    jobs: Jobs = pkgutil.resolve_name("serve.gateway.jobs.routes:Jobs")(config, door)
+    jobs: JobRoutes = pkgutil.resolve_name("serve.gateway.jobs.routes:JobRoutes")(config, door)
     return jobs
 
 

@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 import grpc
 from starlette.requests import ClientDisconnect, Request
 
+from serve.contract.codec import parse_json
+from serve.contract.errors import shown
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.edge import memory
 from serve.gateway.errors import ApiError
-from serve.gateway.limits import Admission, Permit
+from serve.gateway.limits import Admission, Permit, check_json
 
 _TICK_S = 0.05
 _TICKS_TO_TIDY = 5
@@ -75,6 +77,57 @@ async def body_chunks(
             ticket.charge(received - known)
             known = received
         yield chunk
+
+
+async def small_body(
+    request: Request, permit: Permit, limit_s: float, max_bytes: int, name: str
+) -> bytes:
+    """Receive a body as a whole.
+
+    Args:
+        request: the request, whose body has not been read.
+        permit: charged with the bytes.
+        limit_s: seconds that all of it may take.
+        max_bytes: most bytes that it may have.
+        name: the body's name in errors.
+
+    Raises:
+        ApiError: it is too large, too slow, or the client has gone.
+    """
+
+    def check(size: int) -> None:
+        if size > max_bytes:
+            raise errors.too_large(f"{name} has {size} bytes; expected at most {max_bytes}")
+
+    chunks = body_chunks(request, permit, limit_s, check)
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def json_object(
+    request: Request,
+    permit: Permit,
+    limit_s: float,
+    max_bytes: int,
+    name: str,
+    empty: bytes = b"",
+) -> Mapping[str, Any]:
+    """Receive a body that is a JSON object; see `small_body`.
+
+    Args:
+        empty: the JSON for which an empty body stands.
+
+    Raises:
+        ApiError: as of `small_body`, or it is no JSON object.
+    """
+    text = await small_body(request, permit, limit_s, max_bytes, name)
+    check_json(text, name)
+    try:
+        found = parse_json(text or empty)
+    except ValueError as error:
+        raise errors.invalid(f"{name} is not JSON: {error}") from None
+    if not isinstance(found, Mapping):
+        raise errors.invalid(f"{name} is {shown(found)}; expected a JSON object")
+    return found
 
 
 async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:

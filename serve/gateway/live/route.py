@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
@@ -29,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from serve.contract.codec import from_table, parse_json, split_unknown, to_json
+from serve.contract.codec import from_table, split_unknown, to_json
 from serve.contract.errors import (
     EarshotError,
     OptionError,
@@ -45,11 +44,11 @@ from serve.gateway.context import Services, Visit
 from serve.gateway.edge.budget import Share
 from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import json_object
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
 from serve.gateway.kserve.messages import read_transcript, request_parts
-from serve.gateway.limits import Permit, check_json
+from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, LiveSession, TooManyErrors
@@ -351,7 +350,8 @@ async def make_client_secret(request: Request, door: Services) -> Response:
     """
     caller = door.callers.identify(request.headers.get("authorization"))
     with contextlib.closing(door.admission.admit(caller.account)) as ticket:
-        body = await _json_object(request, ticket, door.upload_timeout_s)
+        limits = door.upload_timeout_s, _MAX_SECRET_BYTES
+        body = await json_object(request, ticket, *limits, "the body", empty=b"{}")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
         wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
@@ -378,21 +378,3 @@ async def make_client_secret(request: Request, door: Services) -> Response:
     value = door.client_secrets.sign(secret)
     answer = {"value": value, "expires_at": secret.expires_at, "session": session}
     return JSONResponse(events.with_warnings(answer, warnings))
-
-
-async def _json_object(request: Request, ticket: Permit, limit_s: float) -> Mapping[str, Any]:
-    chunks = body_chunks(request, ticket, limit_s, _require_small)
-    text = b"".join([chunk async for chunk in chunks])
-    check_json(text, "the body")
-    try:
-        found = parse_json(text or b"{}")
-    except ValueError as error:
-        raise ApiError(RequestError(f"the body is not JSON: {error}")) from None
-    if not isinstance(found, Mapping):
-        raise errors.invalid(f"the body is {shown(found)}; expected a JSON object")
-    return found
-
-
-def _require_small(size: int) -> None:
-    if size > _MAX_SECRET_BYTES:
-        raise errors.too_large(f"the body has {size} bytes; expected at most {_MAX_SECRET_BYTES}")

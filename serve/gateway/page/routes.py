@@ -31,7 +31,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import errors
 from serve.gateway.context import Services
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import small_body
 from serve.gateway.page.state import EngineStateReader
 from serve.speech.formats import render
 
@@ -71,8 +71,8 @@ def page_routes(state: EngineStateReader, door: Services) -> list[BaseRoute]:
     async def write_subtitles(request: Request) -> Response:
         api_key = door.callers.identify(request.headers.get("authorization"))
         with contextlib.closing(door.admission.admit(api_key.account)) as permit:
-            chunks = body_chunks(request, permit, door.upload_timeout_s, _check_size)
-            body = b"".join([chunk async for chunk in chunks])
+            limit_s = door.upload_timeout_s
+            body = await small_body(request, permit, limit_s, MAX_BYTES, "the transcript")
             try:
                 async with splitting:  # one at a time: it keeps a processor busy
                     text = await asyncio.to_thread(_subtitles, body)
@@ -109,13 +109,6 @@ class _PageTranscript:
     format: Literal["srt", "vtt"]
     duration: Finite
     segments: tuple[_PageSegment, ...]
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BYTES:
-        raise errors.too_large(
-            f"the transcript has {size} bytes or more; expected at most {MAX_BYTES}"
-        )
 
 
 def _subtitles(body: bytes) -> str:
