@@ -11,7 +11,7 @@ from serve.contract.errors import shown
 from serve.contract.messages import Task
 from serve.contract.server_config import UnknownFields
 from serve.gateway import errors
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import whole_body
 from serve.gateway.errors import field_error
 from serve.gateway.limits import Permit, check_json
 from serve.gateway.openai.fields import FormFields, read_fields
@@ -76,8 +76,7 @@ async def json_pairs(request: Request, ticket: Permit, limit_s: float) -> Pairs:
     Raises:
         ApiError: it is none, too large, or too slow.
     """
-    chunks = body_chunks(request, ticket, limit_s, _require_small)
-    text = b"".join([chunk async for chunk in chunks])
+    text = await whole_body(request, ticket, limit_s, _require_small)
     check_json(text, "the job")
     try:
         found = parse_json(text)

@@ -128,13 +128,12 @@ class Jobs:
         caller = self._identify(request)
         self._door.usage.require(caller)
         await self._require_room(caller.name)
-        with self._door.admission.admit(caller.account) as ticket:
+        with self._door.admission.admit(caller) as ticket:
             async with self._received(request, ticket) as (pairs, file, filename):
                 unknown = self._config.gateway.unknown_fields
                 asked = read_asked(pairs, unknown, file is not None)
                 job = self._job(request, caller, asked)
                 kept = await self._keep(job, file, filename)
-        ticket.close()
         self._runner.wake()
         headers = served_by(kept.model) | ignored(asked.fields.ignored)
         return JSONResponse(described(kept) | delivery(kept), 202, headers)
@@ -142,7 +141,7 @@ class Jobs:
     async def _require_room(self, key: str) -> None:
         """Refuse a job beside which there are too many, of its key or of all."""
         jobs, load = self._config.jobs, await self._keeper.do(self._keeper.table.load)
-        share = self._config.server.key_share if self._door.callers.several else 1.0
+        share = self._config.server.key_share if self._door.keys.several else 1.0
         own = load.get(key, (0, 0))
         all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
         for name, now, mine, most in (
@@ -163,7 +162,7 @@ class Jobs:
         self, request: Request, ticket: Permit
     ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
         """Receive a job: its pairs, and its file and that file's name where it has one."""
-        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        limit_s, folder = self._door.config.server.upload_timeout_s, self._door.engines.uploads
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"application/json":
             yield await json_pairs(request, ticket, limit_s), None, ""
@@ -327,7 +326,7 @@ class Jobs:
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def _identify(self, request: Request) -> ApiKey:
-        return self._door.callers.identify(request.headers.get("authorization"))
+        return self._door.keys.identify(request.headers.get("authorization"))
 
     async def _named(self, request: Request) -> Job:
         return await self._found(self._identify(request), request.path_params["id"])

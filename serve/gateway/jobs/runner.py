@@ -28,7 +28,8 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Transcript
-from serve.gateway.context import Services, Visit
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.engines import EngineCall, EngineRequest
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.counts import Counts
 from serve.gateway.jobs.keeper import Keeper
@@ -37,14 +38,13 @@ from serve.gateway.jobs.table import COMPLETED, FAILED, Job
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.jobs.workers import Workers, keys_with, next_key
-from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.log import LogRecord
 from serve.gateway.openai.fields import FIELDS
 from serve.gateway.openai.form import SPOOL_BYTES
-from serve.gateway.overload.sound import HEAD_BYTES, AudioLength, of_file
-from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -96,7 +96,7 @@ class Runner(Workers):
         self._outside = outside
         self._webhooks = webhooks
         self._counts = counts
-        self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
+        self._below = config.jobs.below or _slots(config, len(door.engines.own))
         self._placed: set[str] = set()  # ids of jobs that have a place among the workers
         self._fetched: dict[str, tuple[Job, asyncio.Event]] = {}  # jobs that wait for one
         self._last_key = self._last_fetching_key = ""
@@ -129,7 +129,7 @@ class Runner(Workers):
         self._not_now = {what: until for what, until in self._not_now.items() if until > begun_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
-        self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
+        self._away = {name for name in self._away if not await self._door.engines.ready(name)}
         models += self._away
         if self._has_room() and (job := await self._to_begin(now, keys, models)) is not None:
             return job
@@ -286,21 +286,18 @@ class Runner(Workers):
             ApiError: there is none.
         """
         line = LogRecord(id=run.job.id, model=run.job.model)
-        caller = self._door.callers.named_as
-        try:
-            with self._door.account_of(line, "jobs", lambda: caller(run.job.key)) as visit:
-                with contextlib.ExitStack() as stack:
-                    with self._door.admission.admit(visit.account) as ticket:
-                        exchange = await self._begin(run, ticket, visit, stack)
-                    stack.enter_context(exchange)
-                    transcript = read_transcript(await exchange.only_answer())
-                await self._record(run.job, transcript, visit)
-        finally:
-            line.write()
+        identify = functools.partial(self._door.keys.named_as, run.job.key)
+        async with RequestContext(self._door, line, "jobs", identify) as visit:
+            with contextlib.ExitStack() as stack:
+                with visit.admit() as ticket:
+                    call = await self._begin(run, ticket, visit, stack)
+                stack.enter_context(call)
+                transcript = await call.transcript()
+            await self._record(run.job, transcript, visit)
 
     async def _begin(
-        self, run: _Run, ticket: Permit, visit: Visit, stack: contextlib.ExitStack
-    ) -> Exchange:
+        self, run: _Run, ticket: Permit, visit: RequestContext, stack: contextlib.ExitStack
+    ) -> EngineCall:
         job, keeper, copy = run.job, self._keeper, None
         fields = fields_of(job, self._config.gateway.unknown_fields)
         path = keeper.audio.path(job.id)
@@ -312,18 +309,18 @@ class Runner(Workers):
         if size <= SPOOL_BYTES:
             parts = request_parts(fields.request, await keeper.for_audio.do(path.read_bytes))
         else:  # the engine's process takes it from where uploads lie, and keeps nothing there
-            file = tempfile.NamedTemporaryFile(dir=self._door.upstreams.uploads)  # noqa: SIM115
+            file = tempfile.NamedTemporaryFile(dir=self._door.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
             await keeper.for_audio.do(keeper.audio.copy, job.id, Path(copy))
             parts = request_parts(fields.request, None)
-        look = functools.partial(_sound_of, path, size)
-        visit.sound = await keeper.for_audio.do(self._door.targets.look, look)
+        audio = await keeper.for_audio.do(_audio_length, path, size)
         target = Target(job.model, False)
-        exchange = self._door.pass_on(visit, target, parts, ticket, False, copy, priority="job")
+        request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=audio)
+        call = visit.start(request, ticket)
         run.given = True
-        return exchange
+        return call
 
-    async def _record(self, job: Job, transcript: Transcript, visit: Visit) -> None:
+    async def _record(self, job: Job, transcript: Transcript, visit: RequestContext) -> None:
         """Record a job's answer, and count it, unless the job has ended otherwise."""
         table, seconds = self._keeper.table, transcript.duration
         if await self._keeper.do(table.complete, job, time.time(), to_json(transcript), seconds):
@@ -368,10 +365,10 @@ class Runner(Workers):
         self._webhooks.wake()
 
 
-def _sound_of(path: Path, size: int) -> AudioLength:
+def _audio_length(path: Path, size: int) -> AudioLength:
     """Look at the beginning of a job's audio."""
     with path.open("rb") as file:
-        return of_file(file.read(HEAD_BYTES), size)
+        return audio_of_file(file.read(HEAD_BYTES), size)
 
 
 def _slots(config: Config, engines: int) -> int:

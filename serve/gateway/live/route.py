@@ -11,7 +11,6 @@ the server ends a session, it sends an event `error` and closes with one of thes
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 from typing import Any
@@ -25,13 +24,14 @@ from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
-from serve.gateway.context import Services, Visit
+from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import Share
 from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
-from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
@@ -40,7 +40,7 @@ from serve.gateway.live.settings import Settings, unknown_keys, updated
 from serve.gateway.live.utterance import Window
 from serve.gateway.models import Target
 from serve.gateway.observe.log import LogRecord
-from serve.gateway.overload.sound import AudioLength
+from serve.gateway.target import AudioLength
 from serve.speech.activity import Detector
 from serve.speech.rate import SAMPLE_RATE
 
@@ -65,7 +65,7 @@ class Live:
         try:
             line = scope["state"][RECORD]
             caller_of = functools.partial(self._caller, websocket)
-            with self._door.account_of(line, "live", caller_of, timed=False) as visit:
+            async with RequestContext(self._door, line, "live", caller_of, timed=False) as visit:
                 await self._admitted(websocket, visit)
         except ApiError as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
@@ -78,15 +78,15 @@ class Live:
             ApiError: there is neither, or it is not good.
         """
         if (secret := self._secret(websocket)) is not None:
-            return self._door.callers.with_public_id(secret.key_id)
-        return self._door.callers.identify(_authorization(websocket))
+            return self._door.keys.with_public_id(secret.key_id)
+        return self._door.keys.identify(_authorization(websocket))
 
     def _secret(self, websocket: WebSocket) -> ClientSecret | None:
         token = bearer_token(_authorization(websocket))
         is_secret = token.startswith(CLIENT_SECRET_PREFIX)
         return self._door.client_secrets.read(token) if is_secret else None
 
-    async def _admitted(self, websocket: WebSocket, visit: Visit) -> None:
+    async def _admitted(self, websocket: WebSocket, visit: RequestContext) -> None:
         """Serve a session, if there may be one.
 
         Raises:
@@ -94,12 +94,13 @@ class Live:
         """
         stop = asyncio.Event()
         settings = self._settings(websocket)
-        visit.line.model = self._door.models.named(settings.input.transcription.model)
+        visit.record.model = self._door.models.named(settings.input.transcription.model)
         with (
-            contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
-            self._door.streams.one_more(visit.account, stop.set),
+            visit.admit() as ticket,
+            self._door.streams.register(visit.api_key, stop.set),
         ):
-            self._door.targets.require_live(visit.line.model, len(self._door.streams) - 1)
+            if self._door.target is not None:
+                self._door.target.require_live(len(self._door.streams) - 1)
             await self._serve(websocket, visit, ticket, stop, settings)
 
     def _settings(self, websocket: WebSocket) -> Settings:
@@ -122,7 +123,7 @@ class Live:
     async def _serve(
         self,
         websocket: WebSocket,
-        visit: Visit,
+        visit: RequestContext,
         ticket: Permit,
         stop: asyncio.Event,
         settings: Settings,
@@ -133,13 +134,13 @@ class Live:
             raise ApiError(error) from error
         offered = websocket.scope["subprotocols"]
         unknown = [key for key in websocket.query_params if key not in _FIELDS]
-        told = served_by(visit.line.model) | ignored(unknown)
+        told = served_by(visit.record.model) | ignored(unknown)
         headers = [(name.encode(), text.encode()) for name, text in told.items()]
         session = Session(
             self._door.config.live,
             self._door.models.named,
             functools.partial(self._transcribe, visit, ticket),
-            functools.partial(_send, websocket, visit.line),
+            functools.partial(_send, websocket, visit.record),
             visit.count_live,
             detector,
             self._door.metrics.live,
@@ -151,8 +152,8 @@ class Live:
             await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
             end = await self._run(session, websocket, visit, ticket, stop)
             if end is not None:
-                visit.line.outcome = end.reason
-                await _close(websocket, visit.line, end)
+                visit.record.outcome = end.reason
+                await _close(websocket, visit.record, end)
         except WebSocketDisconnect:
             pass
         except SlowClientError:
@@ -162,7 +163,7 @@ class Live:
         self,
         session: Session,
         websocket: WebSocket,
-        visit: Visit,
+        visit: RequestContext,
         ticket: Permit,
         stop: asyncio.Event,
     ) -> ApiError | None:
@@ -207,7 +208,7 @@ class Live:
         return ApiError(RequestError(message), "session_expired")
 
     async def _take_in(
-        self, session: Session, websocket: WebSocket, visit: Visit, ticket: Permit
+        self, session: Session, websocket: WebSocket, visit: RequestContext, ticket: Permit
     ) -> ApiError | None:
         limit_s = self._door.config.live.idle_timeout_s
         share: Share = websocket.scope[SHARE]
@@ -220,12 +221,12 @@ class Live:
                 return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
-            held = ticket.part()  # of a message, while it is worked on
+            held = ticket.child()  # of a message, while it is worked on
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
                 await share.pay(events.cost_s(text))
-                self._door.callers.require_good(visit.caller)  # its key may be removed
+                self._door.keys.require_good(visit.api_key)  # its key may be removed
                 await session.handle(text)
             except ApiError as refusal:
                 return refusal
@@ -233,33 +234,28 @@ class Live:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
                 return ApiError(RequestError(text), "too_many_errors")
             finally:
-                held.close()
+                held.release()
 
     async def _transcribe(
-        self, visit: Visit, stream: Permit, model: str | None, window: Window
+        self, visit: RequestContext, stream: Permit, model: str | None, window: Window
     ) -> Transcript:
         """Ask for the text of a window.
 
         Raises:
             ApiError: there is none.
         """
-        with visit.line.spans.part("decoding") as spans:
-            with stream.part() as ticket:
+        with visit.record.span.part("decoding") as spans:
+            with stream.child() as ticket:
                 target = Target(self._door.models.named(model), segments=False)
                 parts = request_parts(window.request(self._door.config.live))
                 ticket.charge(sum(map(len, parts)))
                 sound = AudioLength(len(window.samples) / SAMPLE_RATE)
-                exchange = self._door.upstreams.send(
-                    *(target, parts, ticket),
-                    streamed=False,
-                    spans=spans,
-                    sound=sound,
-                    priority="live",
-                )
-            with exchange:
-                transcript = read_transcript(await exchange.only_answer())
+                request = EngineRequest(target, parts, priority="live", audio=sound)
+                call = self._door.engines.start(request, ticket, spans)
+            with call:
+                transcript = await call.transcript()
             spans.answered(transcript.phases)
-        visit.line.queued(transcript.timings.queue_s)
+        visit.record.queued(transcript.timings.queue_s)
         return transcript
 
 

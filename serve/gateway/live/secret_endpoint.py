@@ -5,7 +5,6 @@ The body is that of OpenAI's API, and each part of it may be left out:
     {"expires_after": {"anchor": "created_at", "seconds": 600}, "session": {…}}
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from serve.contract.errors import OptionError, RequestError, shown
 from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
 from serve.gateway.context import Services
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import whole_body
 from serve.gateway.errors import ApiError, field_error
 from serve.gateway.limits import Permit, check_json
 from serve.gateway.live import events
@@ -59,8 +58,8 @@ class SecretEndpoint:
         Raises:
             ApiError: there is no good API key, or the body is wrong.
         """
-        caller = self._door.callers.identify(request.headers.get("authorization"))
-        with contextlib.closing(self._door.admission.admit(caller.account)) as ticket:
+        caller = self._door.keys.identify(request.headers.get("authorization"))
+        with self._door.admission.admit(caller) as ticket:
             table, unknown = split_unknown(_Wanted, await self._body(request, ticket))
         wanted = _read(table)
         changes = wanted.session or {}
@@ -88,8 +87,8 @@ class SecretEndpoint:
         return JSONResponse(events.with_warnings(told, warnings))
 
     async def _body(self, request: Request, ticket: Permit) -> Mapping[str, Any]:
-        chunks = body_chunks(request, ticket, self._door.upload_timeout_s, _require_small)
-        text = b"".join([chunk async for chunk in chunks])
+        limit_s = self._door.config.server.upload_timeout_s
+        text = await whole_body(request, ticket, limit_s, _require_small)
         check_json(text, "the body")
         try:
             found = parse_json(text or b"{}")

@@ -48,7 +48,7 @@ def page_routes(state: State, door: Services) -> list[BaseRoute]:
         return await files.get_response("index.html", request.scope)
 
     async def tell(request: Request) -> Response:
-        door.callers.identify(request.headers.get("authorization"))
+        door.keys.identify(request.headers.get("authorization"))
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
 
     return [

@@ -99,10 +99,10 @@ class State(Background):
             "upstreams": [
                 {
                     "name": upstream.name,
-                    "models": {upstream.model: upstream.takes()},
+                    "models": {upstream.model: upstream.is_available()},
                     "requests": upstream.inflight,
                 }
-                for upstream in self._door.upstreams.servers
+                for upstream in self._door.engines.all
             ],
             "recent": {
                 "window_s": WINDOW_S,

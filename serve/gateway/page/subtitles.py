@@ -20,7 +20,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import errors
 from serve.gateway.context import Services
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import whole_body
 from serve.speech.formats import render
 
 MOST_BYTES = 4 * 1024**2
@@ -63,17 +63,15 @@ class Subtitles:
         Raises:
             ApiError: whoever it is may not come in, or it is too large, or nothing of the kind.
         """
-        caller = self._door.callers.identify(request.headers.get("authorization"))
-        ticket = self._door.admission.admit(caller.account)
-        try:
-            chunks = body_chunks(request, ticket, self._door.upload_timeout_s, _check_size)
-            body = b"".join([chunk async for chunk in chunks])
-            async with self._one:
-                text = await asyncio.to_thread(_write, body)
-        except OptionError as error:
-            raise errors.invalid(str(error)) from error
-        finally:
-            ticket.close()
+        caller = self._door.keys.identify(request.headers.get("authorization"))
+        limit_s = self._door.config.server.upload_timeout_s
+        with self._door.admission.admit(caller) as permit:
+            body = await whole_body(request, permit, limit_s, _check_size)
+            try:
+                async with self._one:
+                    text = await asyncio.to_thread(_write, body)
+            except OptionError as error:
+                raise errors.invalid(str(error)) from error
         return PlainTextResponse(text)
 
 

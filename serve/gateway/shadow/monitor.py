@@ -13,15 +13,15 @@ from serve.contract.config import Config
 from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway.background import Background
+from serve.gateway.engines import REFERENCE, EngineRequest, Engines
 from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 from serve.gateway.kserve.messages import read_transcript
-from serve.gateway.limits import Account, Admission
+from serve.gateway.limits import Admission
 from serve.gateway.models import Target
 from serve.gateway.shadow.figures import BOUND, Comparison, Drift, compare
 from serve.gateway.shadow.metrics import ALL, ShadowMetrics
 from serve.gateway.shadow.samples import Pending, Sample, for_reference
-from serve.gateway.upstream.outgoing import Outgoing
-from serve.gateway.upstream.pool import REFERENCE, Upstreams
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -61,7 +61,7 @@ class Shadow(Background):
         metrics: what is counted and found goes there.
     """
 
-    def __init__(self, config: Config, upstreams: Upstreams, metrics: ShadowMetrics) -> None:
+    def __init__(self, config: Config, upstreams: Engines, metrics: ShadowMetrics) -> None:
         self.config = config.shadow
         self.pending = Pending(self.config.max_pending_mb * _MIB, upstreams.uploads)
         self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
@@ -74,7 +74,7 @@ class Shadow(Background):
         self._metrics = metrics
         self._chance = random.Random(_SEED)
         self._uncounted = Admission(config.server)  # where no client's request is
-        self._came = asyncio.Event()
+        self._came = upstreams.started
         self._busy_s = 0.0  # when a request was under way last
         metrics.pending.set_function(lambda: len(self.pending))
         metrics.pending_bytes.set_function(lambda: self.pending.bytes)
@@ -82,25 +82,21 @@ class Shadow(Background):
     def start(self) -> None:
         """Begin, where anything is to be watched."""
         if self.config.share:
-            self._upstreams.at_send = self._client_came
             super().start()
 
-    def watching(self, request: Outgoing) -> Callable[[Transcript], None] | None:
+    def watching(self, request: EngineRequest) -> Callable[[Transcript], None] | None:
         """Return what is to be told a request's answer, where it becomes a sample."""
         if request.streamed or self._chance.random() >= self.config.share:
             return None
         return lambda served: self._add(request, served)
 
-    def _add(self, request: Outgoing, served: Transcript) -> None:
+    def _add(self, request: EngineRequest, served: Transcript) -> None:
         self._metrics.sampled.inc()
         try:
             self._metrics.dropped.inc(self.pending.add(request, served))
         except OSError as error:
             logger.error("a sample's file cannot be kept: %s", error)
             self._metrics.dropped.inc()
-
-    def _client_came(self) -> None:
-        self._came.set()
 
     # ------------------------------------------------------------ comparing
 
@@ -132,7 +128,7 @@ class Shadow(Background):
         """Return when a sample waits, and nothing has been under way for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
-            if self._came.is_set() or self._upstreams.under_way:
+            if self._came.is_set() or self._upstreams.calls:
                 self._busy_s = clock()
                 self._came.clear()
             elif len(self.pending) and clock() >= self._busy_s + self.config.idle_s:
@@ -163,14 +159,12 @@ class Shadow(Background):
             for_reference, bytes(request.parts[0]), self.config.beam_size
         )
         target = Target(self._reference or request.target.model, segments=False)
-        ticket = self._uncounted.let_in(Account(""))
-        with ticket:
-            exchange = self._upstreams.send(
-                target, [message], ticket, False, request.upload, priority="job"
-            )
+        again = EngineRequest(target, [message], audio_file=request.audio_file, priority="job")
+        with self._uncounted.admit_unchecked(ApiKey("")) as permit:
+            call = self._upstreams.start(again, permit)
         self._came.clear()  # which was this one
-        with exchange:
-            answer = asyncio.ensure_future(exchange.only_answer())
+        with call:
+            answer = asyncio.ensure_future(call.response())
             came = asyncio.ensure_future(self._came.wait())
             try:
                 await asyncio.wait((answer, came), return_when=asyncio.FIRST_COMPLETED)

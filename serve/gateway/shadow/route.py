@@ -32,10 +32,10 @@ class ShadowFindings:
         Raises:
             ApiError: whoever it is may not read it.
         """
-        callers, server = self._door.callers, self._door.config.server
+        callers, server = self._door.keys, self._door.config.server
         caller = callers.identify(request.headers.get("authorization"))
         readers = self._door.config.shadow.readers
-        if not (caller.name in readers if callers.named else server.on_loopback):
+        if not (caller.name in readers if callers.required else server.on_loopback):
             error = AccessError("texts of others are shown to the keys of shadow.readers alone")
             raise ApiError(error, "reader")
         return JSONResponse(_told(self._door.shadow), headers={"Cache-Control": "no-store"})

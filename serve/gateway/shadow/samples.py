@@ -10,8 +10,8 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Transcript
-from serve.gateway.kserve.checks import LENGTH
-from serve.gateway.upstream.outgoing import Outgoing
+from serve.gateway.engines import EngineRequest
+from serve.gateway.kserve.messages import LENGTH
 from serve.wire.tensors import INPUTS
 
 _NOT_ASKED = {  # of the reference: it costs time, and changes no word
@@ -29,15 +29,15 @@ _BEAM = "BEAM_SIZE"
 class Sample:
     """A request and its answer."""
 
-    request: Outgoing  # in one part; its upload is a link of the sample's own
+    request: EngineRequest  # in one part; its upload is a link of the sample's own
     served: Transcript
     size: int  # bytes, of the request and its file
 
     def remove(self) -> None:
         """Let go of its file."""
-        if self.request.upload:
+        if self.request.audio_file:
             with suppress(OSError):
-                os.unlink(self.request.upload)
+                os.unlink(self.request.audio_file)
 
 
 class Pending:
@@ -59,22 +59,22 @@ class Pending:
         """Count them."""
         return len(self._samples)
 
-    def add(self, request: Outgoing, served: Transcript) -> int:
+    def add(self, request: EngineRequest, served: Transcript) -> int:
         """Keep a request; return how many were dropped for want of room, itself perhaps.
 
         Raises:
             OSError: its file cannot be kept.
         """
         size = sum(map(len, request.parts))
-        if request.upload:
-            size += os.stat(request.upload).st_size
+        if request.audio_file:
+            size += os.stat(request.audio_file).st_size
         if size > self._max_bytes:
             return 1
         upload = None
-        if request.upload:
+        if request.audio_file:
             upload = str(self._folder / f"shadow-{next(self._numbers)}")
-            os.link(request.upload, upload)
-        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], upload=upload)
+            os.link(request.audio_file, upload)
+        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=upload)
         self._samples.append(Sample(kept, served, size))
         self.bytes += size
         dropped = 0
