@@ -42,7 +42,7 @@ class ClientSecrets:
 
     def __init__(self, signing_key: bytes, clock: Callable[[], float] = time.time) -> None:
         self._signing_key = signing_key
-        self._clock = clock
+        self.clock = clock
 
     def sign(self, secret: ClientSecret) -> str:
         """Write a secret as its holder sends it: the prefix, the content, a point, the signature.
@@ -77,7 +77,7 @@ class ClientSecrets:
             )
         text = zlib.decompress(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
         secret = ClientSecret(**json.loads(text))
-        if self._clock() >= secret.expires_at:
+        if self.clock() >= secret.expires_at:
             raise ApiError(
                 AccessError(
                     "this client secret has expired; make another with POST "

@@ -25,76 +25,95 @@ from serve.contract.keys import (
 from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.errors import ApiError
-from serve.gateway.limits import Account
 
 logger = logging.getLogger("earshot.gateway")
 
-LOOK_S = 1.0  # at most so often is the file looked at
+LOOK_S = 1.0  # between two looks at the file
 _MINUTE_S = 60.0
 
 Clock = Callable[[], float]
 
 
-class _Share:
-    """So much a minute, and a minute's worth at once; what was taken beyond it is waited for."""
+class _TokenBucket:
+    """An allowance per minute, of which a minute's worth is there at once; it may go into debt."""
 
     def __init__(self, per_minute: float, clock: Clock) -> None:
-        self._most = per_minute
-        self._left = per_minute
+        self._capacity = per_minute
+        self._tokens = per_minute
         self._clock = clock
-        self._at_s = clock()
+        self._updated_s = clock()
 
     def wait_s(self, needed: float) -> float:
-        """Return the seconds until so much is there."""
+        """Return the seconds until so many tokens are there."""
         now = self._clock()
-        self._left += (now - self._at_s) * self._most / _MINUTE_S
-        self._left, self._at_s = min(self._left, self._most), now
-        return max(0.0, (needed - self._left) * _MINUTE_S / self._most)
+        self._tokens += (now - self._updated_s) * self._capacity / _MINUTE_S
+        self._tokens, self._updated_s = min(self._tokens, self._capacity), now
+        return max(0.0, (needed - self._tokens) * _MINUTE_S / self._capacity)
 
-    def headers(self, what: str) -> dict[str, str]:
-        """Tell what there is of it, as OpenAI's API does."""
-        reset_s = self.wait_s(self._most)
+    def headers(self, name: str) -> dict[str, str]:
+        """Return the headers of OpenAI's API that describe the bucket."""
+        reset_s = self.wait_s(self._capacity)
         return {
-            f"x-ratelimit-limit-{what}": f"{self._most:g}",
-            f"x-ratelimit-remaining-{what}": f"{max(0, math.floor(self._left))}",
-            f"x-ratelimit-reset-{what}": f"{reset_s:.3g}s",
+            f"x-ratelimit-limit-{name}": f"{self._capacity:g}",
+            f"x-ratelimit-remaining-{name}": f"{max(0, math.floor(self._tokens))}",
+            f"x-ratelimit-reset-{name}": f"{reset_s:.3g}s",
         }
 
     def take(self, amount: float) -> None:
-        self._left -= amount
+        self._tokens -= amount
 
 
 class ApiKey:
-    """Somebody who may come in.
+    """One caller: its key's limits, its token buckets, and what it has in flight.
 
     Args:
-        name: of their key; empty where there are none.
-        key: says what they may ask for; None: whatever they like.
-        clock: in seconds.
+        name: the key's name; empty where the server has no keys.
+        key: the key's limits; None: there are none.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, name: str, key: Key | None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, key: Key | None = None, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.key = key
-        self.account = Account(name)
+        self.requests = self.streams = self.bytes = 0
+        """What is in flight."""
+        self.max_requests = self.max_streams = self.max_bytes = math.inf
         requests = key.requests_per_minute if key else None
         audio_s = key.audio_s_per_minute if key else None
-        self._requests = None if requests is None else _Share(requests, clock)
-        self._audio_s = None if audio_s is None else _Share(audio_s, clock)
+        self._requests = None if requests is None else _TokenBucket(requests, clock)
+        self._audio_s = None if audio_s is None else _TokenBucket(audio_s, clock)
 
-    def left(self) -> dict[str, str]:
+    def limit_headers(self) -> dict[str, str]:
         """Return headers that tell what the key may still have in this minute, if it has limits."""
-        shares = (("requests", self._requests), ("audio-seconds", self._audio_s))
+        buckets = (("requests", self._requests), ("audio-seconds", self._audio_s))
         headers: dict[str, str] = {}
-        for what, share in shares:
-            headers |= share.headers(what) if share is not None else {}
+        for name, bucket in buckets:
+            headers |= bucket.headers(name) if bucket is not None else {}
         return headers
 
-    def begin(self) -> None:
+    def require_request(self) -> None:
+        """Reject one more request in flight if there are enough.
+
+        Raises:
+            ApiError: 429, there are.
+        """
+        if self.requests >= self.max_requests:
+            raise errors.key_limit("requests_at_once", self.name)
+
+    def require_room(self, more: int) -> None:
+        """Reject so many more bytes in flight if they are too many.
+
+        Raises:
+            ApiError: 429, they are.
+        """
+        if self.bytes + more > self.max_bytes:
+            raise errors.key_limit("share of server.max_inflight_mb", self.name)
+
+    def count_request(self) -> None:
         """Count a request for a transcript.
 
         Raises:
-            ApiError: there have been too many, or too much audio.
+            ApiError: 429, the key has had too many requests, or too much audio, in this minute.
         """
         self._require_audio()
         if self._requests is not None:
@@ -103,7 +122,7 @@ class ApiKey:
             self._requests.take(1.0)
 
     def count_audio(self, audio_s: float) -> None:
-        """Count a request's audio, whose length its answer has told."""
+        """Count the audio of a request; its length is known once it is answered."""
         if self._audio_s is not None:
             self._audio_s.take(audio_s)
 
@@ -111,20 +130,20 @@ class ApiKey:
         """Count live audio as it comes in.
 
         Raises:
-            ApiError: there has been too much before it.
+            ApiError: 429, the key has had too much before it.
         """
         self._require_audio()
         self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
-        """Refuse a request of KServe's whose answer would not tell how much audio it had.
+        """Reject a KServe request whose answer would not tell how much audio it had.
 
         Args:
-            outputs: that it asks for; none: all of them.
-            streamed: whether segments come one by one, which count where the client leaves.
+            outputs: the outputs that it asks for; none: all of them.
+            streamed: whether segments come one by one; they count where the client leaves.
 
         Raises:
-            ApiError: these outputs do not.
+            ApiError: 400, the outputs do not tell it.
         """
         a_day = self.key.audio_s_per_day if self.key else 0.0
         counts = a_day or self._audio_s is not None
@@ -141,11 +160,11 @@ class ApiKey:
 
 
 class ApiKeys:
-    """All who may call. For one event loop.
+    """The API keys of the server, read again when their file changes. For one event loop.
 
     Args:
-        config: names the file of keys, and says what one may have at a time.
-        clock: in seconds.
+        config: names the file of keys and has the limits of which each key gets a share.
+        clock: monotonic seconds.
 
     Raises:
         ConfigError: the keys cannot be read, or others reach the server and there are none.
@@ -157,26 +176,23 @@ class ApiKeys:
         self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
-        self._anyone = ApiKey("", None)
+        self._anyone = ApiKey("")
         self._fixed = environment_keys()
-        self.named = self._path is not None or ENVIRONMENT in os.environ
-        """A key is needed."""
-        self._callers: dict[str, ApiKey] = {}
+        self.required = self._path is not None or ENVIRONMENT in os.environ
+        """Whether a request needs a key."""
+        self._keys: dict[str, ApiKey] = {}
         self._version = self._look()
         self._looked_s = clock()
         self._read()
-        _require_keys(server, self.named)
+        _require_keys(server, self.required)
 
     def identify(self, authorization: str | None) -> ApiKey:
-        """Find out who sends a request.
-
-        Args:
-            authorization: its header of this name.
+        """Return the API key that a request's `Authorization` header names.
 
         Raises:
-            ApiError: it has no key, or an unknown one.
+            ApiError: 401, it names none, or an unknown or expired one.
         """
-        if not self.named:
+        if not self.required:
             return self._anyone
         self._refresh()
         key = bearer_token(authorization)
@@ -188,11 +204,11 @@ class ApiKeys:
                 )
             )
         digest = hash_of(key)
-        # All are compared, each in the same time, so that no time tells which was nearly right.
+        # Every key is compared in constant time, so that timing tells nothing about a near miss.
         fitting = [
-            caller
-            for caller in self._callers.values()
-            if caller.key and hmac.compare_digest(caller.key.sha256, digest)
+            known
+            for known in self._keys.values()
+            if known.key and hmac.compare_digest(known.key.sha256, digest)
         ]
         if not fitting and key.startswith(CLIENT_SECRET_PREFIX):
             raise ApiError(
@@ -202,65 +218,67 @@ class ApiKeys:
             )
         if not fitting:
             raise ApiError(AccessError("this API key is unknown"))
-        known = fitting[0].key
-        if known and known.expired:
-            raise ApiError(AccessError(f"this API key has expired, {known.expires}"))
+        self._require_unexpired(fitting[0])
         return fitting[0]
 
     @property
     def several(self) -> bool:
-        """Tell whether there are several keys, of which each has its share."""
-        return len(self._callers) > 1
+        """Whether there are several keys, of which each has its share."""
+        return len(self._keys) > 1
 
     def named_as(self, name: str) -> ApiKey:
-        """Find the caller whose key has a name, for what it asked for earlier.
+        """Return the key of this name, for a job that was accepted earlier.
 
         Raises:
-            ApiError: there is no such key any more, or it has expired.
+            ApiError: 401, the key has been removed or has expired.
         """
-        if not (self.named or name):
+        if not (self.required or name):
             return self._anyone
         self._refresh()
-        caller = self._callers.get(name)
-        if caller is None or (caller.key and caller.key.expired):
+        api_key = self._keys.get(name)
+        if api_key is None or (api_key.key and api_key.key.expired):
             raise ApiError(AccessError(f"the key {name} is good no more"))
-        return caller
+        return api_key
 
     def with_public_id(self, public_id: str) -> ApiKey:
-        """Find the caller whose key made a client secret.
+        """Return the API key that made a client secret.
 
         Args:
             public_id: `Key.public_id`; empty where the server has no keys.
 
         Raises:
-            ApiError: the key is removed, replaced or expired.
+            ApiError: 401, the key has been removed or replaced, or has expired.
         """
-        if not self.named:
+        if not self.required:
             return self._anyone
         self._refresh()
-        for caller in self._callers.values():
-            if caller.key and caller.key.public_id == public_id:
-                self.require_good(caller)
-                return caller
+        for api_key in self._keys.values():
+            if api_key.key and api_key.key.public_id == public_id:
+                self._require_unexpired(api_key)
+                return api_key
         raise ApiError(AccessError("the API key that made this client secret is unknown"))
 
-    def require_good(self, caller: ApiKey) -> None:
-        """Refuse a caller that was identified before and may not go on.
+    def require_good(self, api_key: ApiKey) -> None:
+        """Reject a key that was identified before and may not go on.
 
         Raises:
-            ApiError: its key is removed, replaced or expired since then.
+            ApiError: 401, the key has been removed or replaced, or has expired, since then.
         """
-        if caller.key is None:
+        if api_key.key is None:
             return
         self._refresh()
-        now = self._callers.get(caller.name)
-        if now is None or now.key is None or now.key.sha256 != caller.key.sha256:
+        now = self._keys.get(api_key.name)
+        if now is None or now.key is None or now.key.sha256 != api_key.key.sha256:
             raise ApiError(AccessError("this API key is unknown"))
-        if now.key.expired:
-            raise ApiError(AccessError(f"this API key has expired, {now.key.expires}"))
+        self._require_unexpired(now)
+
+    @staticmethod
+    def _require_unexpired(api_key: ApiKey) -> None:
+        if api_key.key and api_key.key.expired:
+            raise ApiError(AccessError(f"this API key has expired, {api_key.key.expires}"))
 
     def _refresh(self) -> None:
-        """Read the file again where it has changed; what cannot be read changes nothing."""
+        """Read the file again if it has changed; an unreadable file changes nothing."""
         now = self._clock()
         if now < self._looked_s + LOOK_S:
             return
@@ -274,10 +292,10 @@ class ApiKeys:
         except ConfigError as error:
             logger.error("the keys stay as they were: %s", error)
         else:
-            logger.info("%s was read again: %d keys", self._path, len(self._callers))
+            logger.info("%s was read again: %d keys", self._path, len(self._keys))
 
     def _look(self) -> tuple[int, ...]:
-        """Return something that differs where the file does."""
+        """Return a value that differs when the file does."""
         try:
             stat = os.stat(self._path) if self._path else None
         except OSError:
@@ -296,23 +314,20 @@ class ApiKeys:
                 "keys have audio_s_per_day, and no server.usage_file is named: what they have had "
                 "is forgotten when the server stops"
             )
-        before = self._callers
-        self._callers = {
+        before = self._keys
+        self._keys = {
             name: before[name]
             if name in before and before[name].key == key
             else ApiKey(name, key, self._clock)
             for name, key in keys.items()
         }
         share = self._config.server.key_share if self.several else 1.0
-        for caller in self._callers.values():
-            self._limit(caller, share)
-
-    def _limit(self, caller: ApiKey, share: float) -> None:
-        server, account, key = self._config.server, caller.account, caller.key
-        assert key is not None
-        account.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
-        account.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
-        account.max_streams = key.live_streams or math.ceil(share * self._config.live.max_streams)
+        server, live = self._config.server, self._config.live
+        for name, key in keys.items():
+            limits = self._keys[name]
+            limits.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
+            limits.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
+            limits.max_streams = key.live_streams or math.ceil(share * live.max_streams)
 
 
 def bearer_token(authorization: str | None) -> str:

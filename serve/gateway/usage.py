@@ -161,16 +161,16 @@ class Usage(Background):
         """Seconds of audio that were counted and are not in the file."""
         return sum(row.audio_s for row in self._unwritten())
 
-    def require(self, caller: ApiKey) -> None:
+    def require(self, api_key: ApiKey) -> None:
         """Refuse a caller whose key has had its audio of the day.
 
         Raises:
             ApiError: it has.
         """
-        most = caller.key.audio_s_per_day if caller.key else 0.0
-        if most and self._had_s(caller.name) >= most:
+        most = api_key.key.audio_s_per_day if api_key.key else 0.0
+        if most and self._had_s(api_key.name) >= most:
             wait_s = _DAY_S - self._clock() % _DAY_S
-            raise errors.key_limit("audio_s_per_day", caller.name, wait_s, "insufficient_quota")
+            raise errors.key_limit("audio_s_per_day", api_key.name, wait_s, "insufficient_quota")
 
     def count(self, key: str, model: str, requests: int, audio_s: float) -> None:
         """Count what a key has had."""

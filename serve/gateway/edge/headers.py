@@ -1,7 +1,7 @@
-"""Headers of every HTTP response, hosts and pages that may ask, and the log of what failed.
+"""Headers of HTTP: the checks of Host and Origin, each response's headers, and the log record.
 
-The owner of a name can let it point to 127.0.0.1 (DNS rebinding), and then browsers take a page
-that came from it for this server's own: what such a page asks has that name as its Host.
+The owner of a domain can let it point to 127.0.0.1 (DNS rebinding). Browsers then take a page of
+that domain for this server's own; the page's requests have the domain as their Host.
 """
 
 import http
@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -20,14 +20,15 @@ from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.listen import CROWDED
 from serve.gateway.errors import ApiError, as_openai
+from serve.gateway.limits import Admission
 from serve.gateway.observe.log import LogRecord
 
 logger = logging.getLogger("earshot.gateway")
 
-RECORD = "line"
-"""Key of a request's line of the log, which has its name, in its scope's state."""
+RECORD = "record"
+"""Key of a request's log record in the state of its scope."""
 
-_SECURITY = {  # where a response does not say it otherwise
+_SECURITY = {  # unless a response has another value
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -35,14 +36,14 @@ _SECURITY = {  # where a response does not say it otherwise
 }
 _TLS = {"strict-transport-security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
-_REFUSED = 400
-_HEALTH = ("/health", "/ready", "/live")  # whose answers are asked for again and again
+_REJECTED = 400
+_HEALTH = ("/health", "/ready", "/live")  # polled again and again, so not in the log
 _SERVED_BY = "x-earshot-model"
 _WARNING = "x-earshot-warning"
 _IGNORED = "x-earshot-ignored"
-_MAX_HEADER = 1000  # characters of a header that repeats names or sentences
+_MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
-_LEFT = tuple(  # see `serve.gateway.keys.Caller.left`
+_LIMITS = tuple(  # see `serve.gateway.keys.Caller.left`
     f"x-ratelimit-{what}-{of}"
     for of in ("requests", "audio-seconds")
     for what in ("limit", "remaining", "reset")
@@ -54,64 +55,60 @@ _READABLE = (  # by pages of allowed origins
     _WARNING,
     _IGNORED,
     "traceresponse",
-    *_LEFT,
+    *_LIMITS,
 )
 
 
 def served_by(model: str) -> dict[str, str]:
-    """Name, in a header, the model which answers, whatever name it was asked by."""
+    """Return the header that names the model which answers."""
     return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
 
 
 def warnings(texts: Sequence[str]) -> dict[str, str]:
-    """Make a header of an answer's warnings; none where there are none."""
+    """Return the header of an answer's warnings, if there are any."""
     text = urllib.parse.quote("; ".join(texts), safe=" :;,.()")
     return {_WARNING: text[:_MAX_HEADER]} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
-    """Name, in a header, a form's fields without effect, where there are any."""
+    """Return the header that names the ignored fields of a form, if there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
     return {_IGNORED: text[:_MAX_HEADER]} if text else {}
 
 
-def with_headers(
-    app: ASGIApp, server: ServerConfig, leaving: Callable[[], bool] = lambda: False
-) -> ASGIApp:
-    """Wrap an application: responses name their requests as the log does.
+def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> ASGIApp:
+    """Wrap an application: check hosts and origins, add headers, and log rejected requests.
 
-    Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
-    is for a host that this server is not, and what comes while too many connections are open.
+    Requests of browsers from pages of other hosts are rejected, unless these are allowed; so are
+    requests for another host, and all requests while too many connections are open.
 
     Args:
-        app: answers them.
-        server: says who is allowed.
-        leaving: whether the server drains: then each response is the last of its connection, so
-            that its client's next try reaches another server where there are several.
+        app: the application.
+        server: names the hosts and origins that are allowed.
+        admission: tells whether the server drains. Then each response is the last of its
+            connection, so that the client's next try reaches another server if there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
     guarded = _guarded(app, server)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope.get("path", "")
-        line = scope.setdefault("state", {})[RECORD] = LogRecord(header=headers.get, path=path)
-        status = 0
+        record = scope.setdefault("state", {})[RECORD] = LogRecord(header=headers.get, path=path)
 
         async def send_named(message: Message) -> None:
-            nonlocal status
             if message["type"] in _STARTS:
-                status = message.get("status", http.HTTPStatus.SWITCHING_PROTOCOLS)
+                record.http_status = message.get("status", http.HTTPStatus.SWITCHING_PROTOCOLS)
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
-                headers["x-request-id"] = line.id
-                headers.update(line.left())
-                headers.update(line.spans.answer_headers())
+                headers["x-request-id"] = record.id
+                headers.update(record.limit_headers())
+                headers.update(record.span.answer_headers())
                 if message["type"] != "websocket.accept":
-                    if leaving():
+                    if admission.draining:
                         headers["connection"] = "close"
                     for key, value in safe.items():
                         headers.setdefault(key, value)
-            elif message["type"] == "websocket.close":
-                status = status or http.HTTPStatus.FORBIDDEN  # which its client gets
+            elif message["type"] == "websocket.close":  # before accept, its client gets 403
+                record.http_status = record.http_status or http.HTTPStatus.FORBIDDEN
             await send(message)
 
         try:
@@ -119,26 +116,26 @@ def with_headers(
         except SlowClientError:
             pass
         except Exception:  # it has been answered, or the connection is closed
-            logger.exception("request %s failed in the gateway", line.id)
+            logger.exception("request %s failed in the gateway", record.id)
         finally:
-            line.http_status = status
-            _write(line)
+            _write_rejected(record)
 
     return named
 
 
-def _write(line: LogRecord) -> None:
-    """Write a request's line: of those for a transcript, and of any other that was refused."""
-    if not line.route:
-        if line.http_status < _REFUSED or line.path.endswith(_HEALTH):
-            return
-        line.route = line.path[:60]
-        line.outcome = http.HTTPStatus(line.http_status).phrase.lower()
-    line.write()
+def _write_rejected(record: LogRecord) -> None:
+    """Write the record of a rejected request that was not known to be for a transcript."""
+    if record.route:  # its `RequestContext` has written the record
+        return
+    if record.http_status < _REJECTED or record.path.endswith(_HEALTH):
+        return
+    record.route = record.path[:60]
+    record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
+    record.write()
 
 
 def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
-    """Refuse what may not ask; pages of other hosts that may are told so as CORS wants it."""
+    """Reject requests that are not allowed; tell browsers by CORS which pages are."""
     shared = CORSMiddleware(
         app,
         allow_origins=server.allowed_origins,
@@ -150,9 +147,9 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        refusal = _refusal(server, host, origin, crowded=scope.get(CROWDED, False))
-        if refusal is not None:
-            await _refuse(refusal, scope, receive, send)
+        error = _error_of(server, host, origin, crowded=scope.get(CROWDED, False))
+        if error is not None:
+            await _reject(error, scope, receive, send)
         elif origin is None or origin in server.allowed_origins:
             await shared(scope, receive, send)
         else:
@@ -161,7 +158,7 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     return checked
 
 
-def _refusal(
+def _error_of(
     server: ServerConfig, host: str | None, origin: str | None, crowded: bool
 ) -> ApiError | None:
     if crowded:
@@ -181,10 +178,10 @@ def _refusal(
 
 
 def may_be_called(server: ServerConfig, host: str) -> bool:
-    """Tell whether a request with this Host header is for this server.
+    """Return whether a request with this Host header is for this server.
 
-    On loopback, and wherever `allowed_hosts` names some: names and addresses of loopback, with any
-    port, and what it names. Elsewhere: every host.
+    On loopback, or if `allowed_hosts` names hosts: names and addresses of loopback, with any port,
+    and these hosts. Else: every host.
     """
     if not server.on_loopback and not server.allowed_hosts:
         return True
@@ -209,10 +206,10 @@ def _is_of(origin: str, host: str | None) -> bool:
         return False
 
 
-async def _refuse(refusal: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":  # whose server answers with a status of its own, 403
+async def _reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":  # uvicorn answers 403
         await receive()
-        await send({"type": "websocket.close", "code": refusal.status.close})
+        await send({"type": "websocket.close", "code": error.status.close})
     else:
-        hang_up = {"Connection": "close"} if refusal.reason == "connections" else {}
-        await as_openai(refusal, headers=hang_up)(scope, receive, send)
+        hang_up = {"Connection": "close"} if error.reason == "connections" else {}
+        await as_openai(error, headers=hang_up)(scope, receive, send)

@@ -42,7 +42,7 @@ _TURNS = 3  # of the loop, in which a connection is accepted and gets its protoc
 _LOOK_S = 0.02  # between two looks at connections that are to end
 
 
-def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Listener":
+def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Acceptor":
     """Open a TCP socket that listens at one of the configured addresses.
 
     Args:
@@ -70,18 +70,18 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
     # this one leaves that to the system, and the body of an answer would wait 40 ms for its head
     # to be acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return _Listener(listener)
+    return _Acceptor(listener)
 
 
-def own_door(path: Path) -> "_Listener":
+def unix_listener(path: Path) -> "_Acceptor":
     """Open a Unix socket that listens, in place of one that an earlier gateway has left."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
-    return _Listener(listener)
+    return _Acceptor(listener)
 
 
-class _Listener(socket.socket):
+class _Acceptor(socket.socket):
     """Takes connections in for asyncio, which takes as many at a time as there are, and where this
     process has no descriptor left says so in a line of the log for each one that waits.
 
@@ -171,7 +171,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        listener: _Listener,
+        listener: _Acceptor,
         server: ServerConfig,
         admission: Admission,
         turns: Turns,

@@ -97,21 +97,21 @@ class JobRoutes:
 
     Args:
         config: this process's configuration.
-        door: the gateway's services.
+        services: the gateway's services.
 
     Raises:
         ConfigError: the table, the folder or the secret cannot be used.
     """
 
-    def __init__(self, config: Config, door: Services) -> None:
+    def __init__(self, config: Config, services: Services) -> None:
         self._config = config
-        self._door = door
+        self._services = services
         self._storage = JobStorage(config)
         self._outbound = OutboundClient(config)
-        self._counters = JobCounters(door.metrics.registry)
+        self._counters = JobCounters(services.metrics.registry)
         parts = self._storage, self._outbound
         self._webhooks = Webhooks(config, *parts, self._counters.webhooks)
-        self._runner = JobRunner(config, door, *parts, self._webhooks, self._counters)
+        self._runner = JobRunner(config, services, *parts, self._webhooks, self._counters)
         self._adding = asyncio.Lock()
         # Rendering slows down the event loop, so one thread does it all.
         self._renderer = ThreadPoolExecutor(1, "earshot-jobs-results")
@@ -145,9 +145,9 @@ class JobRoutes:
 
     async def _accept(self, request: Request) -> Response:
         caller = self._identify(request)
-        self._door.usage.require(caller)
+        self._services.usage.require(caller)
         await self._require_room(caller.name)
-        with contextlib.closing(self._door.admission.admit(caller.account)) as permit:
+        with self._services.admission.admit(caller) as permit:
             async with self._received(request, permit) as (pairs, file, filename):
                 unknown = self._config.gateway.unknown_fields
                 form = read_job_form(pairs, unknown, file is not None)
@@ -164,7 +164,7 @@ class JobRoutes:
             ApiError: there is no room.
         """
         jobs, load = self._config.jobs, await self._storage.do(self._storage.table.load)
-        share = self._config.server.key_share if self._door.callers.several else 1.0
+        share = self._config.server.key_share if self._services.keys.several else 1.0
         own = load.get(key, (0, 0))
         all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
         for name, now, mine, limit in (
@@ -185,7 +185,10 @@ class JobRoutes:
         self, request: Request, permit: Permit
     ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
         """Receive a job's pairs, and its file and the file's name, if it has one."""
-        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        limit_s, folder = (
+            self._services.config.server.upload_timeout_s,
+            self._services.engines.uploads,
+        )
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"application/json":
             yield await json_pairs(request, permit, limit_s), None, ""
@@ -220,7 +223,7 @@ class JobRoutes:
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
             key=caller.name,
-            model=self._door.models.named(form.fields.model),
+            model=self._services.models.named(form.fields.model),
             task=form.fields.request.task,
             # Only the names of ignored fields, which the answer tells.
             pairs=to_json([(name, "" if name in unknown else text) for name, text in form.pairs]),
@@ -313,7 +316,7 @@ class JobRoutes:
         require_result(job)
         rendering = self._rendered(job, request.query_params.multi_items())
         body, kind, headers = await while_client_waits(request, rendering)
-        sending = self._door.admission.sending(caller.account, len(body))
+        sending = self._services.admission.sending(caller, len(body))
         return _ResultResponse(sending, body, media_type=kind, headers=headers)
 
     async def _rendered(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
@@ -350,7 +353,7 @@ class JobRoutes:
         return await asyncio.get_running_loop().run_in_executor(self._renderer, render)
 
     def _identify(self, request: Request) -> ApiKey:
-        return self._door.callers.identify(request.headers.get("authorization"))
+        return self._services.keys.identify(request.headers.get("authorization"))
 
     async def _named(self, request: Request) -> JobRecord:
         return await self._found(self._identify(request), request.path_params["id"])

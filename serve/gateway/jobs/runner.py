@@ -31,7 +31,8 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Transcript
-from serve.gateway.context import Services, Visit
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.engines import EngineCall, EngineRequest
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
@@ -39,14 +40,13 @@ from serve.gateway.jobs.table import COMPLETED, FAILED, JobRecord
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.jobs.workers import WorkerPool, keys_with, next_key
-from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.log import LogRecord
 from serve.gateway.openai.fields import FIELDS
 from serve.gateway.openai.form import SPOOL_BYTES
-from serve.gateway.overload.sound import HEAD_BYTES, AudioLength, of_file
-from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -107,7 +107,7 @@ class JobRunner(WorkerPool):
 
     Args:
         config: the limits of workers and tries.
-        door: the gateway's services, which jobs' requests use.
+        services: the gateway's services, which jobs' requests use.
         storage: the table and the audio.
         outbound: fetches urls.
         webhooks: woken at the end of each job.
@@ -117,7 +117,7 @@ class JobRunner(WorkerPool):
     def __init__(
         self,
         config: Config,
-        door: Services,
+        services: Services,
         storage: JobStorage,
         outbound: OutboundClient,
         webhooks: Webhooks,
@@ -125,13 +125,13 @@ class JobRunner(WorkerPool):
     ) -> None:
         super().__init__()
         self._config = config
-        self._door = door
+        self._services = services
         self._storage = storage
         self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
         self._outbound = outbound
         self._webhooks = webhooks
         self._counters = counters
-        self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
+        self._below = config.jobs.below or _slots(config, len(services.engines.own))
         self._placed: set[str] = set()  # ids of the jobs that have a worker's place
         self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
         self._last_key = self._last_fetching_key = ""
@@ -139,7 +139,7 @@ class JobRunner(WorkerPool):
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
         # Models whose engines were lost; no job of theirs is begun until they are ready again. Else
         # an engine that is away for a moment would cost each waiting job one of its tries.
-        self._away = {door.models.default}
+        self._away = {services.models.default}
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
         counters.watch(self.tasks)
 
@@ -153,17 +153,17 @@ class JobRunner(WorkerPool):
     async def _claimed(self) -> JobRecord | None:
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        if self._door.admission.draining:
+        if self._services.admission.draining:
             return None
         now, now_s = time.time(), time.monotonic()
         self._not_now = {what: until for what, until in self._not_now.items() if until > now_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
-        self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
+        self._away = {name for name in self._away if not await self._services.engines.ready(name)}
         models += self._away
         room = (
             len(self._placed) < self._config.jobs.workers
-            and self._door.admission.requests < self._below
+            and self._services.admission.requests < self._below
         )
         if room and (job := await self._next_to_ask(now, keys, models)) is not None:
             return job
@@ -322,23 +322,20 @@ class JobRunner(WorkerPool):
             ApiError: there is none.
         """
         job = claimed.job
-        line = LogRecord(id=job.id, model=job.model)
-        named = functools.partial(self._door.callers.named_as, job.key)
-        try:
-            with self._door.account_of(line, "jobs", named) as visit:
-                with contextlib.ExitStack() as stack:
-                    with self._door.admission.admit(visit.account) as permit:
-                        exchange = await self._send(job, permit, visit, stack)
-                        claimed.sent = True
-                    stack.enter_context(exchange)
-                    transcript = read_transcript(await exchange.only_answer())
-                await self._record(job, transcript, visit)
-        finally:
-            line.write()
+        record = LogRecord(id=job.id, model=job.model)
+        identify = functools.partial(self._services.keys.named_as, job.key)
+        async with RequestContext(self._services, record, "jobs", identify) as context:
+            with contextlib.ExitStack() as stack:
+                with context.admit() as permit:
+                    call = await self._send(job, permit, context, stack)
+                    claimed.sent = True
+                stack.enter_context(call)
+                transcript = await call.transcript()
+            await self._record(job, transcript, context)
 
     async def _send(
-        self, job: JobRecord, permit: Permit, visit: Visit, stack: contextlib.ExitStack
-    ) -> Exchange:
+        self, job: JobRecord, permit: Permit, context: RequestContext, stack: contextlib.ExitStack
+    ) -> EngineCall:
         storage = self._storage
         fields = fields_of(job, self._config.gateway.unknown_fields)
         path = storage.audio.path(job.id)
@@ -352,20 +349,21 @@ class JobRunner(WorkerPool):
         if size <= SPOOL_BYTES:
             audio = await storage.for_audio.do(path.read_bytes)
         else:  # the engine's process takes the copy from the uploads' folder
-            file = tempfile.NamedTemporaryFile(dir=self._door.upstreams.uploads)  # noqa: SIM115
+            file = tempfile.NamedTemporaryFile(dir=self._services.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
             await storage.for_audio.do(storage.audio.copy, job.id, Path(copy))
-        look = functools.partial(_audio_length, path, size)
-        visit.sound = await storage.for_audio.do(self._door.targets.look, look)
-        parts = request_parts(fields.request, audio)
-        target = Target(job.model, False)
-        return self._door.pass_on(visit, target, parts, permit, False, copy, priority="job")
+        length = await storage.for_audio.do(_audio_length, path, size)
+        parts, target = request_parts(fields.request, audio), Target(job.model, False)
+        request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=length)
+        return context.start(request, permit)
 
-    async def _record(self, job: JobRecord, transcript: Transcript, visit: Visit) -> None:
+    async def _record(
+        self, job: JobRecord, transcript: Transcript, context: RequestContext
+    ) -> None:
         """Record a job's answer, and count it, unless the job has ended otherwise."""
         result, seconds = to_json(transcript), transcript.duration
         if await self._do(self._table.complete, job, time.time(), result, seconds):
-            visit.answered(transcript)
+            context.answered(transcript)
             self._ended(job, COMPLETED)
 
     async def _not_answered(self, claimed: _ClaimedJob, error: ApiError) -> None:
@@ -407,7 +405,7 @@ class JobRunner(WorkerPool):
 def _audio_length(path: Path, size: int) -> AudioLength:
     """Estimate the length of a job's audio from its beginning."""
     with path.open("rb") as file:
-        return of_file(file.read(HEAD_BYTES), size)
+        return audio_of_file(file.read(HEAD_BYTES), size)
 
 
 def _slots(config: Config, engines: int) -> int:

@@ -14,7 +14,6 @@ the server ends a session, it sends an event `error` and closes with one of thes
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -40,14 +39,15 @@ from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
-from serve.gateway.context import Services, Visit
+from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import Share
 from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
 from serve.gateway.edge.uploads import json_object
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
-from serve.gateway.kserve.messages import read_transcript, request_parts
+from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
@@ -61,7 +61,7 @@ from serve.gateway.live.settings import (
 )
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.models import Target
-from serve.gateway.overload.sound import AudioLength
+from serve.gateway.target import AudioLength
 from serve.speech.activity import Detector
 
 logger = logging.getLogger("earshot.gateway")
@@ -78,18 +78,20 @@ _SECRET_S = 600  # that a client secret is valid, where its request does not say
 class RealtimeRoute:
     """The WebSocket route of live sessions, an ASGI application."""
 
-    def __init__(self, door: Services) -> None:
-        self._door = door
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._pool = ThreadPoolExecutor(_THREADS, "earshot-live")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            line = scope["state"][RECORD]
-            caller_of = functools.partial(self._api_key, websocket)
-            with self._door.account_of(line, "live", caller_of, timed=False) as visit:
-                await self._admit(websocket, visit)
+            identify = functools.partial(self._api_key, websocket)
+            record = scope["state"][RECORD]
+            async with RequestContext(
+                self._services, record, "live", identify, timed=False
+            ) as context:
+                await self._admit(websocket, context)
         except ApiError as error:
             if websocket.application_state == WebSocketState.CONNECTING:
                 await websocket.send_denial_response(as_openai(error, _URL_PARAMETERS))
@@ -101,15 +103,15 @@ class RealtimeRoute:
             ApiError: there is neither, or it is not valid.
         """
         if (secret := self._secret(websocket)) is not None:
-            return self._door.callers.with_public_id(secret.key_id)
-        return self._door.callers.identify(_authorization(websocket))
+            return self._services.keys.with_public_id(secret.key_id)
+        return self._services.keys.identify(_authorization(websocket))
 
     def _secret(self, websocket: WebSocket) -> ClientSecret | None:
         token = bearer_token(_authorization(websocket))
         is_secret = token.startswith(CLIENT_SECRET_PREFIX)
-        return self._door.client_secrets.read(token) if is_secret else None
+        return self._services.client_secrets.read(token) if is_secret else None
 
-    async def _admit(self, websocket: WebSocket, visit: Visit) -> None:
+    async def _admit(self, websocket: WebSocket, context: RequestContext) -> None:
         """Serve a session, if there may be one.
 
         Raises:
@@ -117,17 +119,16 @@ class RealtimeRoute:
         """
         stop = asyncio.Event()
         settings = self._settings(websocket)
-        visit.line.model = self._door.models.named(settings.input.transcription.model)
-        with (
-            contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
-            self._door.streams.one_more(visit.account, stop.set),
-        ):
-            self._door.targets.require_live(visit.line.model, len(self._door.streams) - 1)
+        context.record.model = self._services.models.named(settings.input.transcription.model)
+        streams = self._services.streams
+        with context.admit() as permit, streams.register(context.api_key, stop.set):
+            if self._services.target is not None:
+                self._services.target.require_live(len(streams) - 1)
             try:
                 detector = await asyncio.to_thread(Detector)  # the first one reads the model
             except EarshotError as error:
                 raise ApiError(error) from error
-            connection = _Connection(self._door, websocket, visit, ticket, stop)
+            connection = _Connection(self._services, websocket, context, permit, stop)
             await connection.serve(settings, detector, self._pool)
 
     def _settings(self, websocket: WebSocket) -> SessionSettings:
@@ -142,7 +143,7 @@ class RealtimeRoute:
         if (secret := self._secret(websocket)) is not None:
             settings, _ = updated(settings, secret.session)
         if model := query.get("model"):
-            self._door.models.named(model)
+            self._services.models.named(model)
             transcription = {"transcription": {"model": model}}
             settings, _ = updated(settings, {"audio": {"input": transcription}})
         return settings
@@ -152,26 +153,26 @@ class _Connection:
     """One client's connection, which has been admitted.
 
     Args:
-        door: the gateway's services.
+        services: the gateway's services.
         websocket: the connection; its handshake is not answered yet.
-        visit: the request.
-        ticket: the request's permit.
+        context: the request.
+        permit: the request's permit.
         stop: is set when the server stops.
     """
 
     def __init__(
         self,
-        door: Services,
+        services: Services,
         websocket: WebSocket,
-        visit: Visit,
-        ticket: Permit,
+        context: RequestContext,
+        permit: Permit,
         stop: asyncio.Event,
     ) -> None:
-        self._door = door
-        self._config = door.config.live
+        self._services = services
+        self._config = services.config.live
         self._websocket = websocket
-        self._visit = visit
-        self._ticket = ticket
+        self._context = context
+        self._permit = permit
         self._stop = stop
 
     async def serve(
@@ -186,24 +187,24 @@ class _Connection:
         unknown = [key for key in websocket.query_params if key not in _URL_PARAMETERS]
         session = LiveSession(
             self._config,
-            self._door.models.named,
+            self._services.models.named,
             self._transcribe,
             self._send,
-            self._visit.count_live,
+            self._context.count_live,
             detector,
             pool,
-            self._door.metrics.live,
-            self._door.streams.__len__,
+            self._services.metrics.live,
+            self._services.streams.__len__,
             settings,
             [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
         )
         subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in websocket.scope["subprotocols"] else None
-        told = served_by(self._visit.line.model) | ignored(unknown)
+        told = served_by(self._context.record.model) | ignored(unknown)
         headers = [(name.encode(), text.encode()) for name, text in told.items()]
         try:
             await websocket.accept(subprotocol, headers)
             if (end := await self._run(session)) is not None:
-                self._visit.line.outcome = end.reason
+                self._context.record.outcome = end.reason
                 error = EventError(str(end), end.reason)
                 await self._send(events.error(error, kind=end.status.kind))
                 await websocket.close(end.status.close, str(end)[:100])
@@ -263,12 +264,12 @@ class _Connection:
                 return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
-            held = self._ticket.part()  # of a message, while it is handled
+            held = self._permit.child()  # of a message, while it is handled
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
                 await share.pay(events.cost_s(text))
-                self._door.callers.require_good(self._visit.caller)  # its key may be removed
+                self._services.keys.require_good(self._context.api_key)  # its key may be removed
                 await session.handle(text)
             except ApiError as error:
                 return error
@@ -276,7 +277,7 @@ class _Connection:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
                 return ApiError(RequestError(text), "too_many_errors")
             finally:
-                held.close()
+                held.release()
 
     async def _transcribe(self, model: str | None, window: UpdateWindow) -> Transcript:
         """Transcribe a window.
@@ -284,28 +285,24 @@ class _Connection:
         Raises:
             ApiError: there is no text.
         """
-        with self._visit.line.spans.part("decoding") as spans:
-            with self._ticket.part() as ticket:
-                target = Target(self._door.models.named(model), segments=False)
+        record, target = self._context.record, Target(self._services.models.named(model), False)
+        with record.span.part("decoding") as span:
+            with self._permit.child() as permit:
                 parts = request_parts(window.request(self._config), samples=window.audio)
-                ticket.charge(sum(map(len, parts)))
-                exchange = self._door.upstreams.send(
-                    *(target, parts, ticket),
-                    streamed=False,
-                    spans=spans,
-                    sound=AudioLength(window.duration_s),
-                    priority="live",
-                )
-            with exchange:
-                transcript = read_transcript(await exchange.only_answer())
-            spans.answered(transcript.phases)
-        self._visit.line.queued(transcript.timings.queue_s)
+                permit.charge(sum(map(len, parts)))
+                audio = AudioLength(window.duration_s)
+                request = EngineRequest(target, parts, priority="live", audio=audio)
+                call = self._services.engines.start(request, permit, span)
+            with call:
+                transcript = await call.transcript()
+            span.answered(transcript.phases)
+        record.queued(transcript.timings.queue_s)
         return transcript
 
     async def _send(self, event: Event) -> None:
         await self._websocket.send_text(to_json(event))
         if event["type"] == events.DELTA:
-            self._visit.line.text_sent()
+            self._context.record.text_sent()
 
 
 def _authorization(websocket: WebSocket) -> str | None:
@@ -342,16 +339,16 @@ class _SecretRequest:
     session: dict[str, Any] | None = None
 
 
-async def make_client_secret(request: Request, door: Services) -> Response:
+async def make_client_secret(services: Services, request: Request) -> Response:
     """Answer with a client secret in the name of the request's API key.
 
     Raises:
         ApiError: there is no valid API key, or the body is wrong.
     """
-    caller = door.callers.identify(request.headers.get("authorization"))
-    with contextlib.closing(door.admission.admit(caller.account)) as ticket:
-        limits = door.upload_timeout_s, _MAX_SECRET_BYTES
-        body = await json_object(request, ticket, *limits, "the body", empty=b"{}")
+    api_key = services.keys.identify(request.headers.get("authorization"))
+    with services.admission.admit(api_key) as permit:
+        limits = services.config.server.upload_timeout_s, _MAX_SECRET_BYTES
+        body = await json_object(request, permit, *limits, "the body", empty=b"{}")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
         wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
@@ -362,7 +359,7 @@ async def make_client_secret(request: Request, door: Services) -> Response:
     event = events.ClientEvent("session.update", None, {"session": changes})
     try:
         settings, warnings = events.read_update(
-            event, SessionSettings(), door.models.named, begun=False
+            event, SessionSettings(), services.models.named, begun=False
         )
     except EventError as error:
         raise field_error(error.param or "session", str(error), error.code) from error
@@ -371,10 +368,10 @@ async def make_client_secret(request: Request, door: Services) -> Response:
     seconds = wanted.expires_after.seconds if wanted.expires_after else _SECRET_S
     secret = ClientSecret(
         round(time.time()) + seconds,
-        caller.key.public_id if caller.key else "",
+        api_key.key.public_id if api_key.key else "",
         split_unknown(SessionSettings, changes)[0],
     )
     session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}
-    value = door.client_secrets.sign(secret)
+    value = services.client_secrets.sign(secret)
     answer = {"value": value, "expires_at": secret.expires_at, "session": session}
     return JSONResponse(events.with_warnings(answer, warnings))

@@ -1,7 +1,7 @@
-"""The log: one line of each request, and what else the gateway says, which is a few times a minute.
+"""The log: one line per request, and messages of the gateway, a few times a minute.
 
-Whatever a client can make the gateway say without having been served, it can make it say a million
-times. No line has audio, texts or keys in it.
+A client that is not served can cause a message a million times, so messages are rate-limited. No
+line has audio, texts or keys in it.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from serve.contract.server_config import LogKind
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 
 MOST = 30
-"""Lines a minute, of each place in the source that speaks."""
+"""Maximum lines a minute of each logging call."""
 MOST_REFUSALS = 120
-"""Lines a minute of refused requests, of each key and reason."""
+"""Maximum lines a minute of rejected requests of one key and reason."""
 OK = "ok"
 """The outcome of a request that was answered."""
 
 _MINUTE_S = 60.0
-_WAITING = 10_000  # lines that are formatted and not written
+_WAITING = 10_000  # maximum of lines that are formatted and not written
 FLUSH_S = 1.0
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 
@@ -38,58 +38,56 @@ requests = logging.getLogger("earshot.requests")
 
 @dataclasses.dataclass
 class LogRecord:
-    """A line of the log, of a request or of a live stream."""
+    """The log record of a request or of a live stream."""
 
     id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
-    route: str = ""  # label of the metrics; empty as long as it is for no transcript
-    trace_id: str = ""  # where requests are traced
-    key: str = ""  # its key's name
-    model: str = ""  # that it was given to
+    route: str = ""  # label of the metrics; empty until the request is known to be for a transcript
+    trace_id: str = ""  # if the request is traced
+    key: str = ""  # the API key's name
+    model: str = ""  # the product that the request is for
     audio_s: float | None = None
-    queue_s: float | None = None  # before its first window is taken up; the longest of a stream's
+    queue_s: float | None = None  # until its first window is started; a stream's longest
     first_text_s: float | None = None  # since it came, as the total
     total_s: float | None = None
-    outcome: str = ""  # OK, or why it was refused, as in the metrics
-    param: str = ""  # the field that was refused
-    # What follows is no part of the log.
+    outcome: str = ""  # OK, or the reason of its rejection, as in the metrics
+    param: str = ""  # the field that was rejected
+    # The following fields are not part of the log.
     began_s: float = dataclasses.field(default_factory=time.monotonic)
-    left: Callable[[], Mapping[str, str]] = dict
-    """Headers of its answer that tell what its key may have."""
+    limit_headers: Callable[[], Mapping[str, str]] = dict
+    """Returns headers of the answer that tell the limits of its key."""
     header: Callable[[str], str | None] = lambda name: None
-    """What its client has sent as a header, or as metadata of gRPC."""
-    path: str = ""  # of its address, over HTTP
-    status: str = ""  # how it ended, as gRPC's
-    http_status: int = 0  # and as HTTP's, over that
-    spans: RequestSpan = NO_SPAN
+    """Returns a header, or gRPC metadata, that the client sent."""
+    path: str = ""  # of its URL; empty over gRPC and for jobs
+    status: str = ""  # how it ended, as a status of gRPC
+    http_status: int = 0  # and as one of HTTP
+    span: RequestSpan = NO_SPAN
 
     def add_audio(self, audio_s: float) -> None:
-        """Note that it had so much more audio."""
+        """Add seconds of audio."""
         self.audio_s = (self.audio_s or 0.0) + audio_s
 
     def queued(self, queue_s: float | None) -> None:
-        """Note that it has waited for so long; None: that is not known."""
+        """Note seconds in the queue; None: they are unknown."""
         if queue_s is not None:
             self.queue_s = max(self.queue_s or 0.0, queue_s)
 
     def text_sent(self) -> float | None:
-        """Note that text was sent; return the seconds since it came, where that is the first."""
+        """Note that text was sent; return the seconds until then if it is the first."""
         if self.first_text_s is not None:
             return None
         self.first_text_s = time.monotonic() - self.began_s
         return self.first_text_s
 
     def write(self) -> None:
-        """Write it, at its end."""
-        self.spans.end(self)
+        """Write the record."""
         if not requests.isEnabledFor(logging.INFO):
             return
         self.total_s = time.monotonic() - self.began_s
-        fields = {
-            name: value for name in _FIELDS if (value := getattr(self, name)) not in ("", None)
-        }
+        values = {name: getattr(self, name) for name in _FIELDS}
         fields = {
             name: round(value, 4) if isinstance(value, float) else value
-            for name, value in fields.items()
+            for name, value in values.items()
+            if value not in ("", None)
         }
         place = None if self.outcome == OK else (self.outcome, self.key)
         text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
@@ -105,53 +103,53 @@ _FIELDS = tuple(
 
 
 def _shown(value: object) -> str:
-    """Show a value in a line of text, as one word and in one line."""
+    """Show a value as one word of a line."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 @dataclasses.dataclass
-class _Place:
+class _SourceCounter:
     since_s: float
     lines: int = 0
-    left_out: int = 0
+    dropped: int = 0
 
 
 class LogRateLimiter(logging.Filter):
-    """Lets a few lines through of each place in the source, in each minute.
+    """Passes a few lines of each logging call in each minute.
 
-    The first of the next minute tells how many were left out. A record may name a place of its own,
-    or None: then it always comes through.
+    The first line of the next minute tells how many were dropped. A record may name a `place` of
+    its own; None: it always passes.
 
     Args:
-        clock: in seconds.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: dict[Hashable, _Place] = {}
+        self._places: dict[Hashable, _SourceCounter] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
+        """Return whether a record passes."""
         named = getattr(record, "place", (record.pathname, record.lineno))
         if named is None:
             return True
         now_s, most = self._clock(), getattr(record, "most", MOST)
-        place = self._places.setdefault(named, _Place(now_s))
+        place = self._places.setdefault(named, _SourceCounter(now_s))
         if now_s - place.since_s >= _MINUTE_S:
-            if place.left_out:
-                record.msg = f"{record.getMessage()} (and {place.left_out} more before)"
+            if place.dropped:
+                record.msg = f"{record.getMessage()} (and {place.dropped} more before)"
                 record.args = ()
-                record.left_out = place.left_out
-            place.since_s, place.lines, place.left_out = now_s, 0, 0
+                record.left_out = place.dropped
+            place.since_s, place.lines, place.dropped = now_s, 0, 0
         place.lines += 1
-        place.left_out += place.lines > most
+        place.dropped += place.lines > most
         return place.lines <= most
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people."""
+    """Writes lines for people."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -162,10 +160,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """Lines that are JSON objects."""
+    """Writes lines that are JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Return a record as JSON."""
         line: dict[str, Any] = {
             "time": self.formatTime(record),
             "level": record.levelname,
@@ -180,12 +178,12 @@ class JsonFormatter(TextFormatter):
 
 
 class AsyncLogHandler(logging.Handler):
-    """Writes in a thread of its own, so that a reader who is slow, or stands still, stops nobody.
+    """Writes in a thread of its own, so that a slow or stalled reader stops no request.
 
-    What is too much for it is left out, and how much that was is said.
+    Lines beyond the queue's size are dropped, and a line tells how many.
 
     Args:
-        descriptor: where to.
+        descriptor: the file that it writes to.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -196,7 +194,7 @@ class AsyncLogHandler(logging.Handler):
         Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Queue a record."""
         try:
             if self._left_out:
                 self._lines.put_nowait(self.format(_unread(self._left_out)))
@@ -206,7 +204,7 @@ class AsyncLogHandler(logging.Handler):
             self._left_out += 1
 
     def flush(self) -> None:
-        """Wait until all is written, but not for long."""
+        """Wait until all is written, for at most `FLUSH_S`."""
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(self._is_empty, FLUSH_S)
 
@@ -219,7 +217,7 @@ class AsyncLogHandler(logging.Handler):
             try:
                 while left:
                     left = left[os.write(self._descriptor, left) :]
-            except OSError:  # the disk is full, or the reader has gone: there is nobody to tell
+            except OSError:  # the disk is full, or the reader has gone
                 pass
             finally:
                 self._lines.task_done()
@@ -231,11 +229,11 @@ def _unread(lines: int) -> logging.LogRecord:
 
 
 def prepare(kind: LogKind, descriptor: int | None = None) -> None:
-    """Begin to write the log of this process.
+    """Set up the log of this process.
 
     Args:
-        kind: what its lines look like; "off": there are none of requests.
-        descriptor: where lines of requests go; None: to the others, which go to stderr.
+        kind: the format of lines; "off": requests have none.
+        descriptor: the file for lines of requests; None: stderr, as for other lines.
     """
     formatter = JsonFormatter() if kind == "json" else TextFormatter()
     few = LogRateLimiter()

@@ -2,21 +2,18 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
-from serve.gateway.overload.metrics import TargetMetrics
-from serve.gateway.overload.target import Targets
 from serve.gateway.shadow.figures import ShadowMetrics
-from serve.gateway.upstream.own import OwnTriton
+from serve.gateway.target import LatencyTarget
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
@@ -33,11 +30,11 @@ _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class LiveMetrics:
-    """Counters of live text.
+    """Metrics of live text.
 
     Args:
-        registry: where.
-        streams: those that there are now.
+        registry: the registry that they are added to.
+        streams: the open streams.
     """
 
     def __init__(self, registry: CollectorRegistry, streams: Sized) -> None:
@@ -60,14 +57,13 @@ class LiveMetrics:
 
 
 class UpstreamMetrics:
-    """Counters of the engines behind the gateway, by device.
+    """Metrics of the engines, by device.
 
     Args:
-        registry: where.
+        registry: the registry that they are added to.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
         self._requests = Counter(
             "earshot_gateway_upstream_requests",
             "Requests given to a server by how it ended them, as a gRPC status",
@@ -87,36 +83,40 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def watch(self, servers: Iterable[OwnTriton]) -> None:
-        """Tell of these servers."""
-        for server in servers:
-            inflight = self._inflight.labels(server.name)
-            inflight.set_function(functools.partial(getattr, server, "inflight"))
-            self._takes.labels(server.name, server.model).set_function(server.takes)
-
-    def watch_targets(self, targets: Targets) -> None:
-        """Tell of the latency targets, where there are some."""
-        if targets.models:
-            self.registry.register(TargetMetrics(targets))
+    def watch(
+        self, engine: str, model: str, inflight: Callable[[], int], available: Callable[[], bool]
+    ) -> None:
+        """Add the gauges of an engine."""
+        self._inflight.labels(engine).set_function(inflight)
+        self._takes.labels(engine, model).set_function(available)
 
     def ended(self, upstream: str, status: str) -> None:
-        """Count a request that a server has ended with this status."""
+        """Count a request that an engine ended with this gRPC status."""
         self._requests.labels(upstream, status).inc()
 
 
 class Metrics:
-    """Counters of the gateway; each instance has its own.
+    """All metrics of a gateway's process.
 
     Args:
-        admission: what is under way.
-        streams: live ones.
-        watch: of the loop.
-        turns: those that wait for theirs.
-        usage: of the keys.
+        admission: counts what is in flight.
+        streams: the open live streams.
+        watch: measures the event loop.
+        turns: the connections over their time budget.
+        usage: counts what keys have had.
+        target: the latency target, if there is one.
+        model: the product's name.
     """
 
     def __init__(
-        self, admission: Admission, streams: Sized, watch: LoopWatch, turns: Sized, usage: Usage
+        self,
+        admission: Admission,
+        streams: Sized,
+        watch: LoopWatch,
+        turns: Sized,
+        usage: Usage,
+        target: LatencyTarget | None,
+        model: str,
     ) -> None:
         self.registry = CollectorRegistry()
         self.live = LiveMetrics(self.registry, streams)
@@ -162,38 +162,33 @@ class Metrics:
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         _add_gauges(self.registry, admission, watch, turns, usage)
+        if target is not None:
+            _add_target(self.registry, target, model)
 
     def count_audio(self, route: str, key: str, audio_s: float) -> None:
         """Count audio that has become text, or has come in over a live stream."""
         self._audio_s.labels(route, key).inc(audio_s)
 
     def delta(self, route: str, took_s: float) -> None:
-        """Note how long after its request a stream's first text was sent."""
+        """Count the seconds from a request to the first text of its stream."""
         self._first_delta_s.labels(route).observe(took_s)
 
     def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
-        """Count a request that was answered with this status; `reason` says why it was refused.
-
-        `key` is the name of its caller's; empty where there is none.
-        """
+        """Count a request by its gRPC status and API key; `reason` tells why it was rejected."""
         self._requests.labels(route, status, key).inc()
         if reason:
             self._refused.labels(reason).inc()
 
-    @contextlib.contextmanager
-    def timed(self, route: str) -> Iterator[None]:
-        """Measure how long a request is here."""
-        began_s = time.monotonic()
-        try:
-            yield
-            self._recent.append((time.monotonic(), time.monotonic() - began_s))
-        finally:
-            self._seconds.labels(route).observe(time.monotonic() - began_s)
+    def timed(self, route: str, took_s: float, answered: bool) -> None:
+        """Count the seconds from a request's arrival to its end."""
+        self._seconds.labels(route).observe(took_s)
+        if answered:
+            self._recent.append((time.monotonic(), took_s))
 
     def recent_s(self, window_s: float) -> list[float]:
-        """List how long each request took that was answered in the last so many seconds.
+        """Return the seconds of each request that was answered in a window before now.
 
-        Of very many the last ones.
+        Only the last `_RECENT` requests are known.
         """
         since_s = time.monotonic() - window_s
         return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
@@ -209,7 +204,11 @@ def _add_gauges(
     for name, text, read in (
         ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
         ("inflight_requests", "Requests under way", lambda: admission.requests),
-        ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+        (
+            "inflight_upload_bytes",
+            "Of gRPC messages not whole yet",
+            lambda: admission.uploading_bytes,
+        ),
         (
             "longest_turn_seconds",
             "Longest that the loop was at one thing in the last minute, to 50 ms",
@@ -226,17 +225,37 @@ def _add_gauges(
         gauge.set_function(read)
 
 
+def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) -> None:
+    prefix = "earshot_gateway_target"
+    text = "Within which 99 of 100 requests are to be answered"
+    Gauge(f"{prefix}_seconds", text, registry=registry).set(target.target_s)
+    for name, text, read in (
+        (
+            "forecast_seconds",
+            "In which 30 s of audio would be answered now",
+            lambda: target.state().forecast_s,
+        ),
+        (
+            "rate",
+            "Audio, in whole windows, that is decoded in a second",
+            lambda: target.state().rate,
+        ),
+    ):
+        gauge = Gauge(f"{prefix}_{name}", text, ("model",), registry=registry)
+        gauge.labels(model).set_function(read)
+
+
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """Put the page together, without the parts that cannot be had now.
+    """Write the page of all processes of a run, without the parts of those that are away.
 
     Args:
-        folder: of the run.
-        tritons: links to their folders, by their devices.
-        own: the gateway's part.
-        number: of this process among the gateway's.
-        processes: how many these are; where there are several, each has its number as a label.
+        folder: the run's folder.
+        tritons: links to the folders of its Tritons, by their devices.
+        own: the metrics of this process.
+        number: the number of this process among the gateway's.
+        processes: the number of these; if there are several, each has its number as a label.
     """
     pages = {}
     for device, triton in tritons.items():
@@ -257,9 +276,9 @@ async def whole_page(
 
 
 def joined(pages: Mapping[str, bytes], label: str) -> bytes:
-    """Join the pages of several processes: each number gets a label that says whose it is.
+    """Join the pages of several processes; each sample gets a label that names its process.
 
-    In Prometheus's text format all lines of a metric stand together, its description first.
+    In Prometheus's text format the lines of a metric are consecutive, its description first.
     """
     metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, numbers
     for whose, page in pages.items():
@@ -284,7 +303,7 @@ def _with_label(line: str, label: str, value: str) -> str:
 
 
 async def tritons_page(folder: Path) -> bytes:
-    """Ask one Triton, in this folder, for its page.
+    """Return the page of the Triton in this folder.
 
     Raises:
         OSError: Triton is away.

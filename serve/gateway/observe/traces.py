@@ -55,7 +55,7 @@ _RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNA
 _CONTEXT = tracecontext.TraceContextTextMapPropagator()
 
 
-class _Seldom(logging.Filter):
+class _LibraryLogFilter(logging.Filter):
     """Lets a place in a library's source say one line a minute; see `LogRateLimiter`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -118,7 +118,7 @@ class OtelTracer(RequestTracer):
 
     def __init__(self, endpoint: str, config: TracesConfig, spans: Counter) -> None:
         for name in (trace_exporter.__name__, "opentelemetry.sdk._shared_internal"):
-            logging.getLogger(name).addFilter(_Seldom())
+            logging.getLogger(name).addFilter(_LibraryLogFilter())
         for name in ("opentelemetry.trace.span", tracecontext.__name__):
             logging.getLogger(name).setLevel(logging.ERROR)  # warnings repeat clients' headers
         try:
@@ -130,11 +130,11 @@ class OtelTracer(RequestTracer):
         self._provider.add_span_processor(queue)
         self._tracer = self._provider.get_tracer("earshot")
 
-    def begin(self, line: LogRecord) -> RequestSpan:
+    def begin(self, record: LogRecord) -> RequestSpan:
         """Begin a request's; its caller's `traceparent` says below what."""
-        name, attributes = _named(line)
-        carrier = {key: line.header(key) or "" for key in ("traceparent", "tracestate")}
-        began_ns = time.time_ns() - round((time.monotonic() - line.began_s) * _NS)
+        name, attributes = _named(record)
+        carrier = {key: record.header(key) or "" for key in ("traceparent", "tracestate")}
+        began_ns = time.time_ns() - round((time.monotonic() - record.began_s) * _NS)
         span = self._tracer.start_span(
             name, _CONTEXT.extract(carrier), SpanKind.SERVER, attributes, start_time=began_ns
         )
@@ -172,13 +172,13 @@ def _resource() -> Resource:
     return resource
 
 
-def _named(line: LogRecord) -> tuple[str, dict[str, str]]:
+def _named(record: LogRecord) -> tuple[str, dict[str, str]]:
     """Return name and attributes that a request's span begins with."""
-    if (method := _RPC.get(line.route)) is not None:
+    if (method := _RPC.get(record.route)) is not None:
         attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
         return f"{_SERVICE}/{method}", attributes
-    method, route = _HTTP.get(line.route, ("POST", line.path))
-    attributes = {"http.request.method": method, "http.route": route, "url.path": line.path}
+    method, route = _HTTP.get(record.route, ("POST", record.path))
+    attributes = {"http.request.method": method, "http.route": route, "url.path": record.path}
     return f"{method} {route}", attributes
 
 
@@ -209,18 +209,15 @@ class _RecordedSpan(RequestSpan):
         span_id, flags = format_span_id(context.span_id), context.trace_flags
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
-    def given(self, server: str) -> None:
-        """See `RequestSpan`."""
-        self._given.append((time.time_ns(), server))
+    def given(self, engine: str) -> None:
+        self._given.append((time.time_ns(), engine))
 
     def answered(self, phases: Sequence[Phase]) -> None:
-        """See `RequestSpan`."""
         self._answered_ns = time.time_ns()
         self._phases = phases
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[RequestSpan]:
-        """See `RequestSpan`."""
         began_ns = time.time_ns()
         context = set_span_in_context(self._span)
         span = self._tracer.start_span(name, context, start_time=began_ns)
@@ -233,26 +230,25 @@ class _RecordedSpan(RequestSpan):
         finally:
             part._finish()
 
-    def end(self, line: LogRecord) -> None:
-        """See `RequestSpan`."""
+    def end(self, record: LogRecord) -> None:
         if not self.recorded:
             return
-        failed = line.http_status >= _SERVER_ERROR
-        if line.route in _RPC:
-            failed = line.status in _RPC_ERRORS
-            code = grpc.StatusCode[line.status or "UNKNOWN"].value[0]
+        failed = record.http_status >= _SERVER_ERROR
+        if record.route in _RPC:
+            failed = record.status in _RPC_ERRORS
+            code = grpc.StatusCode[record.status or "UNKNOWN"].value[0]
             self._span.set_attribute("rpc.grpc.status_code", code)
-        elif line.http_status:
-            self._span.set_attribute("http.response.status_code", line.http_status)
+        elif record.http_status:
+            self._span.set_attribute("http.response.status_code", record.http_status)
         if failed:
             self._span.set_status(StatusCode.ERROR)
-            self._span.set_attribute("error.type", line.outcome)
+            self._span.set_attribute("error.type", record.outcome)
         told = {
-            "request_id": line.id,
-            "model": line.model,
-            "key": line.key,
-            "audio_s": line.audio_s,
-            "outcome": line.outcome or OK,
+            "request_id": record.id,
+            "model": record.model,
+            "key": record.key,
+            "audio_s": record.audio_s,
+            "outcome": record.outcome or OK,
         }
         for name, value in told.items():
             if value not in ("", None):

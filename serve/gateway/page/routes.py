@@ -14,7 +14,6 @@ That transcribes nothing, so the only limit of a key that it counts for is that 
 """
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import errors
 from serve.gateway.context import Services
-from serve.gateway.edge.uploads import small_body
+from serve.gateway.edge.uploads import at_most, whole_body
 from serve.gateway.page.state import EngineStateReader
 from serve.speech.formats import render
 
@@ -57,7 +56,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: EngineStateReader, door: Services) -> list[BaseRoute]:
+def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]:
     """List the page's addresses."""
     files, splitting = _Files(directory=_WEB), asyncio.Lock()
 
@@ -65,14 +64,15 @@ def page_routes(state: EngineStateReader, door: Services) -> list[BaseRoute]:
         return await files.get_response("index.html", request.scope)
 
     async def tell_state(request: Request) -> Response:
-        door.callers.identify(request.headers.get("authorization"))
+        services.keys.identify(request.headers.get("authorization"))
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
 
     async def write_subtitles(request: Request) -> Response:
-        api_key = door.callers.identify(request.headers.get("authorization"))
-        with contextlib.closing(door.admission.admit(api_key.account)) as permit:
-            limit_s = door.upload_timeout_s
-            body = await small_body(request, permit, limit_s, MAX_BYTES, "the transcript")
+        api_key = services.keys.identify(request.headers.get("authorization"))
+        with services.admission.admit(api_key) as permit:
+            limit_s = services.config.server.upload_timeout_s
+            check = at_most(MAX_BYTES, "the transcript")
+            body = await whole_body(request, permit, limit_s, check)
             try:
                 async with splitting:  # one at a time: it keeps a processor busy
                     text = await asyncio.to_thread(_subtitles, body)

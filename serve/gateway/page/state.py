@@ -46,15 +46,15 @@ class EngineStateReader(Background):
     """Reads the server's state at intervals, as long as it is started.
 
     Args:
-        door: the gateway's services.
+        services: the gateway's services.
         config: the product's name, defaults and limits.
         pages: read each engine's metrics page from its Triton; raise an OSError if that is away.
     """
 
     def __init__(
-        self, door: Services, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
+        self, services: Services, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
     ) -> None:
-        self._door = door
+        self._services = services
         self._config = config
         self._pages = pages
         self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
@@ -64,7 +64,7 @@ class EngineStateReader(Background):
 
     async def read(self) -> None:
         """Read the state now."""
-        self._ready = await self._door.ready()
+        self._ready = await self._services.ready()
         for read_page, snapshots in zip(self._pages, self._snapshots, strict=True):
             try:
                 page = await read_page()
@@ -95,18 +95,18 @@ class EngineStateReader(Background):
                 name: sum(getattr(one, name) for one in last)
                 for name in ("queue", "slots_busy", "slots")
             },
-            "upstreams": [
+            "engines": [
                 {
                     "name": upstream.name,
-                    "models": {upstream.model: upstream.takes()},
+                    "models": {upstream.model: upstream.is_available()},
                     "requests": upstream.inflight,
                 }
-                for upstream in self._door.upstreams.servers
+                for upstream in self._services.engines.all
             ],
             "recent": {
                 "window_s": WINDOW_S,
                 "rtfx": sum(audio_s) / busy_s if busy_s else None,
-                **_latencies(self._door.metrics.recent_s(WINDOW_S)),
+                **_latencies(self._services.metrics.recent_s(WINDOW_S)),
             },
             "history": {
                 "interval_s": INTERVAL_S,
@@ -115,7 +115,7 @@ class EngineStateReader(Background):
         }
 
     def _status(self) -> str:
-        if self._door.admission.draining:
+        if self._services.admission.draining:
             return "draining"
         return "ready" if self._ready else "starting"
 

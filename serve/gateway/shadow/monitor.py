@@ -26,11 +26,11 @@ from serve.contract.errors import AccessError, OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ServerConfig
 from serve.gateway.background import Background
+from serve.gateway.engines import REFERENCE, EngineRequest, Engines
 from serve.gateway.errors import ApiError
-from serve.gateway.keys import ApiKeys
-from serve.gateway.kserve.checks import LENGTH
-from serve.gateway.kserve.messages import read_transcript
-from serve.gateway.limits import Account, Admission
+from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.kserve.messages import LENGTH, read_transcript
+from serve.gateway.limits import Admission
 from serve.gateway.models import Target
 from serve.gateway.shadow.figures import (
     ALL,
@@ -42,8 +42,6 @@ from serve.gateway.shadow.figures import (
     compare,
     pooled_cer,
 )
-from serve.gateway.upstream.outgoing import Outgoing
-from serve.gateway.upstream.pool import REFERENCE, Upstreams
 from serve.wire.tensors import INPUTS
 
 logger = logging.getLogger("earshot.gateway")
@@ -76,15 +74,15 @@ class _ClientCameError(Exception):
 class ShadowSample:
     """An answered request."""
 
-    request: Outgoing  # in one part; its upload is a link of the sample's own
+    request: EngineRequest  # in one part; its file is a link of the sample's own
     served: Transcript
     size: int  # bytes of the request and its file
 
     def remove(self) -> None:
         """Remove the sample's file."""
-        if self.request.upload:
+        if self.request.audio_file:
             with suppress(OSError):
-                os.unlink(self.request.upload)
+                os.unlink(self.request.audio_file)
 
 
 class SampleQueue:
@@ -106,22 +104,22 @@ class SampleQueue:
         """Count the samples."""
         return len(self._samples)
 
-    def add(self, request: Outgoing, served: Transcript) -> int:
+    def add(self, request: EngineRequest, served: Transcript) -> int:
         """Add a sample; return how many were dropped for want of room, itself perhaps.
 
         Raises:
             OSError: its file cannot be kept.
         """
         size = sum(map(len, request.parts))
-        if request.upload:
-            size += os.stat(request.upload).st_size
+        if request.audio_file:
+            size += os.stat(request.audio_file).st_size
         if size > self._max_bytes:
             return 1
-        upload = None
-        if request.upload:
-            upload = str(self._folder / f"shadow-{next(self._numbers)}")
-            os.link(request.upload, upload)
-        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], upload=upload)
+        link = None
+        if request.audio_file:
+            link = str(self._folder / f"shadow-{next(self._numbers)}")
+            os.link(request.audio_file, link)
+        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
         self._samples.append(ShadowSample(kept, served, size))
         self.bytes += size
         dropped = 0
@@ -160,24 +158,24 @@ class ShadowMonitor(Background):
 
     Args:
         config: the share of requests, and the reference.
-        upstreams: the way of samples to the reference.
+        engines: one of them answers the samples.
         metrics: the counters.
     """
 
-    def __init__(self, config: Config, upstreams: Upstreams, metrics: ShadowMetrics) -> None:
+    def __init__(self, config: Config, engines: Engines, metrics: ShadowMetrics) -> None:
         self.config = config.shadow
-        self.pending = SampleQueue(self.config.max_pending_mb * _MIB, upstreams.uploads)
+        self.pending = SampleQueue(self.config.max_pending_mb * _MIB, engines.uploads)
         self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
         self.worst: list[Mismatch] = []
         """The requests whose texts differ most, the worst first."""
         self.compared = 0
         self.drift = DriftCusum(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else ""
-        self._upstreams = upstreams
+        self._engines = engines
         self._metrics = metrics
         self._chance = random.Random(_SEED)
         self._uncounted = Admission(config.server)  # which counts no client's request
-        self._came = asyncio.Event()
+        self._came = engines.started
         self._busy_s = 0.0  # when a request was in flight last
         metrics.pending.set_function(lambda: len(self.pending))
         metrics.pending_bytes.set_function(lambda: self.pending.bytes)
@@ -185,10 +183,9 @@ class ShadowMonitor(Background):
     def start(self) -> None:
         """Begin, if any request is to be sampled."""
         if self.config.share:
-            self._upstreams.at_send = self._came.set
             super().start()
 
-    def watching(self, request: Outgoing) -> Callable[[Transcript], None] | None:
+    def watching(self, request: EngineRequest) -> Callable[[Transcript], None] | None:
         """Return a function that takes the request's answer, if the request becomes a sample."""
         if request.streamed or self._chance.random() >= self.config.share:
             return None
@@ -214,7 +211,7 @@ class ShadowMonitor(Background):
             "worst": [_as_json(mismatch) for mismatch in self.worst],
         }
 
-    def _add(self, request: Outgoing, served: Transcript) -> None:
+    def _add(self, request: EngineRequest, served: Transcript) -> None:
         self._metrics.sampled.inc()
         try:
             self._metrics.dropped.inc(self.pending.add(request, served))
@@ -248,7 +245,7 @@ class ShadowMonitor(Background):
         """Return when a sample waits, and nothing has been in flight for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
-            if self._came.is_set() or self._upstreams.under_way:
+            if self._came.is_set() or self._engines.calls:
                 self._busy_s = clock()
                 self._came.clear()
             elif len(self.pending) and clock() >= self._busy_s + self.config.idle_s:
@@ -279,13 +276,12 @@ class ShadowMonitor(Background):
             for_reference, bytes(request.parts[0]), self.config.beam_size
         )
         target = Target(self._reference or request.target.model, segments=False)
-        with self._uncounted.let_in(Account("")) as permit:
-            exchange = self._upstreams.send(
-                target, [message], permit, False, request.upload, priority="job"
-            )
+        again = EngineRequest(target, [message], audio_file=request.audio_file, priority="job")
+        with self._uncounted.admit_unchecked(ApiKey("")) as permit:
+            call = self._engines.start(again, permit)
         self._came.clear()  # the sample's own request has set it
-        with exchange:
-            answer = asyncio.ensure_future(exchange.only_answer())
+        with call:
+            answer = asyncio.ensure_future(call.response())
             came = asyncio.ensure_future(self._came.wait())
             try:
                 await asyncio.wait((answer, came), return_when=asyncio.FIRST_COMPLETED)
@@ -331,7 +327,7 @@ class ShadowMonitor(Background):
 
 
 async def answer_findings(
-    request: Request, monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig
+    monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig, request: Request
 ) -> Response:
     """Answer GET /v1/shadow.
 
@@ -339,7 +335,7 @@ async def answer_findings(
         ApiError: the request's key is not a reader's.
     """
     api_key = keys.identify(request.headers.get("authorization"))
-    if not (api_key.name in monitor.config.readers if keys.named else server.on_loopback):
+    if not (api_key.name in monitor.config.readers if keys.required else server.on_loopback):
         error = AccessError("texts of others are shown to the keys of shadow.readers alone")
         raise ApiError(error, "reader")
     return JSONResponse(monitor.findings(), headers={"Cache-Control": "no-store"})

@@ -102,24 +102,24 @@ def test_others_reach_no_server_without_keys_unless_told(path):
 def test_requests_of_a_minute(clock):
     caller = ApiKey("alice", Key("", requests_per_minute=3), clock)
     for _ in range(3):
-        caller.begin()
-    refusal = refused(caller.begin)
+        caller.count_request()
+    refusal = refused(caller.count_request)
     assert (refusal.reason, refusal.retry_after_s) == ("key_limit", 20)
     assert str(refusal) == "the key alice has used up its requests_per_minute; try again in 20 s"
     clock.now_s += 20
-    caller.begin()
-    assert refused(caller.begin).retry_after_s == 20
+    caller.count_request()
+    assert refused(caller.count_request).retry_after_s == 20
     clock.now_s += 10_000
     for _ in range(3):
-        caller.begin()
-    refused(caller.begin)
+        caller.count_request()
+    refused(caller.count_request)
 
 
 def test_what_is_left_is_told_as_openai_tells_it(clock):
     caller = ApiKey("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
-    caller.begin()
+    caller.count_request()
     caller.count_audio(40.0)
-    assert caller.left() == {
+    assert caller.limit_headers() == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -127,7 +127,7 @@ def test_what_is_left_is_told_as_openai_tells_it(clock):
         "x-ratelimit-remaining-audio-seconds": "0",
         "x-ratelimit-reset-audio-seconds": "80s",
     }
-    assert ApiKey("bob", Key(""), clock).left() == {}
+    assert ApiKey("bob", Key(""), clock).limit_headers() == {}
 
 
 def test_audio_that_is_limited_must_be_told(clock):

@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
-from serve.gateway.kserve.checks import check_request
+from serve.gateway.kserve.messages import check_request
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
 from tests.gateways import message
 

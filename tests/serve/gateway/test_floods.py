@@ -203,4 +203,4 @@ def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
     with contextlib.suppress(ConnectionError):
         client.socket.sendall(frame(1, bytes(3 * 2**20), length=2**23))
     assert ended_with(client) == 1008
-    until(lambda: running.door.admission.bytes == 0)
+    until(lambda: running.services.admission.bytes == 0)

@@ -94,7 +94,7 @@ def test_large_audio_goes_by_the_disk(running):
     ended(running, accepted(running, audio)["id"])
     (file,) = running.triton.files.values()
     assert file[:] == audio
-    assert list(running.door.upstreams.uploads.iterdir()) == []
+    assert list(running.services.engines.uploads.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_job_is_cancelled_while_it_is_worked_on(start, config):
         status, _, body = running.ask("POST", f"{JOBS}/{job['id']}/cancel", b"")
         assert (status, json.loads(body)["status"]) == (200, "cancelled")
     until(lambda: running.triton.cancelled)
-    until(lambda: running.door.admission.requests == 0)
+    until(lambda: running.services.admission.requests == 0)
     third = ended(running, accepted(running)["id"])
     status, _, body = running.ask("POST", f"{JOBS}/{third['id']}/cancel", b"")
     assert (status, json.loads(body)["status"]) == (200, "completed")

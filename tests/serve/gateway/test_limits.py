@@ -4,10 +4,10 @@ import pytest
 
 from serve.contract.server_config import LiveConfig, ServerConfig
 from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 from serve.gateway.limits import (
     MAX_MARKS,
     MAX_NUMBERS,
-    Account,
     Admission,
     PendingBytes,
     StreamSlots,
@@ -23,28 +23,26 @@ def admission():
 
 
 def test_a_key_has_as_many_requests_at_once_as_it_may(admission):
-    alice, bob = Account("alice"), Account("bob")
+    alice, bob = ApiKey("alice"), ApiKey("bob")
     alice.max_requests = 2
     for _ in range(3):  # what has ended leaves room
-        tickets = [admission.admit(alice) for _ in range(2)]
+        permits = [admission.admit(alice) for _ in range(2)]
         with pytest.raises(ApiError, match="alice has used up its requests_at_once"):
             admission.admit(alice)
-        admission.admit(bob).close()
-        for ticket in tickets:
-            ticket.close()
+        admission.admit(bob).release()
+        for permit in permits:
+            permit.release()
     assert (alice.requests, admission.requests) == (0, 0)
 
 
 def test_bytes_count_up_to_the_limits_of_a_request_and_of_all(admission):
-    with admission.admit(Account("")) as first, admission.admit(Account("")) as second:
+    with admission.admit(ApiKey("")) as first, admission.admit(ApiKey("")) as second:
         first.charge(2 * MIB)
         with pytest.raises(ApiError, match=f"{2 * MIB + 1} bytes or more"):
             first.charge(1)
         second.charge(MIB)
         with pytest.raises(ApiError, match=r"requests of 3 MiB are under way, of 3"):
             second.charge(1)
-    first.close()
-    second.close()
     assert admission.bytes == 0
 
 
@@ -61,11 +59,11 @@ def test_bytes_of_a_connection_that_are_no_request_yet_count_as_often_as_they_co
 
 
 def test_a_key_has_as_many_streams_as_it_may():
-    streams, account = StreamSlots(LiveConfig()), Account("alice")
+    streams, account = StreamSlots(LiveConfig()), ApiKey("alice")
     account.max_streams = 1
     for _ in range(2):
-        with streams.one_more(account, print):
-            with pytest.raises(ApiError, match="live_streams"), streams.one_more(account, print):
+        with streams.register(account, print):
+            with pytest.raises(ApiError, match="live_streams"), streams.register(account, print):
                 pass
             assert len(streams) == account.streams == 1
     assert len(streams) == account.streams == 0

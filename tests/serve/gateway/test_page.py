@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from serve.contract.config import Config
-from serve.gateway.context import Services
+from serve.gateway.background import LoopWatch
+from serve.gateway.edge.budget import Turns
+from serve.gateway.engines import EngineAddress
 from serve.gateway.page import routes, state
 from serve.gateway.page.state import EngineStateReader
-from serve.gateway.upstream.own import OwnEngine
+from serve.gateway.run import open_services
 from tests.gateways import json_request
 
 WEB = Path(state.__file__).parent / "web"
@@ -62,13 +64,14 @@ def told(tmp_path):
 
     def told(*pages, others=(), took_s=()):
         async def run():
-            door = Services(Config(), tmp_path, [OwnEngine("cpu", tmp_path)], tmp_path / "alive")
-            door.ready = ready
-            door.metrics.recent_s = lambda window_s: list(took_s)
-            looking = EngineStateReader(door, Config(), [reader(pages), *map(reader, others)])
+            watch, address = LoopWatch(tmp_path / "alive"), EngineAddress("cpu", tmp_path)
+            services = open_services(Config(), tmp_path, [address], watch, Turns())
+            object.__setattr__(services, "ready", ready)
+            services.metrics.recent_s = lambda window_s: list(took_s)
+            looking = EngineStateReader(services, Config(), [reader(pages), *map(reader, others)])
             for _ in pages:
                 await looking.read()
-            await door.upstreams.close()
+            await services.engines.close()
             return json.loads(json.dumps(looking.found))
 
         async def ready():
@@ -218,4 +221,4 @@ def test_a_transcript_that_is_too_large_is_refused(running, monkeypatch):
     monkeypatch.setattr(routes, "MAX_BYTES", 100)
     assert ask(running)[0] == 413
     assert running.ask("GET", "/subtitles")[0] == 405
-    assert not running.gateway.door.admission.requests
+    assert not running.gateway.services.admission.requests

@@ -120,8 +120,8 @@ def gateway(tmp_path_factory):
     with contextlib.closing(running):
         yield running
         running.triton.release()
-        until(lambda: running.door.admission.requests == 0)
-        assert running.door.admission.bytes == 0
+        until(lambda: running.services.admission.requests == 0)
+        assert running.services.admission.bytes == 0
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ def refuse(gateway, monkeypatch):
         def no_one(authorization_or_caller):
             raise refusal_of(name)
 
-        monkeypatch.setattr(gateway.door.callers, "identify", no_one)
-        monkeypatch.setattr(gateway.door.callers, "require_good", no_one)
+        monkeypatch.setattr(gateway.services.keys, "identify", no_one)
+        monkeypatch.setattr(gateway.services.keys, "require_good", no_one)
         return refusal_of(name)
 
     return refuse

@@ -10,6 +10,7 @@ import pytest
 from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
+from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
 from serve.gateway.observe.log import (
     MOST,
@@ -18,7 +19,6 @@ from serve.gateway.observe.log import (
     LogRateLimiter,
     LogRecord,
 )
-from serve.gateway.upstream.calls import SERVICE
 from serve.wire import tensors
 from tests.gateways import (
     END,

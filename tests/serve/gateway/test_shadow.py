@@ -52,7 +52,7 @@ def metric(running, name):
 
 
 def compared(running, count):
-    until(lambda: running.door.shadow.compared == count)
+    until(lambda: running.services.shadow.compared == count)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, s
     chance = random.Random(20)
     expected = sum(chance.random() < share for _ in range(40))
     assert metric(running, "earshot_shadow_sampled_total") == expected
-    assert len(running.door.shadow.pending) == expected
+    assert len(running.services.shadow.pending) == expected
 
 
 def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running):
@@ -90,7 +90,7 @@ def test_a_request_of_each_door_is_sampled(running):
     compared(running, 1)
     running.call()(message("hello"))
     compared(running, 2)
-    assert [one.edits for one in running.door.shadow.window] == [1, 0]
+    assert [one.edits for one in running.services.shadow.window] == [1, 0]
 
 
 def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
@@ -98,7 +98,7 @@ def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
     compared(running, 1)
     files = list(running.triton.files.values())
     assert len(files) == 2
-    until(lambda: not list(running.door.upstreams.uploads.iterdir()))
+    until(lambda: not list(running.services.engines.uploads.iterdir()))
 
 
 def test_streams_and_answers_in_part_are_no_samples(running):
@@ -118,7 +118,7 @@ def test_the_reference_waits_until_nothing_is_under_way(running):
         until(lambda: running.triton.waiting)
         infer(running)
         running.run(asyncio.sleep(4 * LOOK_S))
-        assert (len(running.door.shadow.pending), len(asked(running))) == (1, 2)
+        assert (len(running.services.shadow.pending), len(asked(running))) == (1, 2)
         running.triton.release()
         client.result(WAIT_S)
     compared(running, 2)
@@ -143,11 +143,11 @@ def test_what_has_no_room_is_dropped_and_counted(start):
     for _ in range(3):
         running.call()(message("hello", samples=samples))
     assert metric(running, "earshot_shadow_dropped_total") == 1
-    assert len(running.door.shadow.pending) == 2
+    assert len(running.services.shadow.pending) == 2
     assert 8 * samples < metric(running, "earshot_shadow_pending_bytes") < 2**20
     running.transcribe(AUDIO)  # larger than all the room
     assert metric(running, "earshot_shadow_dropped_total") == 2
-    assert len(running.door.shadow.pending) == 2
+    assert len(running.services.shadow.pending) == 2
 
 
 def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(running):

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton_grpc
 from serve.contract.errors import ConfigError
 from serve.contract.server_config import TracesConfig
 from serve.gateway.observe.log import JsonFormatter
-from serve.gateway.observe.tracing import open_traces
+from serve.gateway.observe.spans import open_tracer
 from tests.collector import Collector, tree
 from tests.gateways import (
     TRANSCRIPTIONS,
@@ -193,7 +193,7 @@ def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, mon
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         running.transcribe()
-        running.run(running.door.traces.close())
+        running.run(running.services.tracer.close())
         assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
         assert 'state="sent"' not in running.page()
         until(lambda: not [t for t in threading.enumerate() if t.name == "spans"])
@@ -226,7 +226,7 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
         monkeypatch.setenv(name, value.format(collector.endpoint))
     running = start()
     running.transcribe()
-    running.run(running.door.traces.close())
+    running.run(running.services.tracer.close())
     assert bool(collector.spans) == posted
     for span in collector.spans:
         assert span.resource["service.name"] == "asr" and span.resource["deployment"] == "test"
@@ -242,7 +242,7 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
 def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="OTEL_"):
-        open_traces(TracesConfig("http://127.0.0.1:4318"), None)
+        open_tracer(TracesConfig("http://127.0.0.1:4318"), None)
 
 
 # ---------------------------------------------------------------- hostile headers

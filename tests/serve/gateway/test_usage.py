@@ -181,7 +181,7 @@ def test_a_key_whose_day_is_used_up(start, keys_file):
     check_refused_everywhere(running)
     (row,) = rows_of(running, headers=ALICE)
     assert row == {
-        "day": running.door.usage.day,
+        "day": running.services.usage.day,
         "model": "demo",
         "requests": 2,
         "audio_seconds": 2 * ANSWER_S,
@@ -200,7 +200,7 @@ def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_
         for _ in range(2):
             client.transcribe(b"RIFF")
     until(lambda: beside.ask("POST", INFER, b"{}", ALICE)[0] == 429)  # within a second or two
-    first.run(first.door.usage.close())
+    first.run(first.services.usage.close())
     check_refused_everywhere(start(keys_file=keys_file, usage_file=str(path)))
 
 

@@ -257,7 +257,7 @@ def test_text_that_is_none_ends_the_session_and_leaves_no_trace(talk, caplog):
     with pytest.raises(ConnectionClosed):
         client.next()
     assert client.socket.close_code == 1007
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
     assert "Traceback" not in caplog.text
 
 
@@ -304,7 +304,7 @@ def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monk
     # Nobody reads from it now, and still it is seen to go.
     client.socket.socket.shutdown(socket.SHUT_RDWR)
     thread.join()
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(talk):
@@ -315,7 +315,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     client.socket.socket.shutdown(socket.SHUT_RDWR)
     until(lambda: triton.ended)
     assert triton.cancelled == triton.ended
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
     assert "earshot_live_streams 0.0" in client.running.page()
 
 
