@@ -1,7 +1,7 @@
-"""A client's settings of its session: OpenAI's transcription session, checked part by part.
+"""The settings of a session, as OpenAI's transcription sessions have them, and their checks.
 
-An update says only what changes. A warning names the settings that have no effect here, and all
-unknown keys. An error names a wrong value of a known key.
+An update has only what changes. A warning names the settings without effect here, and all unknown
+keys. An error names a wrong value of a known key.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
@@ -54,7 +54,7 @@ Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 HYPOTHESIS = "earshot.hypothesis"
-"""The event of ours that `include` may name, with what is heard and not final yet."""
+"""Our event that `include` may name; it has the text that is not final yet."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class Transcription:
-    """The settings of how audio becomes text."""
+    """The settings of transcription."""
 
     model: str | None = None  # None: the server's
-    # None, "auto" and "": found in each utterance
+    # None, "auto" and "": detected in each utterance
     language: Annotated[LanguageOrAuto | None, BeforeValidator(_named)] = None
-    languages: tuple[Language, ...] | None = None  # among these; None: as configured
+    languages: tuple[Language, ...] | None = None  # to choose from; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
     phrases: tuple[str, ...] | None = None  # ours
-    delay: Delay | None = None  # how long words wait until they are final; None: minimal
+    delay: Delay | None = None  # of words until they are final; None: minimal
 
     @property
     def boosted(self) -> tuple[str, ...]:
@@ -86,21 +86,21 @@ class Transcription:
 
 @dataclasses.dataclass(frozen=True)
 class ServerVad:
-    """The settings by which the server finds utterances by itself."""
+    """The settings by which the server finds the ends of utterances."""
 
     type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of speech's probability
-    prefix_padding_ms: Milliseconds = 300  # kept from before it begins
-    silence_duration_ms: Milliseconds = 500  # after which it has ended
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the probability of speech
+    prefix_padding_ms: Milliseconds = 300  # before an utterance that belong to it
+    silence_duration_ms: Milliseconds = 500  # after which it ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """All about the audio that comes in."""
+    """The settings of the audio."""
 
     format: Format = Format(rate=24_000)
     transcription: Transcription = Transcription()
-    turn_detection: ServerVad | None = ServerVad()  # None: the client says where utterances end
+    turn_detection: ServerVad | None = ServerVad()  # None: the client commits
     noise_reduction: None = None
 
 
@@ -111,7 +111,7 @@ class _Audio:
 
 @dataclasses.dataclass(frozen=True)
 class SessionSettings:
-    """A session as its client has it."""
+    """The settings of a session."""
 
     type: Literal["transcription"] = "transcription"
     audio: _Audio = _Audio()
@@ -119,15 +119,15 @@ class SessionSettings:
 
     @property
     def input(self) -> Input:
-        """All about the audio that comes in."""
+        """The settings of the audio."""
         return self.audio.input
 
 
 @dataclasses.dataclass(frozen=True)
 class SettingWarning:
-    """A warning that something which a client sent has no effect here."""
+    """A warning of something without effect that a client sent."""
 
-    param: str  # the name of the setting, key or URL parameter; or several with commas between
+    param: str  # the setting, key or URL parameter; or several, separated by commas
     message: str
 
 
@@ -135,9 +135,9 @@ class SettingError(Exception):
     """A setting is wrong, or cannot be honoured.
 
     Args:
-        message: what was found, and what was expected.
-        param: its name, as far as it is known.
-        code: what OpenAI calls such errors.
+        message: the value found, and the value expected.
+        param: the setting's name, if it is known.
+        code: OpenAI's name of such errors.
     """
 
     def __init__(self, message: str, param: str | None, code: str) -> None:
@@ -157,10 +157,9 @@ class _Ignored:
 
     Args:
         path: its name.
-        why: what a client is told that asks for it.
-        instead: from a value to what this server knows in its place, or `_GONE`; the same value:
-            it is known.
-        asks: whether a value asks for anything.
+        why: the reason that the warning gives.
+        instead: returns the value that this server uses in place of one, or `_GONE`.
+        asks: whether a value asks for something, so that a warning is due.
     """
 
     path: str
@@ -252,7 +251,7 @@ def updated(
 
 
 def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
-    """Warn of keys that are unknown and have no effect.
+    """Warn of unknown keys.
 
     Args:
         keys: their names, each with the known key that it resembles, or an empty text.
@@ -264,7 +263,7 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:
-    """Describe settings as a client is told them."""
+    """Return settings as a client gets them."""
     table = dataclasses.asdict(settings)
     if settings.input.format.rate is None:
         del table["audio"]["input"]["format"]["rate"]
@@ -274,7 +273,7 @@ def as_session(settings: SessionSettings) -> dict[str, Any]:
 def _with_turns(settings: SessionSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a session's table with the turn detection of the model that an update names.
 
-    A model without voice activity detection begins with null, any other with the default.
+    It is null for a model without voice activity detection, and the default for any other.
     """
     session = as_session(settings)
     model: Any = changes
@@ -295,7 +294,7 @@ def _has_turns(model: str) -> bool:
 def _without_ignored(
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
-    """Return changes as this server knows them, and warnings of the others."""
+    """Return changes without the settings that have no effect, and warnings of these."""
     root = {"session": copy.deepcopy(dict(changes))}
     warnings = []
     for ignored in _IGNORED:
@@ -319,7 +318,7 @@ def _is_list(value: object) -> bool:
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Merge tables, in which a later one's keys replace those of an earlier one."""
+    """Merge two tables; the new one's keys replace those of the old one."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     table = dict(old)
