@@ -28,7 +28,7 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import Share
 from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
-from serve.gateway.engines import EngineRequest
+from serve.gateway.engine import EngineRequest
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
 from serve.gateway.kserve.messages import request_parts

@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Transcript
-from serve.gateway.engines import EngineRequest
+from serve.gateway.engine import EngineRequest
 from serve.gateway.kserve.messages import LENGTH
 from serve.wire.tensors import INPUTS
 

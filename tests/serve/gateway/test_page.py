@@ -10,7 +10,7 @@ import pytest
 from serve.contract.config import Config
 from serve.gateway.background import LoopWatch
 from serve.gateway.edge.budget import Turns
-from serve.gateway.engines import EngineAddress
+from serve.gateway.engine import EngineAddress
 from serve.gateway.page import state, subtitles
 from serve.gateway.page.state import State
 from serve.gateway.run import open_services
