@@ -24,7 +24,7 @@ from serve.gateway.models import Models
 from serve.gateway.observe.log import OK, LogRecord
 from serve.gateway.observe.metrics import Metrics
 from serve.gateway.observe.spans import RequestTracer
-from serve.gateway.shadow.monitor import Shadow
+from serve.gateway.shadow.monitor import ShadowMonitor
 from serve.gateway.target import AudioLength, LatencyTarget
 from serve.gateway.usage import Usage
 
@@ -43,7 +43,7 @@ class Services:
     streams: StreamSlots
     engines: Engines
     target: LatencyTarget | None  # None: the configuration has no latency target
-    shadow: Shadow
+    shadow: ShadowMonitor
     metrics: Metrics
     tracer: RequestTracer
 

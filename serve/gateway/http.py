@@ -22,12 +22,12 @@ from serve.gateway.context import Services
 from serve.gateway.edge.headers import with_headers
 from serve.gateway.errors import as_kserve, exception_handlers
 from serve.gateway.kserve.http import kserve_routes, live
-from serve.gateway.live.route import Live
+from serve.gateway.live.route import RealtimeRoute
 from serve.gateway.observe.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
-from serve.gateway.page.state import State
+from serve.gateway.page.state import EngineStateReader
 
 _OFFERED = (
     "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
@@ -42,7 +42,10 @@ MetricsPage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    services: Services, metrics: MetricsPage, state: State, jobs: Sequence[BaseRoute] = ()
+    services: Services,
+    metrics: MetricsPage,
+    state: EngineStateReader,
+    jobs: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Build the application for clients.
 
@@ -64,7 +67,7 @@ def build_app(
         Route("/docs", _docs),
         Route("/openapi.json", _openapi),
         *kserve_routes(services),
-        WebSocketRoute("/v1/realtime", Live(services)),
+        WebSocketRoute("/v1/realtime", RealtimeRoute(services)),
         Mount("/v1", build_openai_app(services, jobs)),
     ]
     return _app(routes, services)

@@ -232,6 +232,24 @@ class Admission:
         if not self.requests:
             self._empty.set()
 
+    @contextlib.contextmanager
+    def sending(self, api_key: ApiKey, size: int) -> Iterator[None]:
+        """Count bytes of an answer as this key's for the length of a `with` block.
+
+        Raises:
+            ApiError: 429, there is no room for them.
+        """
+        self.require_room(0, size)
+        api_key.require_room(size)
+        api_key.bytes += size
+        self.bytes += size
+        try:
+            yield
+        finally:
+            api_key.bytes -= size
+            self.bytes -= size
+            self.trim_due |= size >= LARGE_BYTES
+
     def start_draining(self) -> None:
         """Reject new requests from now on."""
         self._draining = True

@@ -41,14 +41,14 @@ from serve.gateway.models import Models
 from serve.gateway.observe import log
 from serve.gateway.observe.metrics import Metrics, tritons_page, whole_page
 from serve.gateway.observe.spans import open_tracer
-from serve.gateway.page.state import State
-from serve.gateway.shadow.monitor import Shadow
+from serve.gateway.page.state import EngineStateReader
+from serve.gateway.shadow.monitor import ShadowMonitor
 from serve.gateway.target import LatencyTarget
 from serve.gateway.usage import Usage
 from serve.wire.folder import CONFIG, engine_links, gateway_alive, gateway_door, signing_key
 
 if TYPE_CHECKING:
-    from serve.gateway.jobs.routes import Jobs
+    from serve.gateway.jobs.routes import JobRoutes
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -85,7 +85,7 @@ class GatewayServer:
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = State(self.services, config, pages)
+        self.state = EngineStateReader(self.services, config, pages)
         whole = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(config, self.services) if config.jobs.folder else None
@@ -207,15 +207,15 @@ def open_services(
         streams=streams,
         engines=engines,
         target=target,
-        shadow=Shadow(config, engines, metrics.shadow),
+        shadow=ShadowMonitor(config, engines, metrics.shadow),
         metrics=metrics,
         tracer=open_tracer(config.traces, metrics.spans),
     )
 
 
-def _open_jobs(config: Config, services: Services) -> "Jobs":
+def _open_jobs(config: Config, services: Services) -> "JobRoutes":
     """Open the jobs; a server without jobs does not load their code."""
-    jobs: Jobs = pkgutil.resolve_name("serve.gateway.jobs.routes:Jobs")(config, services)
+    jobs: JobRoutes = pkgutil.resolve_name("serve.gateway.jobs.routes:JobRoutes")(config, services)
     return jobs
 
 

@@ -25,10 +25,12 @@ from typing import Any, TypeVar
 import grpc
 from starlette.requests import ClientDisconnect, Request
 
+from serve.contract.codec import parse_json
+from serve.contract.errors import shown
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
-from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload
+from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload, check_json
 
 _TICK_S = 0.05
 _TICKS_TO_TRIM = 5
@@ -90,6 +92,53 @@ async def whole_body(
     """Return a request's body; see `body_chunks`."""
     chunks = body_chunks(request, permit, limit_s, check)
     return b"".join([chunk async for chunk in chunks])
+
+
+async def small_body(
+    request: Request, permit: Permit, limit_s: float, max_bytes: int, name: str
+) -> bytes:
+    """Return a request's body; see `body_chunks`.
+
+    Args:
+        request: a request whose body has not been read.
+        permit: is charged with the bytes.
+        limit_s: the limit of time of the whole body.
+        max_bytes: the maximum of its bytes.
+        name: the body's name in errors.
+    """
+
+    def check(size: int) -> None:
+        if size > max_bytes:
+            raise errors.too_large(f"{name} has {size} bytes; expected at most {max_bytes}")
+
+    return await whole_body(request, permit, limit_s, check)
+
+
+async def json_object(
+    request: Request,
+    permit: Permit,
+    limit_s: float,
+    max_bytes: int,
+    name: str,
+    empty: bytes = b"",
+) -> Mapping[str, Any]:
+    """Return a request's body as a JSON object; see `small_body`.
+
+    Args:
+        empty: the JSON for which an empty body stands.
+
+    Raises:
+        ApiError: those of `small_body`; 400, the body is no JSON object.
+    """
+    text = await small_body(request, permit, limit_s, max_bytes, name)
+    check_json(text, name)
+    try:
+        found = parse_json(text or empty)
+    except ValueError as error:
+        raise errors.invalid(f"{name} is not JSON: {error}") from None
+    if not isinstance(found, Mapping):
+        raise errors.invalid(f"{name} is {shown(found)}; expected a JSON object")
+    return found
 
 
 async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:

@@ -52,7 +52,7 @@ _POSTGRESQL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class JobRecord:
     """A job without its result; times are seconds since 1970."""
 
     id: str
@@ -95,7 +95,7 @@ JOBS = sa.Table(
     # An alias of SQLite's own number of a row has this very type.
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
     # What may be large is behind the rest: SQLite reads a row from its beginning.
-    *(_column(field) for field in dataclasses.fields(Job) if field.name != "pairs"),
+    *(_column(field) for field in dataclasses.fields(JobRecord) if field.name != "pairs"),
     sa.Column("pairs", sa.Text, nullable=False),
     sa.Column("result", sa.Text),  # JSON of a transcript
     sa.UniqueConstraint("id"),
@@ -121,11 +121,11 @@ _INDEXES = (
 _ADD_STORED_BYTES = sa.text(
     f"ALTER TABLE {JOBS.name} ADD COLUMN stored_bytes BIGINT DEFAULT 0 NOT NULL"
 )
-_JOB = [_C[field.name] for field in dataclasses.fields(Job)]
+_JOB = [_C[field.name] for field in dataclasses.fields(JobRecord)]
 _BRIEF = [column for column in _JOB if column.name != "pairs"]
 
 
-class Table:
+class JobTable:
     """The table; its methods may be called by several threads.
 
     Args:
@@ -180,7 +180,7 @@ class Table:
 
     # ------------------------------------------------------------ what clients ask for
 
-    def add(self, job: Job) -> Job:
+    def add(self, job: JobRecord) -> JobRecord:
         """Keep a job; return it, or the one that its caller has sent under the same key."""
         texts = (job.pairs, job.url, job.webhook_url, job.filename, job.idempotency or "")
         stored = _ROW_BYTES + sum(len(text.encode()) for text in texts)
@@ -193,7 +193,7 @@ class Table:
             return there
         return job
 
-    def find(self, key: str, id: str) -> Job | None:
+    def find(self, key: str, id: str) -> JobRecord | None:
         """Find a key's job; its `pairs` are not read."""
         return _first(self._jobs(sa.select(*_BRIEF).where(_C.key == key, _C.id == id)))
 
@@ -202,7 +202,7 @@ class Table:
         rows = self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
         return next(((pairs, result) for pairs, result in map(tuple, rows)), None)
 
-    def newest(self, key: str, count: int, after: str) -> list[Job]:
+    def newest(self, key: str, count: int, after: str) -> list[JobRecord]:
         """List a key's jobs, the newest first, from behind the one that is named; no `pairs`."""
         jobs = sa.select(*_BRIEF).where(_C.key == key)
         if after:
@@ -236,7 +236,7 @@ class Table:
 
     def claim(
         self, now: float, until: float, key: str, not_models: Sequence[str], urls: bool
-    ) -> Job | None:
+    ) -> JobRecord | None:
         """Take a key's oldest job with a url, or with a file, until a time."""
         free = _free(now, not_models, urls)
         oldest = sa.select(_C.number).where(free, _C.key == key).order_by(_C.number).limit(1)
@@ -252,29 +252,29 @@ class Table:
         )
         return _first(self._jobs(taken.returning(*_JOB)))
 
-    def renew(self, job: Job, until: float) -> bool:
+    def renew(self, job: JobRecord, until: float) -> bool:
         """Keep a claim until another time; tell whether it was still the job's last."""
         return self._change(job, due=until)
 
-    def put_back(self, job: Job, due: float, counted: bool) -> bool:
+    def put_back(self, job: JobRecord, due: float, counted: bool) -> bool:
         """Let others have a claimed job from a time on; whether this try counts."""
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
 
-    def complete(self, job: Job, now: float, result: str, duration: float) -> bool:
+    def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:
         """Record a claimed job's result; tell whether this is its one end."""
         stored = _C.stored_bytes + len(result.encode())
         ending = _ending(COMPLETED, now)
         return self._change(job, **ending, result=result, duration=duration, stored_bytes=stored)
 
-    def fail(self, job: Job, now: float, error: str) -> bool:
+    def fail(self, job: JobRecord, now: float, error: str) -> bool:
         """Record why a job has no result; tell whether this is its one end."""
         return self._change(job, **_ending(FAILED, now), error=error)
 
-    def note_size(self, job: Job, size: int) -> bool:
+    def note_size(self, job: JobRecord, size: int) -> bool:
         """Note how much audio a claimed job's url has brought."""
         return self._change(job, audio_bytes=size)
 
-    def overdue(self, before: float) -> list[Job]:
+    def overdue(self, before: float) -> list[JobRecord]:
         """List jobs without an end that were accepted before a time."""
         return self._jobs(sa.select(*_BRIEF).where(_IS_OPEN, _C.created < before).limit(100))
 
@@ -306,7 +306,7 @@ class Table:
         due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
 
-    def claim_webhook(self, now: float, until: float, key: str) -> Job | None:
+    def claim_webhook(self, now: float, until: float, key: str) -> JobRecord | None:
         """Take a key's webhook that is due; if its sender dies it is due again at `until`."""
         due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key == key)
         first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
@@ -316,7 +316,7 @@ class Table:
         taken = taken.values(webhook_due=until, webhook_tries=_C.webhook_tries + 1)
         return _first(self._jobs(taken.returning(*_BRIEF)))
 
-    def webhook_done(self, job: Job, how: str, due: float = 0.0) -> None:
+    def webhook_done(self, job: JobRecord, how: str, due: float = 0.0) -> None:
         """Note how a webhook's try ended: "pending" until `due`, "delivered" or "given_up"."""
         change = sa.update(JOBS).where(_C.id == job.id, _PENDING)
         self._rows(change.values(webhook=how, webhook_due=due))
@@ -327,13 +327,13 @@ class Table:
 
     # ------------------------------------------------------------ statements
 
-    def _change(self, job: Job, **values: Any) -> bool:
+    def _change(self, job: JobRecord, **values: Any) -> bool:
         """Change a job as its worker, or, unclaimed, as it was read."""
         mine = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
         return bool(self._rows(sa.update(JOBS).where(mine).values(values).returning(_C.id)))
 
-    def _jobs(self, statement: sa.Executable) -> list[Job]:
-        return [Job(**row._mapping) for row in self._rows(statement)]
+    def _jobs(self, statement: sa.Executable) -> list[JobRecord]:
+        return [JobRecord(**row._mapping) for row in self._rows(statement)]
 
     def _rows(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
         """Execute a statement; its rows are read to the end, with which SQLite ends it.
@@ -374,7 +374,7 @@ def _ending(status: str, now: float) -> Mapping[str, Any]:
     return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
 
 
-def _first(jobs: Sequence[Job]) -> Job | None:
+def _first(jobs: Sequence[JobRecord]) -> JobRecord | None:
     return jobs[0] if jobs else None
 
 

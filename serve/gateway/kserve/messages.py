@@ -22,6 +22,7 @@ from serve.contract.messages import (
     Phase,
     Priority,
     Request,
+    Samples,
     Segment,
     SegmentReady,
     Timings,
@@ -287,12 +288,17 @@ def _check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> N
 # ------------------------------------------------------------ making requests
 
 
-def request_parts(request: Request, audio: Chunk | None = b"") -> list[Chunk]:
+def request_parts(
+    request: Request, audio: Chunk | None = b"", samples: Sequence[Samples] = ()
+) -> list[Chunk]:
     """Serialise a request as a `ModelInferRequest` without a model's name, in chunks.
 
+    Audio is not copied.
+
     Args:
-        request: the request, with samples, or with bytes that are ignored.
-        audio: the bytes of a file, which become a chunk; None: a file beside the request has them.
+        request: the options; its audio is ignored, except for samples if `samples` is empty.
+        audio: the bytes of a file; None: a file beside the request has them.
+        samples: pieces of the audio of a request with samples, float32 (n,), n > 0.
 
     Raises:
         ApiError: 400, no tensor can hold an option's value.
@@ -307,9 +313,12 @@ def request_parts(request: Request, audio: Chunk | None = b"") -> list[Chunk]:
         spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
             continue
-        message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
+        shape = [sum(map(len, samples))] if name == "SAMPLES" and samples else tensor.shape
+        message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
         if name == "AUDIO" and audio is not None:
             raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
+        elif name == "SAMPLES" and samples:
+            raw += _raw_chunk(*(memoryview(piece).cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
             raw += _raw_chunk(
                 *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))

@@ -25,7 +25,7 @@ _RECENT = 8  # final words by whose text the place in a hypothesis is found
 _EDITS_PER_S = 1.0  # so many differing words weigh as much as a second between the times
 
 
-class Agreement:
+class LocalAgreement:
     """The final words of one utterance, and the hypothesis behind them.
 
     All times count from the utterance's start.

@@ -16,8 +16,8 @@ from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
 from serve.gateway.errors import ApiError
 from serve.gateway.live.settings import (
     HYPOTHESIS,
+    SessionSettings,
     SettingError,
-    Settings,
     SettingWarning,
     as_session,
     updated,
@@ -150,8 +150,8 @@ def _checked(event: Event, event_id: object) -> ClientEvent:
 
 
 def read_update(
-    event: ClientEvent, before: Settings, check_model: Callable[[str], object], begun: bool
-) -> tuple[Settings, list[SettingWarning]]:
+    event: ClientEvent, before: SessionSettings, check_model: Callable[[str], object], begun: bool
+) -> tuple[SessionSettings, list[SettingWarning]]:
     """Read an update: the session after it, and what of it has no effect.
 
     Args:
@@ -175,7 +175,10 @@ def read_update(
 
 
 def _check_change(
-    after: Settings, before: Settings, check_model: Callable[[str], object], begun: bool
+    after: SessionSettings,
+    before: SessionSettings,
+    check_model: Callable[[str], object],
+    begun: bool,
 ) -> None:
     """Refuse what a server or a stream cannot become."""
     if (name := after.input.transcription.model) is not None:
@@ -238,7 +241,7 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
+def session(event: str, id: str, settings: SessionSettings, expires_s: float) -> Event:
     """Tell of a session, created or updated; it expires so many seconds from now."""
     known = as_session(settings)
     expires_at = round(time.time() + expires_s)

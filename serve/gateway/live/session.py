@@ -10,7 +10,8 @@ import asyncio
 import collections
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
@@ -18,19 +19,17 @@ from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
-from serve.gateway.live.arrivals import Arrivals
-from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import ClientEvent, Event, EventError
-from serve.gateway.live.pace import DELAYS, Pace
+from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.settings import (
     HYPOTHESIS,
+    Delay,
     ServerVad,
-    Settings,
+    SessionSettings,
     SettingWarning,
     unknown_keys,
 )
-from serve.gateway.live.sound import Inlet
-from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, Utterance, Window
+from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector, Options
 from serve.speech.languages import named_language
@@ -41,13 +40,24 @@ MAX_ERRORS = 100
 BEHIND_S = 10.0
 """Seconds of audio behind the latest hypotheses from which on no more is taken in."""
 
+HOLD_S = 9.0, 24.0
+"""Seconds of audio that are decoded again and again, at least and at most: a window has 30 s."""
+
+DELAYS: Mapping[Delay | None, float] = {
+    **{None: 1.0, "minimal": 1.0, "low": 1.0},
+    **{"medium": 1.5, "high": 2.0, "xhigh": 3.0},
+}
+"""How many times the configured time passes between decodings, by a session's `delay`."""
+
+_BUSY = 0.75  # of `update_s`; a decoding that takes longer gets less audio
+_LESS, _MORE_S = 0.8, 1.0  # by decoding: what is too much is felt at once, what is not in seconds
 _PAUSE_S = 0.2  # of quiet after which an utterance may be whole: it is decoded at once
 _LONG_S = 5.0  # of audio that is decoded whatever is heard in it
 _BLOCK_S = 0.5  # of audio that is heard in one go
 _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
-Transcribe = Callable[[str | None, Window], Awaitable[Transcript]]
+Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
 """By a model of this name decodes a window; raises a ApiError."""
 Send = Callable[[Event], Awaitable[None]]
 
@@ -56,7 +66,7 @@ class TooManyErrors(Exception):
     """The client does not speak this protocol."""
 
 
-class Session:
+class LiveSession:
     """One client's stream. For one event loop.
 
     Args:
@@ -66,6 +76,7 @@ class Session:
         send: tells the client an event; waits until it is taken.
         charge: counts seconds of audio; refuses them where that is too much.
         detector: of this stream.
+        pool: threads of all streams, in which audio is resampled and speech is detected.
         metrics: counts.
         streams: how many are open at the moment, this one too.
         settings: what the session begins with.
@@ -80,9 +91,10 @@ class Session:
         send: Send,
         charge: Callable[[float], None],
         detector: Detector,
+        pool: Executor,
         metrics: LiveMetrics,
         streams: Callable[[], int],
-        settings: Settings,
+        settings: SessionSettings,
         warnings: Sequence[SettingWarning] = (),
     ) -> None:
         self.id = events.new_id("sess")
@@ -96,21 +108,19 @@ class Session:
         self._settings = settings
         self._warnings = [*warnings]  # that the client has not been told
         self._warned = set[str]()  # types of its events with unknown keys
-        self._ear = Ear(detector, _options(self._settings))
-        self._inlet = Inlet(self._settings.input.format)
+        self._hearing = Hearing(settings.input.format, _options(settings), detector, pool)
         self._heard = 0  # samples
-        self._arrivals = Arrivals(_now_s())
         self._recent: collections.deque[Samples] = collections.deque()  # before an utterance
-        self._open: Utterance | None = None
-        self._queue: collections.deque[Utterance] = (
+        self._open: LiveUtterance | None = None
+        self._queue: collections.deque[LiveUtterance] = (
             collections.deque()
         )  # not done, the open one too
-        self._before: Utterance | None = None  # the latest that is text
+        self._before: LiveUtterance | None = None  # the latest that is text
         self._last_id: str | None = None  # of the last item
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = Pace(config.update_s * DELAYS[settings.input.transcription.delay])
+        self._pace = UpdatePacer(config.update_s * DELAYS[settings.input.transcription.delay])
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -148,25 +158,24 @@ class Session:
             await self._update(event)
         elif event.type == "input_audio_buffer.append":
             data = events.read_audio(event.fields["audio"])
-            step = round(self._inlet.bytes_per_s * _BLOCK_S)
+            step = round(self._hearing.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
-                await self._hear(self._inlet.samples(data[begin : begin + step]))
+                await self._hear(data[begin : begin + step])
         elif event.type == "input_audio_buffer.commit":
             await self._commit()
         else:
-            self._clear()
+            await self._clear()
             await self._send(events.cleared())
 
     async def _update(self, event: ClientEvent) -> None:
+        await self._take(await self._hearing.flush())
         after, warnings = events.read_update(
             event, self._settings, self._check_model, begun=self._heard > 0
         )
-        if after.input.format != self._settings.input.format:
-            self._inlet = Inlet(after.input.format)
         self._settings = after
         self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
-        self._ear.tune(_options(after), speaking=self._open is not None)
+        self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
         self._warnings += warnings
         await self._send(self._session_event("session.updated"))
 
@@ -186,15 +195,16 @@ class Session:
             self._progress.clear()
             await self._progress.wait()
 
-    async def _hear(self, samples: Samples) -> None:
-        self._charge(len(samples) / SAMPLE_RATE)
-        self._arrivals.note(self._arrivals.samples + len(samples), _now_s())
-        for frame in self._ear.push(samples):
-            await self._take(frame)
-        self._changed.set()
-        await asyncio.sleep(0)  # others hear as well
+    async def _hear(self, data: bytes) -> None:
+        self._charge(len(data) / self._hearing.bytes_per_s)
+        await self._take(await self._hearing.hear(data))
 
-    async def _take(self, frame: Frame) -> None:
+    async def _take(self, frames: Sequence[VadFrame]) -> None:
+        for frame in frames:
+            await self._take_frame(frame)
+        self._changed.set()
+
+    async def _take_frame(self, frame: VadFrame) -> None:
         vad = self._settings.input.turn_detection
         if self._open is None and (vad is None or frame.speech):
             await self._begin(vad)
@@ -220,7 +230,7 @@ class Session:
                 before = np.concatenate(list(self._recent))[-most:]
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
-        self._open = Utterance(
+        self._open = LiveUtterance(
             events.new_id("item"),
             start,
             named_language(wanted.language),
@@ -236,9 +246,9 @@ class Session:
             await self._send(events.speech_started(self._open.item_id, _ms(start)))
 
     async def _commit(self) -> None:
-        if self._settings.input.turn_detection is None:
-            await self._hear(self._inlet.rest())
-        if self._open is not None and len(rest := self._ear.rest()):
+        client_commits = self._settings.input.turn_detection is None
+        await self._take(await self._hearing.flush(end=client_commits))
+        if self._open is not None and len(rest := self._hearing.rest()):
             self._open.add(rest, speech=False)
             self._heard += len(rest)
         if self._open is None or self._open.end - self._open.start < _SHORTEST:
@@ -260,16 +270,16 @@ class Session:
         utterance.ended = True
         self._changed.set()
 
-    def _clear(self) -> None:
+    async def _clear(self) -> None:
         """Forget the open utterance and what is left of the audio before it."""
+        await self._take(await self._hearing.flush())
         if self._open is not None:
             with contextlib.suppress(ValueError):
                 self._queue.remove(self._open)
             self._spoken_until = self._heard
             self._open = None
         self._recent.clear()
-        self._inlet.clear()
-        self._heard += len(self._ear.rest())
+        self._heard += self._hearing.clear()
         self._changed.set()
         self._progress.set()
 
@@ -277,6 +287,7 @@ class Session:
 
     async def drain(self) -> None:
         """Take nothing more in; `work` returns when all that came in is text."""
+        await self._take(await self._hearing.flush())
         self._closing = True
         if self._open is not None:
             await self._end()
@@ -297,7 +308,7 @@ class Session:
             else:
                 await self._decode(utterance)
 
-    def _wait_s(self, utterance: Utterance) -> float:
+    def _wait_s(self, utterance: LiveUtterance) -> float:
         """Return the seconds until something is to be done; infinite: until more is heard."""
         due_s = self._pace.due_s - _now_s()
         if self._tries:
@@ -308,7 +319,7 @@ class Session:
             return math.inf
         return 0.0 if _paused(utterance) else due_s
 
-    async def _decode(self, utterance: Utterance) -> None:
+    async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
         # What was said before is heard with the first utterance in which somebody speaks.
         if self._before is not None and not utterance.silent:
@@ -334,7 +345,7 @@ class Session:
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
 
-    async def _complete(self, utterance: Utterance) -> None:
+    async def _complete(self, utterance: LiveUtterance) -> None:
         await self._tell(utterance, utterance.finish())
         self._done(utterance)
         if not utterance.silent:
@@ -342,7 +353,7 @@ class Session:
         self._metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
-    async def _fail(self, utterance: Utterance, refusal: ApiError) -> None:
+    async def _fail(self, utterance: LiveUtterance, refusal: ApiError) -> None:
         """Give an utterance up."""
         self._tries = 0
         if utterance is self._open:
@@ -352,28 +363,77 @@ class Session:
         kind = "invalid_request_error" if wrong else "server_error"
         await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
 
-    def _done(self, utterance: Utterance) -> None:
+    def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: Utterance, final: FinalText) -> None:
+    async def _tell(self, utterance: LiveUtterance, final: FinalText) -> None:
         if not final.text:
             return
         now_s = _now_s()
         for word in final.words:
-            arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
+            arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
         await self._send(events.delta(utterance.item_id, final.text))
 
 
-def _options(settings: Settings) -> Options:
+class UpdatePacer:
+    """The pace of one stream's decodings.
+
+    One follows the other after `update_s`. Where there are several streams each rests besides, the
+    longer the more there are, at most as long as it took: a server answers streams that take turns
+    sooner than streams that wait in its queue all the time. One alone has nobody to rest for.
+
+    Args:
+        update_s: least time between the beginnings of two decodings.
+    """
+
+    def __init__(self, update_s: float) -> None:
+        self._update_s = update_s
+        self._began_s = self._due_s = -math.inf
+        self.hold_s = HOLD_S[0]
+        """Seconds of audio that the next decoding should not exceed, within `HOLD_S`."""
+
+    @property
+    def due_s(self) -> float:
+        """The time when the next may begin."""
+        return self._due_s
+
+    def tune(self, update_s: float) -> None:
+        """Set the least time between the beginnings of two decodings, from the next one on."""
+        self._update_s = update_s
+
+    def speech(self, now_s: float) -> None:
+        """Note that speech begins: there is nothing to decode before a while of it."""
+        self._due_s = max(self._due_s, now_s + self._update_s)
+
+    def began(self, now_s: float) -> None:
+        """Note that a decoding begins."""
+        self._began_s = now_s
+
+    def ended(self, now_s: float, streams: int) -> None:
+        """Note that it has ended; so many streams are open, this one too."""
+        took_s = now_s - self._began_s
+        rest_s = took_s * (1 - 1 / streams)
+        self._due_s = max(self._began_s + self._update_s, now_s + rest_s)
+        if took_s > _BUSY * self._update_s:
+            self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
+        else:
+            self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
+
+    def failed(self, now_s: float, tries: int) -> None:
+        """Note that it failed by the server's fault, so many times in a row."""
+        self._due_s = now_s + self._update_s * tries
+
+
+def _options(settings: SessionSettings) -> Options:
     """Choose what speech is, and when it has ended; the defaults where the client says when."""
     vad = settings.input.turn_detection or ServerVad()
     return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
 
 
-def _paused(utterance: Utterance) -> bool:
+def _paused(utterance: LiveUtterance) -> bool:
     """Tell whether it may be over."""
     quiet = utterance.end - utterance.spoken_until
     return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start

@@ -110,7 +110,7 @@ class _Audio:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SessionSettings:
     """A session as its client has it."""
 
     type: Literal["transcription"] = "transcription"
@@ -213,8 +213,8 @@ _PLACE = re.compile(r"session: ([\w.\[\]]+)")  # where the codec's messages name
 
 
 def updated(
-    settings: Settings, changes: Mapping[str, Any]
-) -> tuple[Settings, tuple[SettingWarning, ...]]:
+    settings: SessionSettings, changes: Mapping[str, Any]
+) -> tuple[SessionSettings, tuple[SettingWarning, ...]]:
     """Apply a client's `session.update`.
 
     Returns:
@@ -231,12 +231,12 @@ def updated(
             "unsupported_value",
         )
     changes, warnings = _without_ignored(changes)
-    changes, unknown = split_unknown(Settings, changes)
+    changes, unknown = split_unknown(SessionSettings, changes)
     if unknown:
         warnings += (unknown_keys({f"session.{key}": near for key, near in unknown.items()}),)
     table = merged(_with_turns(settings, changes), changes)
     try:
-        changed = from_table(Settings, table, "session", error=OptionError)
+        changed = from_table(SessionSettings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
         transcription = changed.input.transcription
@@ -263,7 +263,7 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     return SettingWarning(", ".join(some), f"unknown, without effect: {told}{rest}")
 
 
-def as_session(settings: Settings) -> dict[str, Any]:
+def as_session(settings: SessionSettings) -> dict[str, Any]:
     """Describe settings as a client is told them."""
     table = dataclasses.asdict(settings)
     if settings.input.format.rate is None:
@@ -271,7 +271,7 @@ def as_session(settings: Settings) -> dict[str, Any]:
     return table
 
 
-def _with_turns(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _with_turns(settings: SessionSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a session's table with the turn detection of the model that an update names.
 
     A model without voice activity detection begins with null, any other with the default.

@@ -3,6 +3,7 @@
 Plain state without a clock or a server. All positions are samples of 16 kHz in the whole stream.
 """
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from serve.contract.config import SpeechConfig
 from serve.contract.messages import Request, Samples, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.agreement import Agreement
+from serve.gateway.live.agreement import LocalAgreement
 from serve.speech.chinese import Script, script_in, script_of
 from serve.speech.languages import language_code
 from serve.speech.rate import SAMPLE_RATE
@@ -22,16 +23,17 @@ PROMPT_CHARS = 200  # of the text whose audio is gone
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, whatever a network writes of it."""
 
+_NONE = np.zeros(0, np.float32)
 _BEFORE = 0.8  # of the audio that is held may be from before an utterance
 _FREED = 0.25  # of the audio that is held, by a cut at least
 _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Window:
+class UpdateWindow:
     """A part of an utterance that is to be decoded."""
 
-    samples: Samples  # (n,), 16 kHz
+    audio: tuple[Samples, ...]  # (n,) each, 16 kHz, one behind the other
     voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
     begin: int
     end: int
@@ -41,10 +43,20 @@ class Window:
     phrases: tuple[str, ...]
     draft: tuple[int, ...]
 
-    def request(self, config: LiveConfig) -> Request:
-        """Make a request of it, at temperature 0: others would hold up all streams."""
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio."""
+        return (self.end - self.begin) / SAMPLE_RATE
+
+    def request(self, config: LiveConfig, samples: Samples = _NONE) -> Request:
+        """Make a request of it, at temperature 0: others would hold up all streams.
+
+        Args:
+            config: how live text is made.
+            samples: `audio` in one piece, where it does not go beside the request.
+        """
         return Request(
-            self.samples,
+            samples,
             SAMPLE_RATE,
             language=self.language,
             languages=self.languages,
@@ -69,7 +81,7 @@ class FinalText:
     words: tuple[Word, ...]  # their times count from the stream's start, in seconds
 
 
-class Utterance:
+class LiveUtterance:
     """From where speech begins to where it ends, or to where a client says that it does.
 
     Args:
@@ -110,10 +122,10 @@ class Utterance:
         self._sure_s = sure_s
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
-        self._audio: list[Samples] = []  # from `_begin` on
+        self._audio = collections.deque[Samples]()  # from `_begin` on; none is empty
         self._begin = start
         self._draft: tuple[int, ...] = ()
-        self._agreement = Agreement()
+        self._agreement = LocalAgreement()
 
     @property
     def duration_s(self) -> float:
@@ -145,7 +157,7 @@ class Utterance:
         """Tell whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, before: "Utterance", hold_s: float) -> None:
+    def follow(self, before: "LiveUtterance", hold_s: float) -> None:
         """Hear it with the end of what was said before: one sentence alone is easily misheard.
 
         The quiet between the two is left out. Where nobody said what language it has, it is heard
@@ -162,14 +174,14 @@ class Utterance:
         if before._held_s > _BEFORE * hold_s:
             return
         end_s = before.duration_s
-        self._agreement = Agreement(
+        self._agreement = LocalAgreement(
             [
                 dataclasses.replace(word, start=word.start - end_s, end=word.end - end_s)
                 for word in before._agreement.words
             ]
         )
         self._begin -= before.end - before._begin
-        self._audio[:0] = before._audio
+        self._audio.extendleft(reversed(before._audio))
         later = self.start - before.end
         self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
         self._gone, self._draft = before._gone, before._draft
@@ -177,7 +189,8 @@ class Utterance:
 
     def add(self, samples: Samples, speech: bool) -> None:
         """Add audio with which it goes on."""
-        self._audio.append(samples)
+        if len(samples):
+            self._audio.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
             joins = self._voice and self._voice[-1][1] == begin
@@ -185,17 +198,15 @@ class Utterance:
             self.spoken_until = self.end
             self._spoken += len(samples)
 
-    def window(self) -> Window:
+    def window(self) -> UpdateWindow:
         """Cut out what to decode now."""
-        samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
-        self._audio = [samples]
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
-        where = samples, self._voice_s(), self._begin, self.end
+        where = tuple(self._audio), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self._language
-        return Window(*where, prompt, language, languages, self._phrases, self._draft)
+        return UpdateWindow(*where, prompt, language, languages, self._phrases, self._draft)
 
-    def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
+    def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take the text of a window, and return what becomes final by it.
 
         Args:
@@ -265,7 +276,12 @@ class Utterance:
         """Forget the audio before a time of the utterance, and what was final by then."""
         at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
         self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
-        self._audio = [np.concatenate(self._audio)[at - self._begin :].copy()]
+        surplus = at - self._begin
+        while surplus > 0:
+            first = self._audio.popleft()
+            if surplus < len(first):
+                self._audio.appendleft(first[surplus:])
+            surplus -= len(first)
         self._voice = [(max(first, at), last) for first, last in self._voice if last > at]
         if at > self._begin:
             self._begin, self._draft = at, ()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
-from serve.gateway.shadow.metrics import ShadowMetrics
+from serve.gateway.shadow.figures import ShadowMetrics
 from serve.gateway.target import LatencyTarget
 from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door

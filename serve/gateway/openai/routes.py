@@ -2,7 +2,7 @@
 
     POST /v1/audio/transcriptions, /v1/audio/translations
     GET  /v1/models, /v1/models/{name}, /v1/usage, /v1/shadow
-    POST /v1/realtime/client_secrets: see `serve.gateway.live.secret_endpoint`
+    POST /v1/realtime/client_secrets: see `serve.gateway.live.route`
     /v1/audio/jobs: see `serve.gateway.jobs.routes`, if there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
@@ -36,7 +36,7 @@ from serve.gateway.engine import EngineRequest
 from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
 from serve.gateway.kserve.messages import request_parts, stream_event
-from serve.gateway.live.secret_endpoint import SecretEndpoint
+from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -48,7 +48,7 @@ from serve.gateway.openai.answers import (
 )
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import received_form
-from serve.gateway.shadow.route import ShadowFindings
+from serve.gateway.shadow.monitor import answer_findings
 from serve.gateway.usage import day_of, month_until
 
 logger = logging.getLogger("earshot.gateway")
@@ -83,6 +83,13 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
     def render(error: ApiError, headers: dict[str, str]) -> Response:
         return as_openai(error, FIELDS, headers)
 
+    make_secret = functools.partial(make_client_secret, door=services)
+    findings = functools.partial(
+        answer_findings,
+        monitor=services.shadow,
+        keys=services.keys,
+        server=services.config.server,
+    )
     app = Starlette(
         routes=[
             Route("/audio/transcriptions", _AudioRoute(services, "transcribe"), methods=["POST"]),
@@ -90,9 +97,9 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
             Route("/usage", functools.partial(_usage, services)),
-            Route("/realtime/client_secrets", SecretEndpoint(services).answer, methods=["POST"]),
+            Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
-            Route("/shadow", ShadowFindings(services).answer),
+            Route("/shadow", findings),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
         exception_handlers=exception_handlers(render, _OFFERED),

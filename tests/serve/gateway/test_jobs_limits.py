@@ -12,7 +12,7 @@ import pytest
 
 from serve.contract.errors import FileError
 from serve.gateway.jobs import routes
-from serve.gateway.jobs.table import Table
+from serve.gateway.jobs.table import JobTable
 from tests.gateways import FORM, form, until
 from tests.jobs import (
     ALICE,
@@ -150,7 +150,7 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
 
 
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     running = start(jobs=dataclasses.replace(config, tries=1, fetch_mb_timeout_s=0.2))
     job = ended(running, accepted(running, None, url=f"{hearer.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)
@@ -225,6 +225,41 @@ def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     assert rendered.index([]) < 5, "it has not waited for all of the other key's"
 
 
+def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, keys_file):
+    running = start(jobs=config, keys_file=keys_file, max_request_mb=8, max_inflight_mb=8)
+    options = {"prompt": "one two " * 6000, "response_format": "verbose_json"}
+    ids = [accepted(running, headers=key, **options)["id"] for key in (ALICE, BOB)]
+    for id, key in zip(ids, (ALICE, BOB), strict=True):
+        assert ended(running, id, key)["status"] == "completed"
+    path, (authorization,) = f"{JOBS}/{ids[0]}/result", ALICE.values()
+    head = f"GET {path} HTTP/1.1\r\nHost: [::1]\r\nAuthorization: {authorization}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+
+        def refusal():
+            """Leave one more result unread, then ask for it once more."""
+            stack.enter_context(unread(running, head.encode()))
+            status, headers, _ = running.ask("GET", path, headers=ALICE)
+            return headers["retry-after"] if status == 429 else None
+
+        assert any(refusal() for _ in range(16))
+        assert result(running, ids[1], "", BOB)[0] == 200
+        assert running.transcribe(headers=BOB)[0] == 200
+    until(lambda: result(running, ids[0], "", ALICE)[0] == 200)
+
+
+@contextlib.contextmanager
+def unread(running, head):
+    """A connection whose answer to `head` begins and is not read; the system keeps little of it."""
+    host, _, port = running.http.rpartition(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        connection.connect((host, int(port)))
+        connection.sendall(head)
+        assert connection.recv(1)
+        yield
+
+
 # ---------------------------------------------------------------- what is away, and comes back
 
 
@@ -261,7 +296,7 @@ def test_a_table_of_before_is_taken_over(running, start, config):
 
 def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
     """Its client sends it again under the same key, and gets the job that has been added."""
-    add, fails = Table.add, [FileError("the answer was lost")]
+    add, fails = JobTable.add, [FileError("the answer was lost")]
 
     def added(table, job):
         kept = add(table, job)
@@ -269,7 +304,7 @@ def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
             raise fails.pop()
         return kept
 
-    monkeypatch.setattr(Table, "add", added)
+    monkeypatch.setattr(JobTable, "add", added)
     running = start(jobs=dataclasses.replace(config, below=1))
     once = {"idempotency-key": "mine"}
     assert send(running, headers=once)[0] == 503
@@ -327,7 +362,7 @@ def test_a_redirect_is_checked_by_the_address_that_is_gone_to(start, evil, serve
     allowed.statuses = [f"{evil.allowed_hosts[0]}/b"]
     running = start(jobs=evil)
     job = ended(running, accepted(running, None, url=f"{evil.allowed_hosts[0]}/led")["id"])
-    assert (job["status"], "inside" in job["error"]["message"]) == ("failed", True)
+    assert (job["status"], "private address" in job["error"]["message"]) == ("failed", True)
     assert "127.0.0.1" not in job["error"]["message"]
     assert (names.asked, allowed.asked, inside.asked) == (2, ["/led"], [])
 

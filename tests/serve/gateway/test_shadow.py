@@ -19,8 +19,8 @@ from serve.contract.server_config import ShadowBaseline, ShadowConfig
 from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
-    Drift,
-    Gaps,
+    DriftCusum,
+    ScoreGaps,
     baseline_of,
     compare,
     gaps_of,
@@ -241,7 +241,7 @@ def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", s
 def test_texts_are_compared_without_case_and_punctuation():
     assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
     assert compare(transcript("well"), transcript("...")) == Comparison(
-        "en", 4, 0, Gaps(language=0.0)
+        "en", 4, 0, ScoreGaps(language=0.0)
     )
     assert compare(transcript(""), transcript("well")).cer == 1.0
 
@@ -251,8 +251,8 @@ def test_gaps_are_of_what_both_answers_tell():
     found = gaps_of(served, transcript("a", (-0.3, 2)))
     assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
     sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
-    assert gaps_of(served, sampled) == Gaps(None, pytest.approx(math.log(3)), None)
-    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == Gaps()
+    assert gaps_of(served, sampled) == ScoreGaps(None, pytest.approx(math.log(3)), None)
+    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == ScoreGaps()
 
 
 @pytest.mark.nightly
@@ -275,10 +275,10 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
     def gaps(count, rise=0.0):
         values = np.exp(chance.normal((-1.0 + rise, 1.0 + rise), (1.0, 0.5), (count, 2)))
-        return [Gaps(log, None, language) for log, language in values]
+        return [ScoreGaps(log, None, language) for log, language in values]
 
     def drifted_after(rise):
-        drift = Drift(baseline)
+        drift = DriftCusum(baseline)
         for count, found in enumerate(gaps(2000, rise), start=1):
             drift.add(found)
             if drift.value > BOUND:
@@ -292,8 +292,8 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
 
 def test_without_a_baseline_no_drift_is_told():
-    drift = Drift(ShadowBaseline())
-    drift.add(Gaps(100.0, 100.0, 100.0))
+    drift = DriftCusum(ShadowBaseline())
+    drift.add(ScoreGaps(100.0, 100.0, 100.0))
     assert drift.value == 0.0
 
 

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,9 +18,8 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.arrivals import Arrivals
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import HYPOTHESIS, Settings
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import HYPOTHESIS, SessionSettings
 from serve.gateway.observe.metrics import LiveMetrics
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
@@ -132,7 +131,8 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
     async def hear():
         metrics = LiveMetrics(CollectorRegistry(), ())
         say_nothing = LIVE, str, None, ignore, float
-        stream = Session(*say_nothing, LoudIsSpeech(), metrics, lambda: 1, Settings())
+        heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
+        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings())
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
@@ -146,7 +146,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
             await say("input_audio_buffer.append", audio=audio)
             if turns is None:
                 await say("input_audio_buffer.commit")
-        return stream._open.window().samples
+        return np.concatenate(stream._open.window().audio)
 
     samples = asyncio.run(hear())
     begins = int(np.argmax(np.abs(samples) > 0.01))
@@ -319,23 +319,6 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     assert "earshot_live_streams 0.0" in client.running.page()
 
 
-def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
-    async def arrive():
-        arrivals = Arrivals(0.0)
-        for count in range(1, 10**6, 7):
-            arrivals.note(count, count / 16_000)
-        return arrivals
-
-    tracemalloc.start()
-    try:
-        arrivals = asyncio.run(arrive())
-        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
-    finally:
-        tracemalloc.stop()
-    for sample in (500_000, 999_000):
-        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
-
-
 @pytest.mark.parametrize(
     ("limit", "code"), [("idle_timeout_s", "session_idle"), ("max_session_s", "session_expired")]
 )
@@ -377,7 +360,7 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     other = talk()
     client = talk(other.running)
     monkeypatch.setattr(
-        "serve.gateway.live.utterance.Utterance.window", lambda self: np.zeros(3) @ np.zeros(4)
+        "serve.gateway.live.utterance.LiveUtterance.window", lambda self: np.zeros(3) @ np.zeros(4)
     )
     client.audio(SPEECH)
     assert client.until("error")["error"]["type"] == "server_error"
