@@ -24,7 +24,7 @@ from serve.contract.server_config import (
     GatewayConfig,
     ServerConfig,
 )
-from serve.gateway.engines import SERVICE, EngineAddress
+from serve.gateway.engine import SERVICE, EngineAddress
 from serve.gateway.run import GatewayServer
 from serve.supervisor.run import free_ports
 from serve.wire import tensors

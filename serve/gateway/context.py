@@ -14,7 +14,8 @@ from serve.contract.messages import Transcript
 from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.uploads import Uploads
-from serve.gateway.engines import EngineCall, EngineRequest, Engines
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall, Engines
 from serve.gateway.errors import ApiError, client_gone, status_of
 from serve.gateway.keys import ApiKey, ApiKeys
 from serve.gateway.kserve.messages import answer_figures, read_transcript

@@ -234,10 +234,10 @@ class Admission:
 
     @contextlib.contextmanager
     def sending(self, api_key: ApiKey, size: int) -> Iterator[None]:
-        """Count so many bytes of an answer as this key's for the length of a `with` block.
+        """Count bytes of an answer as this key's for the length of a `with` block.
 
         Raises:
-            ApiError: there is no room for them.
+            ApiError: 429, there is no room for them.
         """
         self.require_room(0, size)
         api_key.require_room(size)
@@ -248,7 +248,7 @@ class Admission:
         finally:
             api_key.bytes -= size
             self.bytes -= size
-            self.untidy |= size >= LARGE_BYTES
+            self.trim_due |= size >= LARGE_BYTES
 
     def start_draining(self) -> None:
         """Reject new requests from now on."""

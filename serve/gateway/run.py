@@ -31,7 +31,8 @@ from serve.gateway.edge.listen import (
     unix_listener,
 )
 from serve.gateway.edge.uploads import Uploads, prepare_memory
-from serve.gateway.engines import EngineAddress, Engines
+from serve.gateway.engine import EngineAddress
+from serve.gateway.engines import Engines
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.keys import ApiKeys
 from serve.gateway.kserve.grpc import KServeMethods, server_options

@@ -94,14 +94,24 @@ async def whole_body(
     return b"".join([chunk async for chunk in chunks])
 
 
-def at_most(max_bytes: int, name: str) -> Callable[[int], None]:
-    """Return a check that refuses a larger body; `name` begins the error."""
+async def small_body(
+    request: Request, permit: Permit, limit_s: float, max_bytes: int, name: str
+) -> bytes:
+    """Return a request's body; see `body_chunks`.
+
+    Args:
+        request: a request whose body has not been read.
+        permit: is charged with the bytes.
+        limit_s: the limit of time of the whole body.
+        max_bytes: the maximum of its bytes.
+        name: the body's name in errors.
+    """
 
     def check(size: int) -> None:
         if size > max_bytes:
             raise errors.too_large(f"{name} has {size} bytes; expected at most {max_bytes}")
 
-    return check
+    return await whole_body(request, permit, limit_s, check)
 
 
 async def json_object(
@@ -112,20 +122,15 @@ async def json_object(
     name: str,
     empty: bytes = b"",
 ) -> Mapping[str, Any]:
-    """Receive a small body that is a JSON object; see `body_chunks`.
+    """Return a request's body as a JSON object; see `small_body`.
 
     Args:
-        request: the request.
-        permit: charged with the body.
-        limit_s: seconds that all of it may take.
-        max_bytes: most bytes of it.
-        name: begins the errors.
         empty: the JSON for which an empty body stands.
 
     Raises:
-        ApiError: as of `body_chunks`, or it is no JSON object.
+        ApiError: those of `small_body`; 400, the body is no JSON object.
     """
-    text = await whole_body(request, permit, limit_s, at_most(max_bytes, name))
+    text = await small_body(request, permit, limit_s, max_bytes, name)
     check_json(text, name)
     try:
         found = parse_json(text or empty)

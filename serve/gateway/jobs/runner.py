@@ -32,7 +32,8 @@ from serve.contract.errors import (
 )
 from serve.contract.messages import Transcript
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.engines import EngineCall, EngineRequest
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage

@@ -20,7 +20,8 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.engines import FRAME_BYTES, SERVICE, EngineCall, EngineRequest
+from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
+from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.http import OFFERED_EXTENSIONS
 from serve.gateway.kserve.messages import (

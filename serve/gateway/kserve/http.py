@@ -35,7 +35,8 @@ from serve.gateway.edge.budget import JSON_S_PER_BYTE, Share
 from serve.gateway.edge.connection import SHARE
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
-from serve.gateway.engines import EngineCall, EngineRequest
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import (
     LENGTH,

@@ -293,11 +293,12 @@ def request_parts(
 ) -> list[Chunk]:
     """Serialise a request as a `ModelInferRequest` without a model's name, in chunks.
 
+    Audio is not copied.
+
     Args:
-        request: the request; its bytes are ignored, and its samples if `samples` are given.
-        audio: the bytes of a file, which become a chunk; None: a file beside the request has them.
-        samples: the audio of a request with samples, float32 (n,) and n > 0 each; they become
-            chunks and are not copied.
+        request: the options; its audio is ignored, except for samples if `samples` is empty.
+        audio: the bytes of a file; None: a file beside the request has them.
+        samples: pieces of the audio of a request with samples, float32 (n,), n > 0.
 
     Raises:
         ApiError: 400, no tensor can hold an option's value.
@@ -316,12 +317,12 @@ def request_parts(
         message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
         if name == "AUDIO" and audio is not None:
             raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
+        elif name == "SAMPLES" and samples:
+            raw += _raw_chunk(*(memoryview(piece).cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
             raw += _raw_chunk(
                 *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))
             )
-        elif name == "SAMPLES" and samples:
-            raw += _raw_chunk(*(memoryview(piece).cast("B") for piece in samples))
         else:
             raw += _raw_chunk(tensor.tobytes())
     return [message.SerializeToString(), *raw]

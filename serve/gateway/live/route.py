@@ -44,7 +44,7 @@ from serve.gateway.edge.budget import Share
 from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
 from serve.gateway.edge.uploads import json_object
-from serve.gateway.engines import EngineRequest
+from serve.gateway.engine import EngineRequest
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
 from serve.gateway.kserve.messages import request_parts
@@ -339,7 +339,7 @@ class _SecretRequest:
     session: dict[str, Any] | None = None
 
 
-async def make_client_secret(services: Services, request: Request) -> Response:
+async def make_client_secret(request: Request, services: Services) -> Response:
     """Answer with a client secret in the name of the request's API key.
 
     Raises:

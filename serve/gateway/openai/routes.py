@@ -32,7 +32,8 @@ from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
-from serve.gateway.engines import EngineCall, EngineRequest
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
 from serve.gateway.kserve.messages import request_parts, stream_event
 from serve.gateway.live.route import make_client_secret
@@ -82,9 +83,12 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
     def render(error: ApiError, headers: dict[str, str]) -> Response:
         return as_openai(error, FIELDS, headers)
 
-    make_secret = functools.partial(make_client_secret, services)
+    make_secret = functools.partial(make_client_secret, services=services)
     findings = functools.partial(
-        answer_findings, services.shadow, services.keys, services.config.server
+        answer_findings,
+        monitor=services.shadow,
+        keys=services.keys,
+        server=services.config.server,
     )
     app = Starlette(
         routes=[

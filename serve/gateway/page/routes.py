@@ -30,7 +30,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import errors
 from serve.gateway.context import Services
-from serve.gateway.edge.uploads import at_most, whole_body
+from serve.gateway.edge.uploads import small_body
 from serve.gateway.page.state import EngineStateReader
 from serve.speech.formats import render
 
@@ -71,8 +71,7 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
         api_key = services.keys.identify(request.headers.get("authorization"))
         with services.admission.admit(api_key) as permit:
             limit_s = services.config.server.upload_timeout_s
-            check = at_most(MAX_BYTES, "the transcript")
-            body = await whole_body(request, permit, limit_s, check)
+            body = await small_body(request, permit, limit_s, MAX_BYTES, "the transcript")
             try:
                 async with splitting:  # one at a time: it keeps a processor busy
                     text = await asyncio.to_thread(_subtitles, body)

@@ -26,10 +26,11 @@ from serve.contract.errors import AccessError, OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ServerConfig
 from serve.gateway.background import Background
-from serve.gateway.engines import REFERENCE, EngineRequest, Engines
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import REFERENCE, Engines
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey, ApiKeys
-from serve.gateway.kserve.messages import LENGTH, read_transcript
+from serve.gateway.kserve.messages import LENGTH
 from serve.gateway.limits import Admission
 from serve.gateway.models import Target
 from serve.gateway.shadow.figures import (
@@ -281,13 +282,13 @@ class ShadowMonitor(Background):
             call = self._engines.start(again, permit)
         self._came.clear()  # the sample's own request has set it
         with call:
-            answer = asyncio.ensure_future(call.response())
+            answer = asyncio.ensure_future(call.transcript())
             came = asyncio.ensure_future(self._came.wait())
             try:
                 await asyncio.wait((answer, came), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
                     raise _ClientCameError
-                return read_transcript(answer.result())
+                return answer.result()
             finally:
                 for task in (answer, came):
                     task.cancel()
@@ -327,7 +328,7 @@ class ShadowMonitor(Background):
 
 
 async def answer_findings(
-    monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig, request: Request
+    request: Request, monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig
 ) -> Response:
     """Answer GET /v1/shadow.
 

@@ -10,7 +10,7 @@ import pytest
 from serve.contract.config import Config
 from serve.gateway.background import LoopWatch
 from serve.gateway.edge.budget import Turns
-from serve.gateway.engines import EngineAddress
+from serve.gateway.engine import EngineAddress
 from serve.gateway.page import routes, state
 from serve.gateway.page.state import EngineStateReader
 from serve.gateway.run import open_services
@@ -221,4 +221,4 @@ def test_a_transcript_that_is_too_large_is_refused(running, monkeypatch):
     monkeypatch.setattr(routes, "MAX_BYTES", 100)
     assert ask(running)[0] == 413
     assert running.ask("GET", "/subtitles")[0] == 405
-    assert not running.gateway.services.admission.requests
+    assert not running.services.admission.requests

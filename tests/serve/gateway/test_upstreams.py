@@ -6,7 +6,7 @@ import json
 import grpc
 import pytest
 
-from serve.gateway.engines import InferMethod
+from serve.gateway.engine import InferMethod
 from tests.gateways import WAIT_S, json_request, message, until
 
 TWO = ("cuda:0", "cuda:1")
