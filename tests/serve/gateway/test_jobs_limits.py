@@ -186,7 +186,7 @@ def rendered(long_jobs, monkeypatch):
 
     The first is not written before the server has `rendered.readers` connections.
     """
-    render, asked, (running, *_) = routes.rendered, Asked(), long_jobs
+    render, asked, (running, *_) = routes.render_result, Asked(), long_jobs
     state = running.gateway.http[0].server_state
 
     def counted(fields, transcript, options):
@@ -194,7 +194,7 @@ def rendered(long_jobs, monkeypatch):
         until(lambda: len(asked) > 1 or len(state.connections) >= asked.readers)
         return render(fields, transcript, options)
 
-    monkeypatch.setattr(routes, "rendered", counted)
+    monkeypatch.setattr(routes, "render_result", counted)
     return asked
 
 
