@@ -88,7 +88,7 @@ class Running:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.gateway = self.run(self._start())
-        self.door = self.gateway.services
+        self.services = self.gateway.services
         self._exits = contextlib.ExitStack()
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 

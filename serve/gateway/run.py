@@ -23,7 +23,7 @@ from serve.gateway import errors
 from serve.gateway.background import LoopWatch
 from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.context import Services
-from serve.gateway.edge.budget import Turns
+from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.edge.listen import (
     HttpServer,
     grpc_credentials,
@@ -79,8 +79,8 @@ class GatewayServer:
     ) -> None:
         processes, config = config.gateway.processes, share_of(config)
         server, shared = config.server, processes > 1
-        self._watch, turns = LoopWatch(gateway_alive(folder, number)), Turns()
-        self.services = open_services(config, folder, engines, self._watch, turns)
+        self._watch, budget = LoopWatch(gateway_alive(folder, number)), SharedBudget()
+        self.services = open_services(config, folder, engines, self._watch, budget)
         admission, metrics = self.services.admission, self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
@@ -94,7 +94,7 @@ class GatewayServer:
         monitoring = build_monitoring_app(self.services, whole)
         inside = dataclasses.replace(server, tls_certificate="", tls_key="")
         self.http = [
-            HttpServer(app, listener, within, admission, turns, connections)
+            HttpServer(app, listener, within, admission, budget, connections)
             for app, listener, within in (
                 (clients, listening_socket(server, "http_port", shared), server),
                 (monitoring, listening_socket(server, "metrics_port", shared), server),
@@ -176,7 +176,7 @@ def open_services(
     folder: Path,
     addresses: Sequence[EngineAddress],
     watch: LoopWatch,
-    turns: Turns,
+    budget: SharedBudget,
 ) -> Services:
     """Open the services of a gateway.
 
@@ -185,7 +185,7 @@ def open_services(
         folder: the run's folder.
         addresses: the addresses of the run's engines.
         watch: measures the event loop.
-        turns: the connections over their time budget.
+        budget: the loop's time for connections beyond their own budgets.
 
     Raises:
         ConfigError: the keys, or OpenTelemetry's variables, cannot be used.
@@ -194,7 +194,7 @@ def open_services(
     streams, target_s = StreamSlots(config.live), config.gateway.target_p99_s
     slots = config.runtime.slots * len(addresses)
     target = LatencyTarget(target_s, slots) if target_s else None
-    metrics = Metrics(admission, streams, watch, turns, usage, target, models.default)
+    metrics = Metrics(admission, streams, watch, budget, usage, target, models.default)
     engines = Engines(config, models, folder, addresses, target, metrics.upstreams)
     return Services(
         config=config,

@@ -1,234 +1,214 @@
-"""Between a connection and its protocol: passes on what is read piece by piece, turn by turn.
+"""Budgets of event-loop time: a connection that takes much of it waits for the others.
 
-So the event loop's time is shared out: who takes much of it waits for the others.
-
-Whatever a client does, reading it costs milliseconds of the one loop that serves everybody: a body
-in chunks of one byte, a flood of pings, a JSON of a million numbers, requests that are refused one
-after another. So each connection has an account of the time that it has cost. A little is its own,
-again and again; whoever is beyond that waits in one queue for a turn, and after each turn the loop
-rests from them twice as long as the turn took. All of them together thus have a third of the loop,
-however many they are, and honest requests, which cost less than a connection's own, the rest.
+Whatever a client does, reading it costs milliseconds of the one loop that serves all clients: a
+body in chunks of one byte, a flood of pings, a JSON of a million numbers, requests that are
+rejected one after another. So each connection has a small token bucket of loop time. Connections
+beyond their own bucket share a third of the loop, one turn after the other, however many they are;
+honest requests cost less than their own bucket and have the rest.
 """
 
 import asyncio
-import collections
 import select
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 OWN_S = 0.002
-"""The most that a connection may cost at once; the bytes of a clip take less."""
+"""Capacity of a connection's bucket; the bytes of a clip cost less."""
 OWN_SHARE = 0.02
-"""Of the loop's time, with which that comes back."""
-REFUSED_S = 0.001
-"""The cost of a refused request: about what it takes beside its bytes."""
+"""Share of the loop's time with which the bucket is refilled."""
+REJECTED_S = 0.001
+"""Cost of a rejected request, about what it takes beside its bytes."""
 
 JSON_S_PER_BYTE = 2e-8
-"""Of a request's JSON, and of a live event's; what is not read as it comes is paid for before."""
+"""Cost of JSON of a request or a live event, which is charged before it is parsed."""
 EVENT_S = 1e-4
-"""Of a live event beside that."""
+"""Cost of a live event beside its bytes."""
 LINGER_S = 2.0
-"""A client that is refused before all has come may go on sending for so long."""
+"""Seconds for which a client may go on sending a request that was rejected."""
 
-_REST = 2.0  # so many times a turn's length
-_MOST_OWED_S = 0.1  # beyond which a debt does not grow: it is paid back within seconds
+_TIMES = 3.0  # seconds of the loop for a second of work beyond the connections' own buckets
+_MAX_DEBT_S = 0.1  # of a connection, so that it is paid back within seconds
 _TURN_S = 0.002
-_READ_S = 2e-5  # what a read costs, however little it brings
-
-Work = Callable[[], object]
+_READ_S = 2e-5  # cost of a read, however little it brings
 
 
-class Turns:
-    """The queue of those that wait for a turn. For one event loop.
+class SharedBudget:
+    """The share of the loop for all connections beyond their own buckets. For one event loop.
 
     Args:
-        clock: in seconds.
+        clock: seconds, as the event loop's.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self._queue: collections.deque[tuple[Work, float]] = collections.deque()
-        self._due = False
+        self.waiting = 0
+        """Connections that wait for a turn."""
+        self._free_s = 0.0  # the time of the next turn
 
-    def __len__(self) -> int:
-        """Count those that wait."""
-        return len(self._queue)
-
-    def queue(self, work: Work, cost_s: float = 0.0) -> None:
-        """Have something done when it is its turn.
+    def call(self, work: Callable[[], object], cost_s: float = _TURN_S) -> None:
+        """Call a function in its turn.
 
         Args:
-            work: it; its time is measured.
-            cost_s: what it sets in motion, and takes besides.
+            work: the function; its time is measured.
+            cost_s: the cost that is known or expected.
         """
-        self._queue.append((work, cost_s))
-        if not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._run)
+        now_s = self.clock()
+        self._free_s = max(self._free_s, now_s)
+        asyncio.get_running_loop().call_later(self._free_s - now_s, self._run, work, cost_s)
+        self._free_s += _TIMES * cost_s
+        self.waiting += 1
 
-    def _run(self) -> None:
-        if not self._queue:
-            self._due = False
-            return
-        work, cost_s = self._queue.popleft()
+    def _run(self, work: Callable[[], object], cost_s: float) -> None:
+        self.waiting -= 1
         began_s = self.clock()
         try:
             work()
         finally:
-            rest_s = cost_s + _REST * (cost_s + self.clock() - began_s)
-            asyncio.get_running_loop().call_later(rest_s, self._run)
+            self._free_s += _TIMES * max(self.clock() - began_s - cost_s, 0.0)
 
 
-class Share:
-    """One connection's share of the loop.
+class ConnectionBudget:
+    """The token bucket of one connection.
 
     Args:
-        turns: of all of them.
+        shared: the budget of all connections that are beyond theirs.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
-        self._left_s = OWN_S
-        self._at_s = turns.clock()
+    def __init__(self, shared: SharedBudget) -> None:
+        self.shared = shared
+        self._tokens_s = OWN_S
+        self._updated_s = shared.clock()
 
     def charge(self, cost_s: float) -> None:
-        """Note that it has cost so much."""
-        self._left_s = max(self._left() - cost_s, -_MOST_OWED_S)
+        """Take tokens; there may be a debt."""
+        self._tokens_s = max(self._left_s() - cost_s, -_MAX_DEBT_S)
 
     @property
     def spent(self) -> bool:
-        """Tell whether it has had all that is its own: what comes next waits for a turn."""
-        return self._left() <= 0
+        """Whether no tokens are left, so that further work waits for a turn."""
+        return self._left_s() <= 0
 
     async def pay(self, cost_s: float) -> None:
-        """Return when something that costs so much may be done: at once, or in its turn."""
+        """Charge the cost of work; return when the work may begin."""
         self.charge(cost_s)
         if self.spent:
             turn = asyncio.Event()
-            self.turns.queue(turn.set, cost_s)
+            self.shared.call(turn.set, cost_s)
             await turn.wait()
 
-    def _left(self) -> float:
-        now_s = self.turns.clock()
-        self._left_s = min(OWN_S, self._left_s + (now_s - self._at_s) * OWN_SHARE)
-        self._at_s = now_s
-        return self._left_s
-
-
-class Behind(Protocol):
-    """A protocol of asyncio's behind a gate, its other methods apart."""
-
-    @property
-    def piece_bytes(self) -> int:
-        """Most that it is given at a time: what takes a few milliseconds at worst."""
-
-    @property
-    def unread(self) -> bool:
-        """Tell whether its client may still be sending what it will not read."""
-
-    @property
-    def linger_s(self) -> float:
-        """Seconds for which that is thrown away; from `LINGER_S` on, while something comes."""
+    def _left_s(self) -> float:
+        now_s = self.shared.clock()
+        self._tokens_s = min(OWN_S, self._tokens_s + (now_s - self._updated_s) * OWN_SHARE)
+        self._updated_s = now_s
+        return self._tokens_s
 
 
 def is_readable(connection: Any) -> bool:
-    """Tell whether something has come by a socket that was not read yet."""
+    """Return whether a socket has data that was not read yet."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
 
 
-class Gate(asyncio.Protocol):
-    """Passes on what a connection brings.
+class ThrottledConnection(asyncio.Protocol):
+    """Stands between a transport and its protocol, and passes data on within the budget.
 
-    A protocol that asks for a pause gets no further piece, not even of what has been read already.
-    Where it hangs up on a client that is still sending, what comes is thrown away for a moment: the
-    client finds its answer then, where a connection that was reset would have lost it.
+    It is the transport that the protocol sees, so a protocol that pauses reading gets no further
+    data, not even data that has been read already. If the protocol closes a connection whose client
+    is still sending, the data is discarded for a moment: the client finds its answer then, which a
+    reset connection would have lost.
 
     Args:
-        share: of this connection.
-        behind: the protocol; see `Behind`.
+        budget: the connection's.
+        protocol: a protocol of asyncio with `piece_bytes`, the maximum that it gets at a time;
+            `unread`, whether its client may still send what it will not read; and `linger_s`, the
+            seconds for which that is discarded, from `LINGER_S` on while something comes.
     """
 
-    def __init__(self, share: Share, behind: Any) -> None:
-        self.share = share
-        self.behind = behind
-        self._paused = False  # by the protocol
-        self._leaving = False
-        self._came = False  # something, since it was looked at
-        self._read = bytearray()  # and not passed on yet
-        self._waits = False  # for its turn
-        self._reads = True
+    def __init__(self, budget: ConnectionBudget, protocol: Any) -> None:
+        self.budget = budget
+        self._protocol = protocol
         self._transport: Any = None
+        self._pending = bytearray()  # read and not passed on yet
+        self._paused = False  # by the protocol
+        self._closing = False
+        self._received = False  # anything since the last look
+        self._waits = False  # for a turn
+        self._reads = True
+
+    # ------------------------------------------------------------ as the transport's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = transport
-        self.behind.connection_made(_Outlet(self, transport))
+        self._protocol.connection_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._leaving = True
-        self._read.clear()
-        self.behind.connection_lost(exc)
+        self._closing = True
+        self._pending.clear()
+        self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self.behind.pause_writing()
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self.behind.resume_writing()
+        self._protocol.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        self._came = True
-        self.share.charge(_READ_S)
-        if not self._leaving:
-            self._read += data
+        self._received = True
+        self.budget.charge(_READ_S)
+        if not self._closing:
+            self._pending += data
         self._go_on()
 
-    @property
-    def leaving(self) -> bool:
-        """Tell whether the protocol hears no more."""
-        return self._leaving
+    # ------------------------------------------------------------ as the protocol's transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
     @property
     def holds(self) -> bool:
-        """Tell whether something has come that was not passed on yet."""
-        return bool(self._read) or is_readable(self._transport.get_extra_info("socket"))
+        """Whether data has come that was not passed on yet."""
+        return bool(self._pending) or is_readable(self._transport.get_extra_info("socket"))
 
-    def pause(self) -> None:
-        """Pass nothing on for now."""
+    def pause_reading(self) -> None:
         self._paused = True
 
-    def resume(self) -> None:
-        """Go on with that, soon."""
+    def resume_reading(self) -> None:
         if self._paused:
             self._paused = False
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    def hang_up(self) -> None:
-        """End the connection."""
-        lingers = self.behind.unread and not self._leaving
-        self._leaving = True
-        self._read.clear()
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing or bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        lingers = self._protocol.unread and not self._closing
+        self._closing = True
+        self._pending.clear()
         if not lingers:
             self._transport.close()
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._linger(asyncio.get_running_loop().time() + self.behind.linger_s)
+        self._linger(asyncio.get_running_loop().time() + self._protocol.linger_s)
         self._go_on()
 
+    # ------------------------------------------------------------ in between
+
     def _linger(self, end_s: float) -> None:
-        """Look again whether it still sends."""
+        """Close the connection once its client has stopped sending, or at the end."""
         loop = asyncio.get_running_loop()
-        self._came = False
+        self._received = False
 
         def look() -> None:
-            if self._came and loop.time() < end_s and not self._transport.is_closing():
+            if self._received and loop.time() < end_s and not self._transport.is_closing():
                 self._linger(end_s)
             else:
                 self._transport.close()
@@ -237,96 +217,62 @@ class Gate(asyncio.Protocol):
 
     def _go_on(self) -> None:
         if not self._waits:
-            self._pass_on(lambda: self.share.spent)
+            self._pass_on(lambda: self.budget.spent)
         self._set_reading()
 
     def _turn(self) -> None:
         self._waits = False
-        clock = self.share.turns.clock
+        clock = self.budget.shared.clock
         end_s = clock() + _TURN_S
         self._pass_on(lambda: clock() > end_s)
         self._set_reading()
 
     def _pass_on(self, enough: Callable[[], bool]) -> None:
-        """Pass on until nothing is left or a pause is asked for, or wait for the next turn."""
-        clock = self.share.turns.clock
-        while self._leaving or (self._read and not self._paused):
+        """Pass data on until none is left, reading is paused, or the next turn is to be awaited."""
+        clock = self.budget.shared.clock
+        while self._closing or (self._pending and not self._paused):
             if enough():
                 self._waits = True
-                self.share.turns.queue(self._turn, _READ_S)
+                self.budget.shared.call(self._turn)
                 return
-            if self._leaving:
+            if self._closing:
                 return
-            piece = bytes(self._read[: self.behind.piece_bytes])
-            del self._read[: len(piece)]
+            piece = bytes(self._pending[: self._protocol.piece_bytes])
+            del self._pending[: len(piece)]
             began_s = clock()
-            self.behind.data_received(piece)
-            self.share.charge(clock() - began_s)
+            self._protocol.data_received(piece)
+            self.budget.charge(clock() - began_s)
 
     def _set_reading(self) -> None:
-        """Read from the connection while all of it has been passed on."""
-        wanted = not (self._waits or self._read or (self._paused and not self._leaving))
+        """Read from the connection while all data has been passed on."""
+        wanted = not (self._waits or self._pending or (self._paused and not self._closing))
         if wanted != self._reads and not self._transport.is_closing():
             self._reads = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
 
-class _Outlet:
-    """The transport that a protocol behind a gate has: the connection's, but for these methods."""
-
-    def __init__(self, gate: Gate, transport: Any) -> None:
-        self._gate = gate
-        self._transport = transport
-        self.share = gate.share
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    @property
-    def holds(self) -> bool:
-        return self._gate.holds
-
-    def pause_reading(self) -> None:
-        self._gate.pause()
-
-    def resume_reading(self) -> None:
-        self._gate.resume()
-
-    def set_protocol(self, protocol: Any) -> None:
-        self._gate.behind = protocol
-
-    def get_protocol(self) -> Any:
-        return self._gate.behind
-
-    def is_closing(self) -> bool:
-        return self._gate.leaving or bool(self._transport.is_closing())
-
-    def close(self) -> None:
-        self._gate.hang_up()
-
-
-class Idle:
-    """Connections that have no request in work, the one that has had none for longest first.
+class IdleConnections:
+    """The connections without a request, the one that is idle for longest first.
 
     Args:
-        most: so many connections of all kinds may be open; beyond that the first here is closed
-            for each one that comes.
+        max_connections: the maximum of connections of all kinds; beyond it the first one here is
+            closed for each new connection.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_connections: int) -> None:
+        self._max = max_connections
         self._connections: dict[Any, None] = {}
 
     def add(self, connection: Any) -> None:
-        """Note that it has none from now on."""
+        """Add a connection that has no request any more."""
         self._connections[connection] = None
 
     def remove(self, connection: Any) -> None:
-        """Note that it has one, or is closed."""
+        """Remove a connection that has a request, or is closed."""
         self._connections.pop(connection, None)
 
-    def make_room(self, newcomer: Any, open_now: int) -> None:
-        """Note that one more has come, which may say something yet; there are so many now."""
+    def make_room(self, newcomer: Any, count: int) -> None:
+        """Close the first connection if a new one makes them too many, `count` in all."""
         first = next(iter(self._connections), newcomer)
-        if open_now > self.most and first is not newcomer:
-            first.hang_up()
+        if count > self._max and first is not newcomer:
+            first.close_idle()

@@ -16,15 +16,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.edge.budget import LINGER_S, REFUSED_S, Idle, Share
+from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget, IdleConnections
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import Admission, PendingBytes
 
 LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
 
-SHARE = "earshot.share"
-"""Key in a scope of its connection's share of the loop."""
+BUDGET = "earshot.budget"
+"""Key in a scope of its connection's budget."""
 
 MAX_HEAD_BYTES = 2**16
 """Most bytes of a request's head, of its trailers and of anything else that is no part of it."""
@@ -73,7 +73,9 @@ class HttpProtocol(HttpToolsProtocol):
         options: uvicorn's.
     """
 
-    def __init__(self, idle: Idle, admission: Admission, patience_s: float, **options: Any) -> None:
+    def __init__(
+        self, idle: IdleConnections, admission: Admission, patience_s: float, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._idle = idle
         self._admission = admission
@@ -83,7 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._begun = False  # the request that comes is past its head
         self._useless = 0  # bytes since something of a request
         self._invalid: str | None = None  # and nothing is read any more
-        self.share: Share
+        self.budget: ConnectionBudget
         self.transport: Any
 
     # ------------------------------------------------------------ as a connection
@@ -95,7 +97,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def unread(self) -> bool:
-        """See `serve.gateway.edge.budget.Behind`."""
         return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
 
     @property
@@ -104,15 +105,13 @@ class HttpProtocol(HttpToolsProtocol):
         return self._patience_s if self._admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
-        """See `asyncio.Protocol`."""
-        self.share = transport.share
+        self.budget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         self._limit_idleness()
         self._idle.make_room(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         if self._working is not None and not self._working.response_complete:
             self._working.disconnected = True
@@ -120,7 +119,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._end_limit()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self._invalid is not None:
             return
         self._useless += len(data)
@@ -129,7 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
         self._limit_idleness()
 
-    def hang_up(self) -> None:
+    def close_idle(self) -> None:
         """Close the connection, if it is still idle."""
         self._end_limit()
         if not (self._busy() or self._upgraded()):
@@ -154,7 +152,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._busy() or self._upgraded():
             self._end_limit()
         elif self._limit is None:
-            self._limit = self.loop.call_later(self._patience_s, self.hang_up)
+            self._limit = self.loop.call_later(self._patience_s, self.close_idle)
             self._idle.add(self)
 
     def _end_limit(self) -> None:
@@ -174,10 +172,9 @@ class HttpProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ as a parser
 
     def on_message_begin(self) -> None:
-        """See httptools; as the others here."""
         super().on_message_begin()
         self._begun = False
-        cast(dict[str, Any], self.scope)[SHARE] = self.share
+        cast(dict[str, Any], self.scope)[BUDGET] = self.budget
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header; a trailer is none, and is dropped."""
@@ -250,7 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
                     if cycle.more_body:
                         cycle.keep_alive = False
                     if message["status"] >= 400:
-                        self.share.charge(REFUSED_S)
+                        self.budget.charge(REJECTED_S)
                 try:
                     async with asyncio.timeout(SEND_S):
                         await send(message)
@@ -265,8 +262,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with the next request, in its turn."""
-        if self.pipeline and self.share.spent:
-            self.share.turns.queue(self._go_on)
+        if self.pipeline and self.budget.spent:
+            self.budget.shared.call(self._go_on)
         else:
             self._go_on()
 
@@ -305,14 +302,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._accepted = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         self._unfinished.close()
         if hasattr(self, "lost"):
             self.lost.set()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         try:
             self._count()
@@ -367,7 +362,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
             scope = cast(dict[str, Any], self.scope)
-            scope[LOST], scope[SHARE] = self.lost, cast(Any, self.transport).share
+            scope[LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
 
     def handle_text(self, event: Any) -> None:
         """Take a message's first frame."""

@@ -21,7 +21,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway.edge.budget import Gate, Idle, Share, Turns, is_readable
+from serve.gateway.edge.budget import (
+    ConnectionBudget,
+    IdleConnections,
+    SharedBudget,
+    ThrottledConnection,
+    is_readable,
+)
 from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
 from serve.gateway.limits import Admission
 
@@ -160,7 +166,7 @@ class HttpServer(uvicorn.Server):
         server: says how patient it is with a connection without a request in work, and names the
             files for TLS.
         admission: counts what comes over WebSockets.
-        turns: of the loop.
+        budget: the budget of connections beyond their own.
         max_connections: beyond so many idle ones are closed; where there is none, the application
             is told, which refuses.
 
@@ -174,14 +180,14 @@ class HttpServer(uvicorn.Server):
         listener: _Acceptor,
         server: ServerConfig,
         admission: Admission,
-        turns: Turns,
+        budget: SharedBudget,
         max_connections: int,
     ) -> None:
-        idle = Idle(max_connections)
+        idle = IdleConnections(max_connections)
 
-        def protocol(**options: Any) -> Gate:
+        def protocol(**options: Any) -> ThrottledConnection:
             behind = HttpProtocol(idle, admission, server.upload_timeout_s, **options)
-            return Gate(Share(turns), behind)
+            return ThrottledConnection(ConnectionBudget(budget), behind)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CROWDED] = len(self.server_state.connections) > max_connections

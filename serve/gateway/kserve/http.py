@@ -31,8 +31,8 @@ from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.edge.budget import JSON_S_PER_BYTE, Share
-from serve.gateway.edge.connection import SHARE
+from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
+from serve.gateway.edge.connection import BUDGET
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
 from serve.gateway.engine import EngineRequest
@@ -164,8 +164,8 @@ class _InferRoute:
         body = await whole_body(request, permit, limit_s, lambda size: json_bytes(size, header))
         json_size = json_bytes(len(body), header)
         permit.charge((EXPANSION - 1) * json_size)
-        share: Share = request.scope[SHARE]
-        await share.pay(json_size * JSON_S_PER_BYTE)
+        budget: ConnectionBudget = request.scope[BUDGET]
+        await budget.pay(json_size * JSON_S_PER_BYTE)
         translated = request_from_http(name, version, body, json_size)
         context.api_key.require_duration([each.name for each in translated.request.outputs])
         parts: list[Chunk] = [translated.request.SerializeToString(), *raw_chunks(translated.raw)]

@@ -40,8 +40,8 @@ from serve.contract.messages import Transcript
 from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.edge.budget import Share
-from serve.gateway.edge.connection import LOST, SHARE, SlowClientError
+from serve.gateway.edge.budget import ConnectionBudget
+from serve.gateway.edge.connection import BUDGET, LOST, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
 from serve.gateway.edge.uploads import json_object
 from serve.gateway.engine import EngineRequest
@@ -254,7 +254,7 @@ class _Connection:
     async def _receive(self, session: LiveSession) -> ApiError | None:
         """Handle the client's messages until it leaves, or until the server ends the session."""
         limit_s = self._config.idle_timeout_s
-        share: Share = self._websocket.scope[SHARE]
+        budget: ConnectionBudget = self._websocket.scope[BUDGET]
         while True:
             try:
                 async with asyncio.timeout(limit_s):
@@ -268,7 +268,7 @@ class _Connection:
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
-                await share.pay(events.cost_s(text))
+                await budget.pay(events.cost_s(text))
                 self._services.keys.require_good(self._context.api_key)  # its key may be removed
                 await session.handle(text)
             except ApiError as error:

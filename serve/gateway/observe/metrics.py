@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.gateway.background import LoopWatch
+from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.limits import Admission
 from serve.gateway.shadow.figures import ShadowMetrics
 from serve.gateway.target import LatencyTarget
@@ -102,7 +103,7 @@ class Metrics:
         admission: counts what is in flight.
         streams: the open live streams.
         watch: measures the event loop.
-        turns: the connections over their time budget.
+        budget: the loop's time for connections beyond their own budgets.
         usage: counts what keys have had.
         target: the latency target, if there is one.
         model: the product's name.
@@ -113,7 +114,7 @@ class Metrics:
         admission: Admission,
         streams: Sized,
         watch: LoopWatch,
-        turns: Sized,
+        budget: SharedBudget,
         usage: Usage,
         target: LatencyTarget | None,
         model: str,
@@ -161,7 +162,7 @@ class Metrics:
             registry=self.registry,
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        _add_gauges(self.registry, admission, watch, turns, usage)
+        _add_gauges(self.registry, admission, watch, budget, usage)
         if target is not None:
             _add_target(self.registry, target, model)
 
@@ -199,7 +200,11 @@ class Metrics:
 
 
 def _add_gauges(
-    registry: CollectorRegistry, admission: Admission, watch: LoopWatch, turns: Sized, usage: Usage
+    registry: CollectorRegistry,
+    admission: Admission,
+    watch: LoopWatch,
+    budget: SharedBudget,
+    usage: Usage,
 ) -> None:
     for name, text, read in (
         ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
@@ -214,7 +219,7 @@ def _add_gauges(
             "Longest that the loop was at one thing in the last minute, to 50 ms",
             lambda: watch.longest_s,
         ),
-        ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
+        ("waiting_turns", "Connections that cost much and wait for a turn", lambda: budget.waiting),
         (
             "unwritten_usage_seconds",
             "Seconds of audio that keys have had and that are not yet in server.usage_file",

@@ -9,7 +9,7 @@ import pytest
 
 from serve.contract.config import Config
 from serve.gateway.background import LoopWatch
-from serve.gateway.edge.budget import Turns
+from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.engine import EngineAddress
 from serve.gateway.page import routes, state
 from serve.gateway.page.state import EngineStateReader
@@ -65,7 +65,7 @@ def told(tmp_path):
     def told(*pages, others=(), took_s=()):
         async def run():
             watch, address = LoopWatch(tmp_path / "alive"), EngineAddress("cpu", tmp_path)
-            services = open_services(Config(), tmp_path, [address], watch, Turns())
+            services = open_services(Config(), tmp_path, [address], watch, SharedBudget())
             object.__setattr__(services, "ready", ready)
             services.metrics.recent_s = lambda window_s: list(took_s)
             looking = EngineStateReader(services, Config(), [reader(pages), *map(reader, others)])
