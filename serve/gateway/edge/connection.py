@@ -1,8 +1,8 @@
-"""HTTP and WebSockets as uvicorn speaks them, and what a server on the open street needs besides.
+"""Connections of HTTP and WebSockets: uvicorn's, with the limits of a public server.
 
-httptools parses requests in C, where h11 does it in Python; but it takes heads and trailers of any
-length, tells of an error before the answers that are due first, and knows nothing of a client that
-goes on sending what was refused. All that is seen to here.
+httptools parses requests in C, where h11 does it in Python. But it accepts heads and trailers of
+any length, reports an error before the answers that are due first, and ignores that a client may go
+on sending a rejected request.
 """
 
 import asyncio
@@ -27,31 +27,31 @@ BUDGET = "earshot.budget"
 """Key in a scope of its connection's budget."""
 
 MAX_HEAD_BYTES = 2**16
-"""Most bytes of a request's head, of its trailers and of anything else that is no part of it."""
+"""Maximum bytes of a request's head, of its trailers and of other bytes outside of its body."""
 MAX_HEADERS = 256
 MAX_QUEUED = 128
-"""Maximum of requests that wait on a connection for the answer before theirs."""
+"""Maximum of pipelined requests that wait on a connection for an earlier answer."""
 MAX_FRAGMENTS = 1024
-"""Most frames that a WebSocket's message may come in: each takes memory besides its bytes."""
+"""Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
-"""A client that takes no answer for so long counts as gone."""
+"""Seconds after which a client that takes no answer counts as gone."""
 FRESH_S = 1.0
-"""A client that has connected sends its request by then."""
+"""Seconds within which a new client sends its request."""
 MAX_CONTROLS = 100
-"""Most pings and pongs of a WebSocket in a second."""
+"""Maximum pings and pongs of a WebSocket in a second."""
 
-_FEW_QUEUED = 16  # while no more are queued, reading goes on, which tells that a client has left
-_UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
+_FEW_QUEUED = 16  # up to so many, reading goes on, to notice that a client has left
+_UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
 
 
 class SlowClientError(Exception):
-    """A client does not take its answer: its connection is ended, or it left before."""
+    """A client does not take its answer: its connection was closed, or it left before."""
 
 
 class _Flow(FlowControl):
-    """Flow control that reads nothing more while many requests wait in the pipeline.
+    """Flow control that stops reading while many requests wait in the pipeline.
 
-    uvicorn itself goes on reading after each answer, and whenever a request asks for its body.
+    uvicorn itself resumes reading after each answer, and whenever a request asks for its body.
     """
 
     def __init__(self, transport: Any, pipeline: Sized) -> None:
@@ -64,13 +64,13 @@ class _Flow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One HTTP connection, behind a gate.
+    """One HTTP connection, behind a `ThrottledConnection`.
 
     Args:
-        idle: of its server.
-        admission: knows whether the server drains.
-        patience_s: how long it may have no request in work.
-        options: uvicorn's.
+        idle: the idle connections of its server.
+        admission: tells whether the server drains.
+        patience_s: seconds for which it may be idle.
+        options: uvicorn's options.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._admission = admission
         self._patience_s = patience_s
         self._limit: asyncio.TimerHandle | None = None
-        self._working: RequestResponseCycle | None = None  # `cycle` is the last that has come
-        self._begun = False  # the request that comes is past its head
-        self._useless = 0  # bytes since something of a request
-        self._invalid: str | None = None  # and nothing is read any more
+        self._working: RequestResponseCycle | None = None  # `cycle` is the latest request
+        self._begun = False  # the head of the request that is being received is complete
+        self._useless = 0  # bytes since the last part of a request
+        self._invalid: str | None = None  # the error after which nothing is read
         self.budget: ConnectionBudget
         self.transport: Any
 
@@ -92,7 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def piece_bytes(self) -> int:
-        """Return 16 KiB of a body, in chunks of one byte 2 ms, and 1 KiB of heads: few requests."""
+        """16 KiB of a body, 2 ms in chunks of one byte; and 1 KiB of heads, for few requests."""
         return 2**14 if self.cycle is not None and self.cycle.more_body else 2**10
 
     @property
@@ -101,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def linger_s(self) -> float:
-        """See `serve.gateway.edge.budget.Behind`; what a server refuses that drains is no flood."""
+        """Longer while the server drains: then rejected requests are no flood."""
         return self._patience_s if self._admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
@@ -134,18 +134,18 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def is_owed(self, waited_s: float) -> bool:
-        """Tell whether an answer is due, or will be, so long after the last connection came."""
+        """Return whether an answer is due, or will be, so long after the last connection came."""
         if self.cycle is None and not self.transport.is_closing():
             return waited_s < FRESH_S
         return self._busy() or self.transport.is_closing() or self.transport.holds
 
     def shutdown(self) -> None:
-        """Close it, once what has come is answered; see uvicorn."""
+        """Close the connection once the requests that have come are answered; see uvicorn."""
         if self._busy() or not self.transport.holds:
             super().shutdown()
 
     def _limit_idleness(self) -> None:
-        """Limit the time from a look that finds no request in work to the next that finds one.
+        """Start or end the limit of idle time.
 
         A connection that has become a WebSocket has another protocol, and limits of its own.
         """
@@ -177,7 +177,7 @@ class HttpProtocol(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[BUDGET] = self.budget
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header; a trailer is none, and is dropped."""
+        """Count a header, and drop a trailer."""
         if self._begun:
             return
         if len(self.headers) >= MAX_HEADERS:
@@ -185,42 +185,39 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request."""
         if len(self.pipeline) >= MAX_QUEUED:
             raise ValueError("too many requests wait")
         self._begun = True
         self._useless = 0
         super().on_headers_complete()
         if self.parser.should_upgrade() and not self._should_upgrade():
-            self.cycle.keep_alive = False  # the parser takes what follows for another protocol
+            self.cycle.keep_alive = False  # the parser takes the rest for another protocol
 
     def on_body(self, body: bytes) -> None:
-        """Take some of a request's body."""
         self._useless = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note a request's end."""
         self._useless = 0
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over: it is none of HTTP any more."""
+        """Make the connection a WebSocket."""
         if self._busy():
             self.send_400_response("A WebSocket cannot begin before the last answer is there.")
             return
-        # What a client has sent lies before its pings: it must not be more than is soon read.
+        # Unread data delays pings, so it must be little.
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Say that what has come is no request, after the answers that are due before."""
+        """Answer an invalid request, after the answers that are due before."""
         self._invalid = msg
         broken = self._begun and self._working is self.cycle and self.cycle.more_body
         if broken and self.cycle.response_started:
             self.transport.close()
-        elif broken:  # whose own body it is, which will not come
+        elif broken:  # the rest of its own body will not come
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
@@ -236,9 +233,9 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
 
     def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """Make an answer that comes before its request's body the last of its connection.
+        """Make an answer before the end of its request's body the last of its connection.
 
-        Whoever does not take an answer has gone.
+        A client that does not take an answer has gone.
         """
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,7 +258,7 @@ class HttpProtocol(HttpToolsProtocol):
         return watched
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, in its turn."""
+        """Go on with the next request, within the budget."""
         if self.pipeline and self.budget.spent:
             self.budget.shared.call(self._go_on)
         else:
@@ -275,29 +272,29 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket, behind a gate.
+    """One WebSocket, behind a `ThrottledConnection`.
 
-    Tells its application that the connection is lost, even while that receives nothing. Pings of a
-    client that takes nothing are not answered: the answers would pile up.
+    It tells its application that the connection is lost, even while that receives nothing. Pings
+    of a client that takes nothing are not answered: the answers would pile up.
 
     Args:
-        admission: counts the bytes of messages before somebody takes them.
-        options: uvicorn's.
+        admission: counts the bytes of messages that were not taken yet.
+        options: uvicorn's options.
     """
 
-    piece_bytes = 2**11  # in frames of 2 bytes: 5 ms
+    piece_bytes = 2**11  # 5 ms in frames of 2 bytes
     unread = False
     linger_s = LINGER_S
 
     def is_owed(self, waited_s: float) -> bool:
-        """See `HttpProtocol`; its session has ended by then."""
+        """Return that none is; its session has ended by then."""
         return False
 
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)
         self._unfinished = PendingBytes(admission)
         self._fragment_bytes = 0
-        self._waiting_bytes = 0  # of whole messages that nobody has taken
+        self._waiting_bytes = 0  # of whole messages that were not taken yet
         self._controls, self._second = 0, 0
         self._accepted = False
 
@@ -315,7 +312,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._end(1008, "there is no room for what it sends")
 
     async def send(self, message: Any) -> None:
-        """Send a message to the client. Its answer to the handshake is one of them.
+        """Send a message of ASGI to the client, of which the handshake's answer is one.
 
         Raises:
             SlowClientError: the client takes nothing, or left during the handshake.
@@ -334,11 +331,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 raise
             raise SlowClientError from None
         self._accepted = self._accepted or message["type"] == "websocket.accept"
-        if self.close_sent:  # by a refusal, which uvicorn does not count as an answer
+        if self.close_sent:  # by a rejection, which uvicorn does not count as an answer
             self.handshake_complete = True
 
     async def receive(self) -> Any:
-        """Return the next message, which is its taker's to count from now on."""
+        """Return the next message, which its receiver counts from now on."""
         message = await super().receive()
         if message["type"] == "websocket.receive":
             self._waiting_bytes -= len(message.get("text") or message.get("bytes") or "")
@@ -357,7 +354,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_connect(self, event: Any) -> None:
-        """Begin."""
         self.lost = asyncio.Event()
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
@@ -365,17 +361,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             scope[LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
 
     def handle_text(self, event: Any) -> None:
-        """Take a message's first frame."""
         self._fragment_bytes = len(event.data)
         super().handle_text(event)
 
     def handle_bytes(self, event: Any) -> None:
-        """Take a message's first frame."""
         self._fragment_bytes = len(event.data)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Any) -> None:
-        """Take a further frame."""
         if len(self.frames) >= MAX_FRAGMENTS:
             self._end(1008, f"a message came in more than {MAX_FRAGMENTS} frames")
             return
@@ -383,11 +376,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Hand on a message that is whole."""
         if self.curr_msg_data_type == "text":
             try:
                 text = b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # of which uvicorn would log where it was found
+            except UnicodeDecodeError:  # which uvicorn would log with the text
                 self._end(1007, "")
                 return
             self._waiting_bytes += 0 if self.close_sent else len(text)

@@ -1,7 +1,7 @@
-"""The gateway's listening sockets, and patience with what comes through them.
+"""Listening sockets, and the HTTP servers behind them.
 
-An HTTP connection that has no request in work, because it says nothing or sends its headers byte by
-byte, is closed after the time that an upload has, and before that where others need its place.
+An idle HTTP connection, which sends nothing or its headers byte by byte, is closed after the time
+limit of an upload, and before that if others need its place.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
 from serve.gateway.limits import Admission
 
 MAX_MESSAGE_BYTES = 2**24
-"""Most bytes of a message over a WebSocket, which OpenAI's clients take to be 15 MiB and more."""
+"""Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
 
 CROWDED = "earshot.crowded"
-"""Key in a scope of whether more connections are open than there may be."""
+"""Key in a scope; whether more connections are open than the maximum."""
 
 logger = logging.getLogger("earshot.gateway")
 
 _BACKLOG = 1024
-_ACCEPTS = 64  # at most so many connections begin in a turn of the loop
+_ACCEPTS = 64  # maximum of connections that are accepted in a turn of the loop
 _KEEP_ALIVE_S = 60
 PING_S = 10.0
-_STOP_S = 2  # for answers on their way
-_TURNS = 3  # of the loop, in which a connection is accepted and gets its protocol
+_STOP_S = 2  # limit of answers on their way
+_TURNS = 3  # turns of the loop in which a connection is accepted and gets its protocol
 _LOOK_S = 0.02  # between two looks at connections that are to end
 
 
@@ -52,12 +52,12 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
     """Open a TCP socket that listens at one of the configured addresses.
 
     Args:
-        server: names host and ports.
-        key: of the port.
-        shared: whether others of the gateway have the same port.
+        server: names the host and the ports.
+        key: the port's key.
+        shared: whether other processes of the gateway have the same port.
 
     Raises:
-        UnavailableError: it cannot.
+        UnavailableError: the address cannot be used.
     """
     port = getattr(server, key)
     try:
@@ -72,15 +72,14 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
             f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
             f"set another server.{key} in the config"
         ) from error
-    # Its connections inherit it. asyncio sets it where a socket says that its protocol is TCP;
-    # this one leaves that to the system, and the body of an answer would wait 40 ms for its head
-    # to be acknowledged.
+    # Connections inherit it. asyncio sets it for sockets whose protocol is TCP; this one leaves the
+    # protocol to the system, and an answer's body would wait 40 ms for its head's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _Acceptor(listener)
 
 
 def unix_listener(path: Path) -> "_Acceptor":
-    """Open a Unix socket that listens, in place of one that an earlier gateway has left."""
+    """Open a Unix socket that listens, in place of one of an earlier gateway."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -88,16 +87,16 @@ def unix_listener(path: Path) -> "_Acceptor":
 
 
 class _Acceptor(socket.socket):
-    """Takes connections in for asyncio, which takes as many at a time as there are, and where this
-    process has no descriptor left says so in a line of the log for each one that waits.
+    """A listening socket for asyncio, with a limit of connections per turn of the loop.
 
-    Here these are hung up on, one by one, by means of a descriptor that is kept for it.
+    Without a descriptor left, asyncio would log a line for each connection that waits. Here such
+    connections are closed one by one, with a descriptor that is kept for that.
     """
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(fileno=listener.detach())
-        self._accepted = 0  # in this turn
-        self.taken = 0  # in all
+        self._accepted = 0  # in this turn of the loop
+        self.taken = 0  # in total
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -139,10 +138,10 @@ class _Acceptor(socket.socket):
 
 
 def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
-    """Read the files for TLS, as gRPC takes them.
+    """Return the credentials of TLS for gRPC.
 
     Raises:
-        UnavailableError: they cannot be read.
+        UnavailableError: their files cannot be read.
     """
     try:
         key, chain = Path(server.tls_key).read_bytes(), Path(server.tls_certificate).read_bytes()
@@ -158,17 +157,16 @@ def _tls_files(server: ServerConfig) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """An application behind a socket; signals are for others to handle.
+    """Serves an application at a socket; it handles no signals.
 
     Args:
-        app: answers requests.
-        listener: from `listening_socket`; closed with the server.
-        server: says how patient it is with a connection without a request in work, and names the
-            files for TLS.
-        admission: counts what comes over WebSockets.
+        app: the application.
+        listener: a socket of `listening_socket`; it is closed with the server.
+        server: has the limit of idle time, and names the files for TLS.
+        admission: counts the bytes of WebSockets.
         budget: the budget of connections beyond their own.
-        max_connections: beyond so many idle ones are closed; where there is none, the application
-            is told, which refuses.
+        max_connections: the maximum, beyond which idle connections are closed. If none is idle,
+            the application is told by `CROWDED`, and rejects the request.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
@@ -198,8 +196,8 @@ class HttpServer(uvicorn.Server):
             http=cast(Any, protocol),
             ws=cast(Any, functools.partial(WebSocketProtocol, admission)),
             ws_max_size=MAX_MESSAGE_BYTES,
-            # A client that is made to wait is not read from, and so its answers are not; but a
-            # ping that nobody takes ends its connection.
+            # Pongs of a throttled client are not read, so they have no limit of time; but a ping
+            # that the client does not take ends the connection.
             ws_ping_interval=PING_S,
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
@@ -226,22 +224,22 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Handle no signals."""
         yield
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start to answer."""
         self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
 
     async def close(self, patience_s: float = 0.0) -> None:
-        """Take no more connections, and end those that there are once nobody is owed an answer.
+        """Accept no more connections, and close the others once no answer is due.
 
         Args:
-            patience_s: longest wait for that.
+            patience_s: the longest wait for answers that are due.
         """
         if self.should_exit:
             return
-        await self._take_last()
+        await self._accept_last()
         for server in getattr(self, "servers", ()):
             server.close()
         loop = asyncio.get_running_loop()
@@ -254,8 +252,8 @@ class HttpServer(uvicorn.Server):
         if self._task is not None:
             await self._task
 
-    async def _take_last(self) -> None:
-        """Take those connections in that clients believe to have, which would be reset."""
+    async def _accept_last(self) -> None:
+        """Accept the connections that clients take for established; they would be reset."""
         taken = -1
         while self._listener.taken != taken or is_readable(self._listener):
             taken = self._listener.taken
