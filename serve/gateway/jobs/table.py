@@ -230,7 +230,7 @@ class JobTable:
     def keys(
         self, now: float, not_keys: Sequence[str], not_models: Sequence[str], urls: bool
     ) -> list[str]:
-        """List the keys whose jobs with a url, or with a file, may be claimed, without some keys."""
+        """List the keys, without some, whose jobs with a url, or with a file, may be claimed."""
         free = sa.and_(_free(now, not_models, urls), _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(free).distinct())]
 
@@ -302,7 +302,7 @@ class JobTable:
         return {id for (id,) in self._rows(sa.select(_C.id).where(_IS_OPEN))}
 
     def webhook_keys(self, now: float, not_keys: Sequence[str]) -> list[str]:
-        """List the keys that have a webhook that is due, without some keys."""
+        """List the keys, without some, that have a webhook that is due."""
         due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
 
