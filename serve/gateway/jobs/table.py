@@ -29,7 +29,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import POSTGRESQL
-from serve.gateway import sqlite
+from serve.gateway.usage import use_wal
 
 FILE = "jobs.sqlite"
 """The file's name in the jobs' folder, if no database is configured."""
@@ -379,7 +379,7 @@ def _first(jobs: Sequence[JobRecord]) -> JobRecord | None:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    sqlite.join(connection, _BUSY_S)
+    use_wal(connection, _BUSY_S)
     # A job is on disk before the server answers 202, even if the machine then loses power.
     connection.execute("PRAGMA synchronous = FULL")
 

@@ -1,4 +1,4 @@
-"""The metrics page: Triton's, the supervisor's, and the gateway's own."""
+"""Metrics for Prometheus: the gateway's, and the page of all processes of a run."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -22,10 +23,10 @@ from serve.wire.unix_http import ask
 logger = logging.getLogger("earshot.gateway")
 
 OWN_PAGE = "/metrics/own"
-"""Address of what one of the gateway's processes counts alone."""
+"""Route of the metrics of one process of the gateway."""
 
-_PAGE_S = 2.0  # most that the page of another process takes
-_RECENT = 20_000  # requests whose latency is remembered
+_PAGE_S = 2.0  # limit of asking another process for its page
+_RECENT = 20_000  # requests whose latency is kept
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -39,22 +40,13 @@ class LiveMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, streams: Sized) -> None:
-        gauge = Gauge("earshot_live_streams", "Live streams", registry=registry)
-        gauge.set_function(lambda: len(streams))
-        self.updates = Counter(
-            "earshot_live_updates", "Decodings of live audio", ("outcome",), registry=registry
-        )
-        self.word_seconds = Histogram(
-            "earshot_live_word_seconds",
-            "From the arrival of a word's last sample to its final text",
-            buckets=_WORD_BUCKETS_S,
-            registry=registry,
-        )
-        self.changed = Counter(
-            "earshot_live_changed_words",
-            "Words of a hypothesis that the next one did not have; none had been sent",
-            registry=registry,
-        )
+        options: Any = {"namespace": "earshot_live", "registry": registry}
+        Gauge("streams", "Live streams", **options).set_function(lambda: len(streams))
+        self.updates = Counter("updates", "Decodings of live audio", ("outcome",), **options)
+        text = "From the arrival of a word's last sample to its final text"
+        self.word_seconds = Histogram("word_seconds", text, buckets=_WORD_BUCKETS_S, **options)
+        text = "Words of a hypothesis that the next one did not have; none had been sent"
+        self.changed = Counter("changed_words", text, **options)
 
 
 class UpstreamMetrics:
@@ -65,24 +57,13 @@ class UpstreamMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "earshot_gateway_upstream_requests",
-            "Requests given to a server by how it ended them, as a gRPC status",
-            ("upstream", "status"),
-            registry=registry,
-        )
-        self._inflight = Gauge(
-            "earshot_gateway_upstream_inflight_requests",
-            "Requests that a server has",
-            ("upstream",),
-            registry=registry,
-        )
-        self._takes = Gauge(
-            "earshot_gateway_upstream_takes_requests",
-            "Whether a server is given requests for a model",
-            ("upstream", "model"),
-            registry=registry,
-        )
+        options: Any = {"namespace": "earshot_gateway_upstream", "registry": registry}
+        text = "Requests given to a server by how it ended them, as a gRPC status"
+        self._requests = Counter("requests", text, ("upstream", "status"), **options)
+        text = "Requests that a server has"
+        self._inflight = Gauge("inflight_requests", text, ("upstream",), **options)
+        text = "Whether a server is given requests for a model"
+        self._takes = Gauge("takes_requests", text, ("upstream", "model"), **options)
 
     def watch(
         self, engine: str, model: str, inflight: Callable[[], int], available: Callable[[], bool]
@@ -123,46 +104,33 @@ class Metrics:
         self.live = LiveMetrics(self.registry, streams)
         self.upstreams = UpstreamMetrics(self.registry)
         self.shadow = ShadowMetrics(self.registry)
-        self._requests = Counter(
-            "earshot_gateway_requests",
-            "Requests for transcripts by how the gateway answered, as a gRPC status",
-            ("route", "status", "key"),
-            registry=self.registry,
-        )
-        self._audio_s = Counter(
-            "earshot_gateway_audio_seconds",
-            "Seconds of audio of requests that were answered, and of live streams as they come",
-            ("route", "key"),
-            registry=self.registry,
-        )
-        self._refused = Counter(
-            "earshot_gateway_refused",
-            "Requests for transcripts that were not answered, by reason",
-            ("reason",),
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "earshot_gateway_request_seconds",
-            "From a request's arrival to its last answer or its client's going",
-            ("route",),
-            buckets=_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._first_delta_s = Histogram(
-            "earshot_gateway_first_delta_seconds",
-            "From a streamed request's arrival to the first of its text",
-            ("route",),
-            buckets=_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.spans = Counter(
-            "earshot_gateway_spans",
-            "Spans that have ended, were sent, could not be sent; the rest waits or is dropped",
-            ("state",),
-            registry=self.registry,
-        )
+        options: Any = {"namespace": "earshot_gateway", "registry": self.registry}
+        text = "Requests for transcripts by how the gateway answered, as a gRPC status"
+        self._requests = Counter("requests", text, ("route", "status", "key"), **options)
+        text = "Seconds of audio of requests that were answered, and of live streams as they come"
+        self._audio_s = Counter("audio_seconds", text, ("route", "key"), **options)
+        text = "Requests for transcripts that were not answered, by reason"
+        self._refused = Counter("refused", text, ("reason",), **options)
+        text = "Spans that have ended, were sent, could not be sent; the rest waits or is dropped"
+        self.spans = Counter("spans", text, ("state",), **options)
+        options_s = {**options, "labelnames": ("route",), "buckets": _BUCKETS_S}
+        text = "From a request's arrival to its last answer or its client's going"
+        self._seconds = Histogram("request_seconds", text, **options_s)
+        text = "From a streamed request's arrival to the first of its text"
+        self._first_delta_s = Histogram("first_delta_seconds", text, **options_s)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        _add_gauges(self.registry, admission, watch, budget, usage)
+        longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
+        unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
+        uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
+        for name, text, read in (
+            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
+            ("inflight_requests", "Requests under way", lambda: admission.requests),
+            ("inflight_upload_bytes", uploading, lambda: admission.uploading_bytes),
+            ("longest_turn_seconds", longest, lambda: watch.longest_s),
+            ("waiting_turns", f"{waiting} for a turn", lambda: budget.waiting),
+            ("unwritten_usage_seconds", unwritten, lambda: usage.unwritten_s),
+        ):
+            Gauge(name, text, **options).set_function(read)
         if target is not None:
             _add_target(self.registry, target, model)
 
@@ -199,55 +167,16 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _add_gauges(
-    registry: CollectorRegistry,
-    admission: Admission,
-    watch: LoopWatch,
-    budget: SharedBudget,
-    usage: Usage,
-) -> None:
-    for name, text, read in (
-        ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
-        ("inflight_requests", "Requests under way", lambda: admission.requests),
-        (
-            "inflight_upload_bytes",
-            "Of gRPC messages not whole yet",
-            lambda: admission.uploading_bytes,
-        ),
-        (
-            "longest_turn_seconds",
-            "Longest that the loop was at one thing in the last minute, to 50 ms",
-            lambda: watch.longest_s,
-        ),
-        ("waiting_turns", "Connections that cost much and wait for a turn", lambda: budget.waiting),
-        (
-            "unwritten_usage_seconds",
-            "Seconds of audio that keys have had and that are not yet in server.usage_file",
-            lambda: usage.unwritten_s,
-        ),
-    ):
-        gauge = Gauge(f"earshot_gateway_{name}", text, registry=registry)
-        gauge.set_function(read)
-
-
 def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) -> None:
-    prefix = "earshot_gateway_target"
+    options: Any = {"namespace": "earshot_gateway_target", "registry": registry}
     text = "Within which 99 of 100 requests are to be answered"
-    Gauge(f"{prefix}_seconds", text, registry=registry).set(target.target_s)
-    for name, text, read in (
-        (
-            "forecast_seconds",
-            "In which 30 s of audio would be answered now",
-            lambda: target.state().forecast_s,
-        ),
-        (
-            "rate",
-            "Audio, in whole windows, that is decoded in a second",
-            lambda: target.state().rate,
-        ),
-    ):
-        gauge = Gauge(f"{prefix}_{name}", text, ("model",), registry=registry)
-        gauge.labels(model).set_function(read)
+    Gauge("seconds", text, **options).set(target.target_s)
+    text = "In which 30 s of audio would be answered now"
+    forecast = Gauge("forecast_seconds", text, ("model",), **options).labels(model)
+    forecast.set_function(lambda: target.state().forecast_s)
+    text = "Audio, in whole windows, that is decoded in a second"
+    rate = Gauge("rate", text, ("model",), **options).labels(model)
+    rate.set_function(lambda: target.state().rate)
 
 
 async def whole_page(

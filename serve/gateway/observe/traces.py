@@ -38,7 +38,7 @@ from serve.contract.server_config import TracesConfig
 from serve.gateway.observe.log import OK, LogRecord
 from serve.gateway.observe.spans import RequestSpan, RequestTracer
 
-CLOSE_S = 2.0  # most that the gateway's end waits for spans to be sent
+CLOSE_S = 2.0  # limit of sending the last spans
 _NS = 1_000_000_000
 _SERVER_ERROR = 500
 _SERVICE = "inference.GRPCInferenceService"
@@ -50,48 +50,37 @@ _HTTP = {
     "http": ("POST", "/v2/models/{name}/infer"),
     "live": ("GET", "/v1/realtime"),
 }
-# Statuses of gRPC that are the server's doing, by OpenTelemetry's conventions.
+# Statuses of gRPC that are errors of the server, by OpenTelemetry's conventions.
 _RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE")
 _CONTEXT = tracecontext.TraceContextTextMapPropagator()
 
 
 class _LibraryLogFilter(logging.Filter):
-    """Lets a place in a library's source say one line a minute; see `LogRateLimiter`."""
+    """Limits each logging call of a library to one line a minute; see `LogRateLimiter`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Mark the record; it goes on."""
         record.most = 1
         return True
 
 
-class _Counting(SpanExporter):
-    """Counts what an exporter has sent and what it could not.
+class _CountingExporter(OTLPSpanExporter):
+    """Counts the spans that it has sent and those that it could not send."""
 
-    Args:
-        exporter: sends spans.
-        spans: counts them.
-    """
-
-    def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
-        self._exporter = exporter
+    def __init__(self, endpoint: str, spans: Counter) -> None:
+        super().__init__(endpoint)
         self._spans = spans
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them; waits for the collector's answer, or until it has taken too long."""
-        result = self._exporter.export(spans)
+        result = super().export(spans)
         sent = result is SpanExportResult.SUCCESS
         self._spans.labels("sent" if sent else "failed").inc(len(spans))
         return result
 
-    def shutdown(self) -> None:
-        """Send no more, and give up what is being sent again."""
-        self._exporter.shutdown()
 
+class _CountingQueue(BatchSpanProcessor):
+    """A bounded queue of ended spans before an exporter; counts each span that ends.
 
-class _Queue(BatchSpanProcessor):
-    """A bounded queue of ended spans before an exporter; counts what goes into it.
-
-    What is counted here and is neither sent nor failed waits, or found no room.
+    A span that is counted here and neither sent nor failed is waiting, or was dropped.
     """
 
     def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
@@ -99,7 +88,6 @@ class _Queue(BatchSpanProcessor):
         self._ended = spans.labels("ended")
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take a span that has ended."""
         self._ended.inc()
         super().on_end(span)
 
@@ -108,8 +96,8 @@ class OtelTracer(RequestTracer):
     """Records spans and sends them to a collector.
 
     Args:
-        endpoint: of the collector, with the path of traces.
-        config: says how many requests are recorded, where the environment does not.
+        endpoint: the collector's URL, with the path of traces.
+        config: has the share of requests to record, unless the environment does.
         spans: counts spans, with the label `state`.
 
     Raises:
@@ -122,8 +110,8 @@ class OtelTracer(RequestTracer):
         for name in ("opentelemetry.trace.span", tracecontext.__name__):
             logging.getLogger(name).setLevel(logging.ERROR)  # warnings repeat clients' headers
         try:
-            self._exporter = OTLPSpanExporter(endpoint)
-            queue = _Queue(_Counting(self._exporter, spans), spans)
+            self._exporter = _CountingExporter(endpoint, spans)
+            queue = _CountingQueue(self._exporter, spans)
             self._provider = TracerProvider(_sampler(config), _resource(), shutdown_on_exit=False)
         except ValueError as error:
             raise ConfigError(f"a variable OTEL_… cannot be used: {error}") from error
@@ -131,7 +119,7 @@ class OtelTracer(RequestTracer):
         self._tracer = self._provider.get_tracer("earshot")
 
     def begin(self, record: LogRecord) -> RequestSpan:
-        """Begin a request's; its caller's `traceparent` says below what."""
+        """Begin the span of a request, below the span of its `traceparent` header."""
         name, attributes = _named(record)
         carrier = {key: record.header(key) or "" for key in ("traceparent", "tracestate")}
         began_ns = time.time_ns() - round((time.monotonic() - record.began_s) * _NS)
@@ -141,12 +129,12 @@ class OtelTracer(RequestTracer):
         return _RecordedSpan(self._tracer, span, began_ns)
 
     async def close(self) -> None:
-        """Send what is left; what has not gone within a moment is lost."""
+        """Send the rest; spans that are not sent within `CLOSE_S` are lost."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def work() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=work, name="spans", daemon=True).start()
@@ -158,14 +146,14 @@ class OtelTracer(RequestTracer):
 
 
 def _sampler(config: TracesConfig) -> Sampler | None:
-    """Return what chooses requests; None: the environment says it."""
+    """Return the sampler of requests; None: the environment names it."""
     if os.environ.get("OTEL_TRACES_SAMPLER"):
         return None
     return ParentBased(TraceIdRatioBased(config.sample_share))
 
 
 def _resource() -> Resource:
-    """Describe this process as the environment does, or else by the product's name."""
+    """Return the resource of the environment; its service is by default earshot."""
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "earshot"}))
@@ -173,7 +161,7 @@ def _resource() -> Resource:
 
 
 def _named(record: LogRecord) -> tuple[str, dict[str, str]]:
-    """Return name and attributes that a request's span begins with."""
+    """Return the name and the attributes with which a request's span begins."""
     if (method := _RPC.get(record.route)) is not None:
         attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
         return f"{_SERVICE}/{method}", attributes
@@ -183,13 +171,13 @@ def _named(record: LogRecord) -> tuple[str, dict[str, str]]:
 
 
 class _RecordedSpan(RequestSpan):
-    """Those of a request, or of a part of one.
+    """The span of a request, or of a part of one.
 
     Args:
         tracer: makes spans.
-        span: all others hang below it.
-        began_ns: when it began.
-        receives: whether audio comes in before a server gets it.
+        span: the parent of all others.
+        began_ns: the time of its begin, in nanoseconds since 1970.
+        receives: whether audio is received before an engine gets the request.
     """
 
     def __init__(self, tracer: Tracer, span: Span, began_ns: int, receives: bool = True) -> None:
@@ -204,7 +192,7 @@ class _RecordedSpan(RequestSpan):
         self.recorded = span.is_recording()
 
     def answer_headers(self) -> Mapping[str, str]:
-        """Return `traceresponse`, by the draft of W3C's Trace Context."""
+        """Return the header `traceresponse`, by the draft of W3C's Trace Context."""
         context = self._span.get_span_context()
         span_id, flags = format_span_id(context.span_id), context.trace_flags
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
@@ -256,25 +244,25 @@ class _RecordedSpan(RequestSpan):
         self._finish()
 
     def _finish(self) -> None:
-        """End the span, and write those below it."""
+        """End the span, and write the spans below it."""
         end_ns = time.time_ns()
         if self.recorded and self._given:
             if self._receives:
                 self._below(self._span, "receive", self._began_ns, self._given[0][0])
-            self._write_servers(end_ns)
+            self._write_engines(end_ns)
         self._span.end(end_ns)
 
-    def _write_servers(self, end_ns: int) -> None:
-        """Write a span of each engine that had it; the last one may have answered."""
+    def _write_engines(self, end_ns: int) -> None:
+        """Write a span for each engine that had the request; the last one may have answered."""
         ends_ns = [began_ns for began_ns, _ in self._given[1:]]
-        for (began_ns, server), next_ns in itertools.zip_longest(self._given, ends_ns):
+        for (began_ns, engine), next_ns in itertools.zip_longest(self._given, ends_ns):
             answered_ns = self._answered_ns if next_ns is None else None
             ended_ns = next_ns or answered_ns or end_ns
             span = self._tracer.start_span(
                 "engine",
                 set_span_in_context(self._span),
                 SpanKind.INTERNAL,
-                {"earshot.upstream": server},
+                {"earshot.upstream": engine},
                 start_time=began_ns,
             )
             if answered_ns is None:
