@@ -7,20 +7,18 @@ import binascii
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
-from serve.gateway.errors import ApiError
 from serve.gateway.live.settings import (
     HYPOTHESIS,
+    EventError,
     SessionSettings,
-    SettingError,
     SettingWarning,
     as_session,
-    updated,
 )
 
 Event = dict[str, Any]
@@ -51,22 +49,6 @@ _KEYS = {
 """By type: the keys that a client's event must have beside `type`."""
 _MAY = {"input_audio_buffer.commit": ("final",)}
 """By type: the keys without effect that need no warning, since vLLM's clients send them."""
-
-
-class EventError(Exception):
-    """A client's event is wrong, or cannot be done now.
-
-    Args:
-        message: the value found, and the value expected.
-        code: OpenAI's name of such errors.
-        param: the field that is wrong.
-    """
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-        self.event_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,52 +129,6 @@ def _checked(event: Event, event_id: object) -> ClientEvent:
     unknown = (str(key)[:_MAX_KEY_CHARS] for key in event if key not in _KEYS[kind])
     may = _MAY.get(kind, ())
     return ClientEvent(kind, event_id, event, tuple(key for key in unknown if key not in may))
-
-
-def read_update(
-    event: ClientEvent, before: SessionSettings, check_model: Callable[[str], object], begun: bool
-) -> tuple[SessionSettings, list[SettingWarning]]:
-    """Return the settings after an update, and warnings of what has no effect.
-
-    Args:
-        event: the event.
-        before: the settings before.
-        check_model: refuses the name of a model that is not served.
-        begun: whether audio has come.
-
-    Raises:
-        EventError: a setting is wrong or cannot be honoured; nothing is changed.
-    """
-    try:
-        changes = event.fields["session"]
-        if not isinstance(changes, dict):
-            raise SettingError("session is no object", "session", "invalid_value")
-        after, warnings = updated(before, changes)
-        _check_change(after, before, check_model, begun)
-    except SettingError as error:
-        raise EventError(str(error), error.code, error.param) from None
-    return after, list(warnings)
-
-
-def _check_change(
-    after: SessionSettings,
-    before: SessionSettings,
-    check_model: Callable[[str], object],
-    begun: bool,
-) -> None:
-    """Refuse a model that is not served, and a format that comes too late."""
-    if (name := after.input.transcription.model) is not None:
-        try:
-            check_model(name)
-        except ApiError as refusal:
-            param = "session.audio.input.transcription.model"
-            raise SettingError(str(refusal), param, "model_not_found") from None
-    if after.input.format != before.input.format and begun:
-        raise SettingError(
-            "the format cannot change once audio has come; open another session",
-            "session.audio.input.format",
-            "invalid_value",
-        )
 
 
 def read_audio(text: object) -> bytes:

@@ -50,12 +50,14 @@ from serve.gateway.keys import ApiKey, bearer_token
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.live import events
-from serve.gateway.live.events import Event, EventError
+from serve.gateway.live.events import Event
 from serve.gateway.live.session import MAX_ERRORS, LiveSession, TooManyErrors
 from serve.gateway.live.settings import (
+    EventError,
     SessionSettings,
     Whole,
     as_session,
+    read_update,
     unknown_keys,
     updated,
 )
@@ -356,10 +358,9 @@ async def make_client_secret(request: Request, services: Services) -> Response:
         message = str(error).removeprefix("client_secrets: ")
         raise field_error(message.partition(" ")[0], message) from error
     changes = wanted.session or {}
-    event = events.ClientEvent("session.update", None, {"session": changes})
     try:
-        settings, warnings = events.read_update(
-            event, SessionSettings(), services.models.named, begun=False
+        settings, warnings = read_update(
+            changes, SessionSettings(), services.models.named, begun=False
         )
     except EventError as error:
         raise field_error(error.param or "session", str(error), error.code) from error

@@ -19,14 +19,16 @@ from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
-from serve.gateway.live.events import ClientEvent, Event, EventError
+from serve.gateway.live.events import ClientEvent, Event
 from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     Delay,
+    EventError,
     ServerVad,
     SessionSettings,
     SettingWarning,
+    read_update,
     unknown_keys,
 )
 from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
@@ -166,8 +168,8 @@ class LiveSession:
 
     async def _update(self, event: ClientEvent) -> None:
         await self._take(await self._hearing.flush())
-        after, warnings = events.read_update(
-            event, self._settings, self._check_model, begun=self._heard > 0
+        after, warnings = read_update(
+            event.fields["session"], self._settings, self._check_model, begun=self._heard > 0
         )
         self._settings = after
         self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])

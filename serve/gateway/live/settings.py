@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from serve.contract.codec import from_table, split_unknown, text_that
 from serve.contract.errors import OptionError, shown
+from serve.gateway.errors import ApiError
 from serve.speech.languages import language_code, named_language
 
 _MAX_PROMPT_CHARS = 2**16
@@ -131,19 +132,20 @@ class SettingWarning:
     message: str
 
 
-class SettingError(Exception):
-    """A setting is wrong, or cannot be honoured.
+class EventError(Exception):
+    """A client's event is wrong, or cannot be done now.
 
     Args:
         message: the value found, and the value expected.
-        param: the setting's name, if it is known.
         code: OpenAI's name of such errors.
+        param: the field that is wrong.
     """
 
-    def __init__(self, message: str, param: str | None, code: str) -> None:
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
         self.code = code
+        self.param = param
+        self.event_id: str | None = None
 
 
 _INPUT = "session.audio.input"
@@ -220,14 +222,14 @@ def updated(
         The new settings, and warnings of settings and keys without effect.
 
     Raises:
-        SettingError: a value is wrong, or cannot be honoured; nothing is changed.
+        EventError: a value is wrong, or cannot be honoured; nothing is changed.
     """
     if changes.get("type") == "realtime":
-        raise SettingError(
+        raise EventError(
             'session.type = "realtime"; this server transcribes and does not speak: '
             'expected "transcription"',
-            "session.type",
             "unsupported_value",
+            "session.type",
         )
     changes, warnings = _without_ignored(changes)
     changes, unknown = split_unknown(SessionSettings, changes)
@@ -247,7 +249,42 @@ def updated(
     except OptionError as error:
         place = _PLACE.match(str(error))
         param = f"session.{place[1]}" if place else None
-        raise SettingError(str(error), param, "invalid_value") from error
+        raise EventError(str(error), "invalid_value", param) from error
+
+
+def read_update(
+    changes: object,
+    before: SessionSettings,
+    check_model: Callable[[str], object],
+    begun: bool,
+) -> tuple[SessionSettings, list[SettingWarning]]:
+    """Return the settings after an update, and warnings of what has no effect.
+
+    Args:
+        changes: `session` of a `session.update`.
+        before: the settings before.
+        check_model: refuses the name of a model that is not served.
+        begun: whether audio has come.
+
+    Raises:
+        EventError: a setting is wrong or cannot be honoured; nothing is changed.
+    """
+    if not isinstance(changes, dict):
+        raise EventError("session is no object", "invalid_value", "session")
+    after, warnings = updated(before, changes)
+    if (name := after.input.transcription.model) is not None:
+        try:
+            check_model(name)
+        except ApiError as error:
+            param = f"{_INPUT}.transcription.model"
+            raise EventError(str(error), "model_not_found", param) from None
+    if after.input.format != before.input.format and begun:
+        raise EventError(
+            "the format cannot change once audio has come; open another session",
+            "invalid_value",
+            f"{_INPUT}.format",
+        )
+    return after, [*warnings]
 
 
 def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:

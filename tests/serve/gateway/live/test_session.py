@@ -192,29 +192,6 @@ def test_openais_own_client_transcribes(start, loud_is_speech):
     client.close()
 
 
-def test_audio_of_16_khz_is_transcribed(start, loud_is_speech):
-    running = start(live=LIVE)
-    with connect(f"ws://{running.http}/v1/realtime?intent=transcription") as socket:
-        client = Talk(socket, known=False)
-        client.set(
-            format={"type": "audio/pcm", "rate": 16_000},
-            transcription={"model": "whisper-1", "prompt": "one two three four"},
-            turn_detection={"type": "server_vad", "silence_duration_ms": 300},
-        )
-        client.until("session.updated")
-        client.audio(sound(2.3, rate=16_000) + sound(1.0, level=0.0, rate=16_000))
-        stopped = client.until("speech_stopped")["audio_end_ms"]
-        assert 2500 <= stopped <= 2750, "at another rate it would be another time"
-        assert client.until(".completed")["transcript"] == "one two three"
-
-
-def test_events_of_the_beta_are_refused_with_those_of_today(talk):
-    client = talk()
-    client.say("transcription_session.update", session={})
-    error = client.until("error")["error"]
-    assert error["param"] == "type" and "takes session.update" in error["message"]
-
-
 # ---------------------------------------------------------------- what is wrong
 
 

@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 
 from serve.gateway.live import events
-from serve.gateway.live.events import EventError
-from serve.gateway.live.settings import ServerVad, SessionSettings, SettingError, as_session
+from serve.gateway.live.settings import EventError, ServerVad, SessionSettings, as_session
 from serve.gateway.live.settings import updated as updated_and_warned
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
@@ -75,12 +74,12 @@ def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
 
 def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
     changes = input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
-    with pytest.raises(SettingError, match="threshold = 7; expected"):
+    with pytest.raises(EventError, match="threshold = 7; expected"):
         updated(SessionSettings(), changes)
     assert changes == input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
-    with pytest.raises(SettingError, match="type = 'none'; expected"):
+    with pytest.raises(EventError, match="type = 'none'; expected"):
         updated(SessionSettings(), input_of(turn_detection={"type": "none"}))
-    with pytest.raises(SettingError, match="include"):
+    with pytest.raises(EventError, match="include"):
         updated(SessionSettings(), {"include": ["speakers"]})
 
 
@@ -113,7 +112,7 @@ def test_languages_are_also_those_of_locales():
     ],
 )
 def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
-    with pytest.raises(SettingError, match=message) as refused:
+    with pytest.raises(EventError, match=message) as refused:
         updated(SessionSettings(), changes)
     assert refused.value.code == "invalid_value"
     assert refused.value.param.startswith("session.audio") and "=" not in refused.value.param

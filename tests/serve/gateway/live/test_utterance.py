@@ -5,6 +5,7 @@ import pytest
 
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
+from serve.gateway.kserve.messages import request_parts
 from serve.gateway.live.session import UpdatePacer
 from serve.gateway.live.utterance import LiveUtterance
 from serve.speech.rate import SAMPLE_RATE
@@ -83,6 +84,18 @@ def test_a_window_tells_where_somebody_speaks_in_it():
     window = utterance.window()
     assert window.begin == pytest.approx(6.45 * SAMPLE_RATE, abs=1)
     assert window.voice == pytest.approx((0.0, 1.55, 2.55, 3.55), abs=1e-3)
+
+
+def test_a_windows_audio_is_sent_as_it_lies_in_memory():
+    utterance = LiveUtterance("first", 0, "en", "")
+    for level in (0.0, 0.1, 0.2):
+        utterance.add(np.full(512, level, np.float32), speech=True)
+    window, config = utterance.window(), LiveConfig()
+    parts = request_parts(window.request(config), samples=window.audio)
+    whole = request_parts(window.request(config, np.concatenate(window.audio)))
+    assert b"".join(parts) == b"".join(whole)
+    views = [np.frombuffer(part, np.float32) for part in parts if len(part) == 4 * 512]
+    assert [np.shares_memory(*pair) for pair in zip(views, window.audio, strict=True)] == [True] * 3
 
 
 def test_so_it_does_of_what_was_said_before():
