@@ -1,8 +1,8 @@
-"""Which models there are, and by which names clients ask for them.
+"""The names by which clients ask for the model.
 
-There is one model, the config's product. OpenAI's clients write its name, an alias, or what fits a
-pattern among these. KServe's write `whisper`, and `whisper_stream` for answers segment by segment,
-or any name that OpenAI's may write, and behind it `_stream` for such answers.
+There is one model, the config's product. Clients of OpenAI's API send its name, an alias, or a name
+that matches a pattern among the aliases. Clients of KServe send `whisper`, or `whisper_stream` for
+answers segment by segment, or any name of OpenAI's API, with `_stream` appended for such answers.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from serve.wire.tensors import MODEL, STREAM_MODEL
 
 _VERSIONS = ("", "1")
 _STREAM = "_stream"
-_MAX_CHARS = 200  # of a name that may fit a pattern
+_MAX_CHARS = 200  # of a name that may match a pattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,38 +25,38 @@ class Target:
 
     model: str  # a product's name
     segments: bool  # whether it answers segment by segment
-    client_name: str = ""  # as KServe's client has called it
+    client_name: str = ""  # the name that a client of KServe sent
 
 
 class Models:
-    """The names of a config's product."""
+    """The names of a configuration's product."""
 
     def __init__(self, config: Config) -> None:
         own, aliases = config.name, config.server.model_aliases
         self.default = own
         """The product."""
         self.patterns = tuple(alias for alias in aliases if "*" in alias)
-        """Texts that fit one of them OpenAI's clients may write as well; * is any text."""
+        """Patterns of further names, in which * is any text."""
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((own, *exact)))
-        """Names that OpenAI's clients may write, as far as they can be listed."""
+        """The names of OpenAI's API that can be listed."""
         anything = "|".join(
             ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
         )
         self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
-        """Find the product of this name; None where there is none, the default without a name."""
+        """Return the product of a name, or the default without one; None: there is none."""
         if name is None or name in self.names:
             return self.default
         fits = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
         return self.default if fits else None
 
     def named(self, name: str | None) -> str:
-        """Find the product that `model` means to OpenAI's API.
+        """Return the product that the field `model` of OpenAI's API names.
 
         Raises:
-            ApiError: there is no model of this name.
+            ApiError: 404, there is no model of this name.
         """
         model = self.find(name)
         if model is None:
@@ -70,10 +70,10 @@ class Models:
         return model
 
     def target(self, name: str, version: str) -> Target:
-        """Find what KServe calls by this name.
+        """Return the model that a name and version of KServe mean.
 
         Raises:
-            ApiError: there is no such model, or no such version of it.
+            ApiError: 404, there is no such model or version.
         """
         if name in (MODEL, STREAM_MODEL):
             target = Target(self.default, name == STREAM_MODEL, name)

@@ -334,7 +334,7 @@ class LatencyTarget:
         forecast, jobs = self._forecast, priority == "job"
         if not forecast.inflight_work(jobs=jobs):  # an idle server admits every request
             return 0.0
-        rate, limit = forecast.rate or forecast.limit / self._target_s, forecast.limit
+        rate, limit = forecast.rate or forecast.limit / self.target_s, forecast.limit
         # A request longer than half the target by itself cannot keep it; it is admitted for less.
         least = min(work, limit / 2)
         over = forecast.queued_work(work, priority) + least

@@ -222,15 +222,15 @@ class InferStream:
         """Answer a request; raise its error if that is to be the stream's status."""
         answering = self._answered(message)
         del message  # a rejected message is not counted, and its client may take no answers
-        error = await answering
-        if error is not None and self._error_is_status:
-            raise error
-        if error is not None:
-            answer = service_pb2.ModelStreamInferResponse(error_message=error.text)
+        if (error := await answering) is not None:
+            answer = service_pb2.ModelStreamInferResponse(error_message=error)
             await self._write(answer.SerializeToString())
 
-    async def _answered(self, message: bytes) -> ApiError | None:
-        """Pass on the answers of a request; return the error with which it ends, if it does."""
+    async def _answered(self, message: bytes) -> str | None:
+        """Pass on the answers of a request; return the text of the error that ends it, if one does.
+
+        An exception would keep the message in its traceback.
+        """
         self._count += 1
         record = LogRecord(f"{self._record.id}.{self._count}", header=self._record.header)
         try:
@@ -241,10 +241,12 @@ class InferStream:
                 with call:
                     await self._pass_on(call, context)
         except ApiError as error:
-            return error
+            if self._error_is_status:
+                raise
+            return error.text
         except Exception:
             logger.exception("request %s failed in the gateway", record.id)
-            return errors.failed()
+            return errors.failed().text
         return None
 
     async def _pass_on(self, call: EngineCall, context: RequestContext) -> None:

@@ -51,11 +51,15 @@ WINDOW = 1000
 """The number of latest comparisons that rates and worst texts are of."""
 LOOK_S = 0.05
 """Seconds between two looks at what is in flight."""
+AWAY_S = 5.0
+"""Seconds between two tries while the reference takes nothing."""
+_MAX_LOST = 2  # servers that a sample may cost: it may be what they die of
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
-_AWAY_S = 5.0  # that a reference is left alone which takes nothing just now
 _MAX_CHARS = 2000  # of a text that is kept
 _DIGITS = 6  # of figures that are told
 _MIB = 2**20
+# Memory of a sample beside its request: about what Python takes, from above.
+_SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
 _BEAM = "BEAM_SIZE"
 _NOT_ASKED = {  # of the reference: these cost time and change no word
     name.upper()
@@ -71,13 +75,14 @@ class _ClientCameError(Exception):
     """A client's request was sent while the reference worked."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class ShadowSample:
     """An answered request."""
 
     request: EngineRequest  # in one part; its file is a link of the sample's own
-    served: Transcript
-    size: int  # bytes of the request and its file
+    served: Transcript  # without words and probabilities of tokens
+    size: int  # bytes of the request, its file and the answer
+    lost: int = 0  # times that a server had it and was lost
 
     def remove(self) -> None:
         """Remove the sample's file."""
@@ -111,7 +116,7 @@ class SampleQueue:
         Raises:
             OSError: its file cannot be kept.
         """
-        size = sum(map(len, request.parts))
+        size = sum(map(len, request.parts)) + _answer_bytes(served)
         if request.audio_file:
             size += os.stat(request.audio_file).st_size
         if size > self._max_bytes:
@@ -121,8 +126,12 @@ class SampleQueue:
             link = str(self._folder / f"shadow-{next(self._numbers)}")
             os.link(request.audio_file, link)
         kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
-        self._samples.append(ShadowSample(kept, served, size))
-        self.bytes += size
+        return self.put_back(ShadowSample(kept, _compared_part(served), size))
+
+    def put_back(self, sample: ShadowSample) -> int:
+        """Queue a sample behind the others; return how many were dropped for want of room."""
+        self._samples.append(sample)
+        self.bytes += sample.size
         dropped = 0
         while self.bytes > self._max_bytes:
             self.take().remove()
@@ -135,10 +144,21 @@ class SampleQueue:
         self.bytes -= sample.size
         return sample
 
-    def put_back(self, sample: ShadowSample) -> None:
-        """Make a sample the oldest one again."""
-        self._samples.appendleft(sample)
-        self.bytes += sample.size
+
+def _compared_part(served: Transcript) -> Transcript:
+    """Return an answer without its words and the probabilities of its tokens."""
+    segments = (
+        dataclasses.replace(segment, words=None, token_logprobs=None) for segment in served.segments
+    )
+    return dataclasses.replace(served, segments=tuple(segments))
+
+
+def _answer_bytes(served: Transcript) -> int:
+    """Estimate the memory of `_compared_part`."""
+    tokens = len(served.tokens) + sum(len(segment.tokens) for segment in served.segments)
+    segments = _SEGMENT_BYTES * len(served.segments)
+    text = 2 * _CHARACTER_BYTES * len(served.text)  # once more in the segments
+    return _SAMPLE_BYTES + segments + _TOKEN_BYTES * tokens + text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +248,13 @@ class ShadowMonitor(Background):
                 await self._compare(sample)
             except _ClientCameError:
                 self._metrics.yielded.inc()
-                self.pending.put_back(sample)
+                self._metrics.dropped.inc(self.pending.put_back(sample))
                 continue
             except ApiError as error:
-                if isinstance(error.error, UnavailableError | OverloadedError):
-                    self.pending.put_back(sample)
-                    await asyncio.sleep(_AWAY_S)
+                away = isinstance(error.error, UnavailableError | OverloadedError)
+                if away and sample.lost < _MAX_LOST:
+                    self._metrics.dropped.inc(self.pending.put_back(sample))
+                    await asyncio.sleep(AWAY_S)
                     continue
                 logger.warning("the reference has not answered: %s", error)
                 self._metrics.failed.inc()
@@ -289,6 +310,9 @@ class ShadowMonitor(Background):
                 if not answer.done():
                     raise _ClientCameError
                 return answer.result()
+            except ApiError as error:
+                sample.lost += isinstance(error.error, UnavailableError)
+                raise
             finally:
                 for task in (answer, came):
                     task.cancel()
