@@ -80,7 +80,6 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._limit_s = services.config.server.upload_timeout_s
         methods: dict[str, Method] = {
             "ServerLive": self._small(self._server_live),
             "ServerReady": self._small(self._server_ready),
@@ -110,7 +109,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _infer(self, rpc: Rpc, record: LogRecord) -> None:
         async with _context(self._services, rpc, record, "grpc") as context:
             with context.admit() as permit:
-                message = await self._services.uploads.receive(rpc, self._limit_s)
+                message = await self._services.uploads.receive(rpc)
                 if message is None:
                     raise errors.invalid("the call ended without a message")
                 call = _start(self._services, context, message, permit, streamed=False)
@@ -129,7 +128,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def handle(rpc: Rpc, record: LogRecord) -> None:
             if needs_key:
                 self._services.keys.identify(_metadata(rpc, "authorization"))
-            message = await self._services.uploads.receive(rpc, self._limit_s)
+            message = await self._services.uploads.receive(rpc)
             if message is None or len(message) > MAX_SMALL_BYTES:
                 raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
             await _write(rpc, (await answer(message)).SerializeToString())
@@ -199,7 +198,7 @@ class InferStream:
             raise end
 
     async def _take_all(self, group: asyncio.TaskGroup) -> None:
-        wait_s = self._services.config.server.upload_timeout_s
+        wait_s: float | None = None
         while True:
             message = await self._services.uploads.receive(
                 self._rpc, wait_s, needed=lambda: bool(self._requests)

@@ -72,15 +72,12 @@ _HEADER = "Inference-Header-Content-Length"
 def kserve_routes(services: Services) -> list[BaseRoute]:
     """Return the routes below /v2."""
 
-    def identify(request: Request) -> None:
-        services.keys.identify(request.headers.get("authorization"))
-
     async def server_metadata(request: Request) -> Response:
-        identify(request)
+        services.keys.of_request(request)
         return _message(await services.engines.server_metadata(OFFERED_EXTENSIONS))
 
     async def model_metadata(request: Request) -> Response:
-        identify(request)
+        services.keys.of_request(request)
         name, version = _model(request)
         target = services.models.target(name, version)
         return _message(await services.engines.metadata(target, version))
@@ -134,8 +131,7 @@ class _InferRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        authorization = request.headers.get("authorization")
-        identify = functools.partial(self._services.keys.identify, authorization)
+        identify = functools.partial(self._services.keys.of_request, request)
         async with RequestContext(
             self._services, scope["state"][RECORD], "http", identify
         ) as context:
@@ -160,8 +156,7 @@ class _InferRoute:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
-        limit_s = self._services.config.server.upload_timeout_s
-        body = await whole_body(request, permit, limit_s, lambda size: json_bytes(size, header))
+        body = await whole_body(request, permit, lambda size: json_bytes(size, header))
         json_size = json_bytes(len(body), header)
         permit.charge((EXPANSION - 1) * json_size)
         budget: ConnectionBudget = request.scope[BUDGET]

@@ -359,7 +359,7 @@ async def answer_findings(
     Raises:
         ApiError: the request's key is not a reader's.
     """
-    api_key = keys.identify(request.headers.get("authorization"))
+    api_key = keys.of_request(request)
     if not (api_key.name in monitor.config.readers if keys.required else server.on_loopback):
         error = AccessError("texts of others are shown to the keys of shadow.readers alone")
         raise ApiError(error, "reader")
