@@ -1,4 +1,4 @@
-"""A stream's audio: from bytes as they come to frames that tell whether somebody speaks.
+"""A stream's audio: from bytes as they come to frames with and without speech.
 
 All positions are samples of 16 kHz from the stream's beginning.
 """
@@ -33,7 +33,7 @@ class VadFrame:
     """The next samples of a stream."""
 
     samples: Samples  # float32 (n,)
-    speech: bool  # somebody speaks in them
+    speech: bool  # they have speech
     ends: bool = False  # the silence that ends an utterance is complete
 
 
@@ -92,7 +92,7 @@ class Hearing:
         try:
             return await asyncio.shield(frames)
         except asyncio.CancelledError:
-            await asyncio.wait((frames,))  # whoever comes next finds no thread at work
+            await asyncio.wait((frames,))  # no thread works on this stream afterwards
             raise
 
     def rest(self) -> Samples:
@@ -153,7 +153,7 @@ class StreamResampler:
         self.format = format
         self._law = _LAWS.get(format.type)
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
-        self._odd = b""  # the first byte of a sample whose second one has not come
+        self._odd = b""  # the first byte of a sample that is not complete
         self._resampler = _resampler(self._rate)
 
     @property

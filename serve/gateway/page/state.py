@@ -59,7 +59,7 @@ class EngineStateReader(Background):
         self._pages = pages
         self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
         self._ready = False
-        self.found = self._tell()
+        self.found = self._as_json()
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
@@ -71,9 +71,9 @@ class EngineStateReader(Background):
             except OSError:
                 page = b""
             snapshots.append(read_metrics(page, snapshots[-1]))
-        self.found = self._tell()
+        self.found = self._as_json()
 
-    def _tell(self) -> dict[str, Any]:
+    def _as_json(self) -> dict[str, Any]:
         last = [one[-1] for one in self._snapshots if one[-1].offers]  # of the engines at work
         offers = last[0].offers if last else None
         audio = [_rises(one.audio_s for one in snapshots) for snapshots in self._snapshots]
