@@ -200,7 +200,8 @@ class LiveSession:
     async def _take(self, frames: Sequence[VadFrame]) -> None:
         for frame in frames:
             await self._take_frame(frame)
-        self._changed.set()
+        if frames:
+            self._changed.set()
 
     async def _take_frame(self, frame: VadFrame) -> None:
         vad = self._settings.input.turn_detection
