@@ -38,6 +38,7 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
+_EXTENSIONS = ("binary_tensor_data",)  # those of Triton that this server offers
 
 
 class Engines:
@@ -155,7 +156,7 @@ class Engines:
             raise errors.server_away()
         return await engine.ask(method, message)
 
-    async def server_metadata(self, offered: Sequence[str]) -> service_pb2.ServerMetadataResponse:
+    async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Return the name and version of Triton, and those of its extensions that are offered.
 
         Raises:
@@ -163,7 +164,7 @@ class Engines:
         """
         answer = await self.ask(self._default, "ServerMetadata", b"")
         metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-        found = [name for name in metadata.extensions if name in offered]
+        found = [name for name in metadata.extensions if name in _EXTENSIONS]
         del metadata.extensions[:]
         metadata.extensions.extend(found)
         return metadata

@@ -23,7 +23,6 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
 from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.http import OFFERED_EXTENSIONS
 from serve.gateway.kserve.messages import (
     audio_of_tensors,
     check_request,
@@ -148,7 +147,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         return service_pb2.ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, message: bytes) -> Any:
-        return await self._services.engines.server_metadata(OFFERED_EXTENSIONS)
+        return await self._services.engines.server_metadata()
 
     async def _model_metadata(self, message: bytes) -> Any:
         request = _parse(service_pb2.ModelMetadataRequest, message)

@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
@@ -63,9 +64,6 @@ Dim = Annotated[int, Field(ge=0, lt=2**31)]
 Shape = Annotated[tuple[Dim, ...], Field(max_length=8)]
 
 
-OFFERED_EXTENSIONS = ("binary_tensor_data",)
-"""The extensions of Triton that this server offers."""
-
 _HEADER = "Inference-Header-Content-Length"
 
 
@@ -74,7 +72,7 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
 
     async def server_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(await services.engines.server_metadata(OFFERED_EXTENSIONS))
+        return _message(await services.engines.server_metadata())
 
     async def model_metadata(request: Request) -> Response:
         services.keys.of_request(request)
@@ -380,18 +378,8 @@ def answer_to_http(
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
-        return _texts(raw)
+        return [text.decode() for text in deserialize_bytes_tensor(raw)]
     values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
     if datatype == "FP32":  # via text, so that 0.2 is written as 0.2
         return [float(str(value)) for value in values]
     return list(values.tolist())
-
-
-def _texts(raw: bytes) -> list[str]:
-    texts, begin = [], 0
-    while begin < len(raw):
-        (size,) = LENGTH.unpack_from(raw, begin)
-        begin += LENGTH.size
-        texts.append(raw[begin : begin + size].decode())
-        begin += size
-    return texts
