@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import selectors
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
@@ -17,15 +19,16 @@ from serve.contract.codec import to_json
 from serve.contract.messages import Request, Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import Settings
-from serve.gateway.live.utterance import Window
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import SessionSettings
+from serve.gateway.live.utterance import UpdateWindow
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from serve.wire.client import Client
 
+T = TypeVar("T")
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
 
@@ -116,25 +119,27 @@ class Simulated:
         """Count the words that did not stay."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
 
-    def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
+    def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
         """Make a session whose events go into a queue."""
 
-        async def transcribe(_model: str | None, window: Window) -> Transcript:
+        async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
             async with self._decoder:
-                transcript = self._transcriber.transcribe(window.request(self._config))
+                request = window.request(self._config, np.concatenate(window.audio))
+                transcript = self._transcriber.transcribe(request)
                 await asyncio.sleep(self._decode_s)
             return transcript
 
-        return Session(
+        return LiveSession(
             self._config,
             str,
             transcribe,
             send.put,
             lambda _: None,
             Detector(),
+            InlineExecutor(),
             self._metrics,
             lambda: self._streams,
-            Settings(),
+            SessionSettings(),
         )
 
 
@@ -160,6 +165,16 @@ class _Wire:
         if isinstance(event, Exception):
             raise event
         return to_json(event)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Return the result as a future that is done."""
+        future = Future[T]()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

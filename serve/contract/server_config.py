@@ -106,7 +106,7 @@ class GatewayConfig:
     # could not be is refused at once, with the time at which it could. See docs/operating.md.
     target_p99_s: SecondsOrNone = 0.0
     # A line in the log for each request: words for people, JSON objects (all lines of the gateway
-    # are, then), or none. See serve/gateway/log.py.
+    # are, then), or none. See serve/gateway/observe/log.py.
     log: LogKind = "text"
     # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
     # header x-earshot-ignored.
