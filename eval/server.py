@@ -1,4 +1,4 @@
-"""Start a server, `python -m serve triton` as a user does, and see it from outside."""
+"""Start a server, `python -m serve start` as a user does, and see it from outside."""
 
 import contextlib
 import dataclasses
@@ -77,7 +77,7 @@ class RunningServer:
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "serve", "triton", "--config", str(self.toml)]
+        command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
         command += ["--engine", self._engine] if self._engine else []
         command += ["--log", str(self.server_log)]
         with self.log.open("ab") as log:
@@ -293,7 +293,7 @@ def role_of(command: Sequence[str]) -> str:
         return "sandbox"
     if command and Path(command[0]).name == "tritonserver":
         return "tritonserver"
-    return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"
+    return "supervisor" if "-m serve start" in line else line[:60] or "unnamed"
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -140,6 +140,6 @@ def test_results_in_the_readme_are_those_of_their_page():
 @pytest.mark.parametrize("name", [*SEARCH_OPTIONS, *SPEECH_OPTIONS])
 def test_an_option_is_described_as_it_is_declared(name):
     default = to_json(getattr(TranscriberConfig, name)).removesuffix(".0")
-    begin = f"| `{name}` | {default} | {OPTIONS[name].help}"
+    begin = f"| `{name}` | {default} | {OPTIONS[name].meaning}"
     rows = [row for row in text_of(DOCS / "decoding.md").splitlines() if row.startswith(begin)]
     assert len(rows) == 1, begin

@@ -106,31 +106,17 @@ class SearchConfig:
     The keys stand in [transcriber]; they mean what faster-whisper's options of these names mean.
     """
 
-    beam_size: Beams = option(
-        1,
-        "1 to 8 hypotheses, at temperature 0; 1: greedy",
-        help="1 to 8 hypotheses, at temperature 0; 1 is greedy",
-    )
+    beam_size: Beams = option(1, "1 to 8 hypotheses, at temperature 0; 1: greedy")
     patience: Factor = option(  # rounded
         1.0,
         "the search ends with BEAM_SIZE * PATIENCE of them",
-        help="search on until there are beam size x patience hypotheses",
     )
-    length_penalty: Power = option(
-        1.0,
-        "they rank by log-probability / length ** this",
-        help="they rank by log-probability / length ** penalty",
-    )
+    length_penalty: Power = option(1.0, "they rank by log-probability / length ** this")
     best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # the best is the answer
-    repetition_penalty: Factor = option(
-        1.0,
-        "above 1: said tokens become less likely",
-        help="above 1: tokens that were said become less likely",
-    )
+    repetition_penalty: Factor = option(1.0, "above 1: said tokens become less likely")
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
         0,
         "never so many tokens twice in a row",
-        help="never say so many tokens twice in a row; 0 is off",
     )
     suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
 
@@ -148,20 +134,10 @@ class SpeechConfig:
     23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
     """
 
-    vad_threshold: Fraction = option(
-        0.5,
-        "0 to 1; a frame that is likelier begins speech",
-        help="0 to 1: a likelier frame of 32 ms begins speech",
-    )
-    vad_min_speech_s: Moment = option(
-        0.1, "seconds; what is no longer is no speech", help="what is no longer is no speech"
-    )
-    vad_min_silence_s: Moment = option(
-        0.16, "seconds of silence that end speech", help="so much silence ends speech"
-    )
-    vad_pad_s: Moment = option(
-        0.4, "seconds that stay on either side of speech", help="stays on either side of speech"
-    )
+    vad_threshold: Fraction = option(0.5, "0 to 1; a frame that is likelier begins speech")
+    vad_min_speech_s: Moment = option(0.1, "seconds; what is no longer is no speech")
+    vad_min_silence_s: Moment = option(0.16, "seconds of silence that end speech")
+    vad_pad_s: Moment = option(0.4, "seconds that stay on either side of speech")
 
 
 SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechConfig))

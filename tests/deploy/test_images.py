@@ -166,7 +166,7 @@ def test_the_server_is_started_with_the_same_config(project):
     earshot.main(["engine"])
     with pytest.raises(SystemExit):
         earshot.main(["serve"])
-    assert [command[:3] for command in project][1:] == [["-m", "serve", "triton"]]
+    assert [command[:3] for command in project][1:] == [["-m", "serve", "start"]]
 
 
 def test_a_container_without_an_engine_says_how_one_gets_into_it(project, capsys):
