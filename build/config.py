@@ -5,7 +5,7 @@ from pathlib import Path
 
 import serve.contract.config
 from serve.contract.config import Precision, read_config
-from serve.contract.fields import Device, Name, NameOrNone
+from serve.contract.fields import Device, Name, NameOrNone, no_key
 from serve.contract.runtimes import RuntimeName
 
 
@@ -13,26 +13,24 @@ from serve.contract.runtimes import RuntimeName
 class BuildConfig:
     """The way from a checkpoint to an engine."""
 
-    # Name of build/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
     checkpoint: Name = "base"
+    """`base` or `tiny.en`, a hub id, a Hugging Face or CTranslate2 folder, or OpenAI's .pt file."""
     precision: Precision = "int8"
-    runtime: RuntimeName = "native"  # one of serve/contract/runtimes.py
+    """Precision of the weights."""
+    runtime: RuntimeName = "native"
+    """Runtime that the engine is for."""
     # Folder or hub id with tokenizer.json; needed only for a .pt of a size that is not OpenAI's.
-    tokenizer: NameOrNone = ""
-    draft: NameOrNone = (
-        ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
-    )
+    tokenizer: NameOrNone = no_key("", "use the flag --tokenizer of `python -m build engine`")
+    draft: NameOrNone = ""
+    """Smaller checkpoint on the same encoder, whose decoder guesses; native engines alone."""
     # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
-    calibrate: bool = False
-    calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
-    # What `python -m eval trust` fitted: words then say how likely they are right. "" = none.
+    calibrate: bool = no_key(False, "use the flag --calibrate of `python -m build engine`")
     confidence: NameOrNone = ""
-    device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
-    # Manifest of clips of people; an engine is compared with its checkpoint on four of them.
+    """File that `python -m eval trust` fitted, by which words say how likely they are right."""
+    # The one where a checkpoint runs to be calibrated and compared.
+    device: Device = no_key("cpu", "use the flag --device of `python -m build engine`")
     verify_clips: Name = "tests/data/demo.jsonl"
-    # With runtime.encoder_precision = "auto" FP8 is proved, where `device` has it, on all of these
-    # but their half "report".
-    fp8_clips: Name = "tests/data/human/manifest.jsonl"
+    """Manifest of clips of people; an engine is compared with its checkpoint on four of them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ from eval.accuracy.worker import System
 from eval.config import Config, changed
 from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
-from serve.contract.config import SEARCH_OPTIONS, Precision
+from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request, Transcript
@@ -68,19 +68,12 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
     }
 
 
-_SEARCH = (
-    *SEARCH_OPTIONS,
-    "temperatures",
-    "mode",
-    "previous_tokens",
-    "previous_timestamps",
-    "vad",
-)
+_SEARCH = ("beam_size", "temperatures", "previous_tokens", "previous_timestamps", "vad")
 
 
 def greedy(config: Config) -> Config:
     """Return the config with one row a window at every temperature."""
-    return changed(config, "transcriber", beam_size=1, best_of=1)
+    return changed(config, "transcriber", beam_size=1)
 
 
 class EarshotTriton(System):

@@ -51,7 +51,7 @@ class Plan:
 
 def configured(config: Config, plan: Plan) -> Config:
     """Set the plan's beam as the default, a row for each beam, and drafts."""
-    config = changed(config, "transcriber", beam_size=plan.beam_size, best_of=1)
+    config = changed(config, "transcriber", beam_size=plan.beam_size)
     runtime = with_slots(config, config.runtime.slots)
     if plan.draft_acceptance is not None:
         runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)

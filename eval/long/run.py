@@ -128,7 +128,7 @@ def _fair(config: Config) -> Config:
     """Set one recording at a time, the same threads for ours, and time for the longest."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
-    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S)
+    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S)
 
 
 def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:

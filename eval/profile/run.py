@@ -107,7 +107,7 @@ def opened(config: Config, random_weights: bool) -> Iterator[tuple[Transcriber, 
     with contextlib.ExitStack() as stack:
         folder = Path(config.engine)
         if random_weights:
-            config = changed(config, "transcriber", temperatures=(0.0,), language_tries=1)
+            config = changed(config, "transcriber", temperatures=(0.0,))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earshot-")))
             engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
             try:

@@ -83,11 +83,9 @@ class Request:
     )
     prefix: str = option("", "words that the audio begins with; not answered", max_bytes=2**18)
     # How the windows of long audio are decoded: all at once, or one after another.
-    mode: Mode | None = option(
-        None, '"parallel" or "sequential"; default: as configured', max_bytes=64
-    )
+    mode: Mode = option("parallel", '"parallel" (default) or "sequential"', max_bytes=64)
     # With a warning; where it is false such a file is refused.
-    partial: bool | None = option(None, "take what is there of a cut file; default: as configured")
+    partial: bool = option(False, "take what is there of a cut file; default: false")
     audio_track: str | None = option(
         None,
         "number from 1 on, or language, of the file's audio track; default: the file's own",
@@ -120,8 +118,8 @@ class Request:
     clip_timestamps: Sequence[float] = option(
         (), "start, end, start, … s: decode these stretches", max_bytes=2**14
     )
-    hallucination_silence_threshold: float | None = option(
-        None, "seconds: odd segments between longer silences are left out; default: as configured"
+    hallucination_silence_threshold: float = option(
+        0.0, "seconds: odd segments between longer silences are left out; default: 0, none are"
     )
     vad: Switch | bool | None = option(
         None,

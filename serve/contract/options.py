@@ -1,7 +1,7 @@
 """The one declaration of a field that users may set: tensors, flags, forms are made of it.
 
 The fields are those of `serve.contract.messages.Request`, some of which
-`serve.contract.config.TranscriberConfig` declares, and those of `serve.speech.cues.CueOptions`.
+`serve.contract.config` declares, and those of `serve.speech.cues.CueOptions`.
 """
 
 import contextlib
@@ -104,18 +104,18 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
+def options_of(kind: Any, *others: Any) -> dict[str, Option]:
     """Collect a dataclass's options by their names, in their order.
 
     Args:
         kind: has a field of each.
-        config: declares the options of its fields where `kind` does not.
+        others: dataclasses that declare the options of their fields where `kind` does not.
     """
     hints = typing.get_type_hints(kind)
-    configured = {} if config is None else config.__dataclass_fields__
+    declared = {field.name: field for other in others for field in dataclasses.fields(other)}
     options = {}
     for field in dataclasses.fields(kind):
-        if metadata := field.metadata or configured.get(field.name, field).metadata:
+        if metadata := field.metadata or declared.get(field.name, field).metadata:
             form = _form(hints[field.name])
             options[field.name] = Option(field.name, default=field.default, **form, **metadata)
     return options

@@ -27,6 +27,7 @@ _AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the h
 # leave; with all that wait, the windows of a backlog would begin and end together. Two, or of many
 # slots, of which a drafted turn ends more, one for so many.
 _SLOTS_A_BATCH = 128
+_DECODE_TARGET_S = 0.005
 _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 
 
@@ -73,10 +74,11 @@ class Intake:
         starter: feeds prompts.
         slots: where windows decode.
         batch: most windows that are encoded in one go; a GPU is fastest with so many.
-        decode_target_s: `runtime.decode_target_s`.
         device: of all of it.
         streams: of a GPU; None: it uses the current one.
         beside: whether windows may be encoded beside the steps.
+        decode_target_s: windows that have decoded for longer go first, while fewer wait than
+            decode.
     """
 
     def __init__(
@@ -85,11 +87,11 @@ class Intake:
         starter: Starter,
         slots: Slots,
         batch: int,
-        decode_target_s: float,
         device: torch.device,
         streams: Streams | None,
         *,
         beside: bool,
+        decode_target_s: float = _DECODE_TARGET_S,
     ) -> None:
         self._encoder = encoder
         self._starter = starter

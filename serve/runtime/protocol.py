@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 
 from serve.contract.codec import to_json
-from serve.contract.config import SEARCH_OPTIONS, SearchConfig
+from serve.contract.config import SEARCH_OPTIONS, SearchOptions
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Alignment
 from serve.contract.phrases import Trie
@@ -37,7 +37,7 @@ class Capabilities:
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may hold text: what precedes the audio, and `Job.prefix`
-    search_options: bool = False  # all of `SearchConfig` but `beam_size` and `best_of`
+    search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
@@ -48,7 +48,7 @@ class Capabilities:
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
 
-    def refusal(self, wanted: SearchConfig) -> str | None:
+    def refusal(self, wanted: SearchOptions) -> str | None:
         """Say which option of a search cannot be honoured, and what to do; None: all can."""
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
@@ -69,7 +69,7 @@ class Capabilities:
     def _unable(self, name: str, value: float) -> str | None:
         """Say why the runtime cannot have an option at a value."""
         if name not in ("beam_size", "best_of"):
-            neutral = getattr(SearchConfig, name)
+            neutral = getattr(SearchOptions, name)
             if self.search_options or value == neutral:
                 return None
             expected = to_json(neutral)
@@ -89,7 +89,7 @@ class Capabilities:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingOptions(SearchConfig):
+class DecodingOptions(SearchOptions):
     """Options of how one window is decoded; the defaults of its search change nothing."""
 
     timestamps: bool = True

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from serve.contract.config import SpeechConfig
+from serve.contract.config import SpeechOptions
 from serve.contract.messages import Request, Samples, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import Agreement
@@ -123,7 +123,7 @@ class Utterance:
     @property
     def silent(self) -> bool:
         """Tell whether nobody has spoken in it, but for a moment that is too short for speech."""
-        return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
+        return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property
     def changed(self) -> int:

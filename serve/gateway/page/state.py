@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
+from serve.contract.messages import Request
 from serve.gateway.background import Background
 from serve.gateway.door import Door
 from serve.speech.languages import LANGUAGE_NAMES
@@ -87,7 +88,7 @@ class State(Background):
             "defaults": {
                 "beam_size": transcriber.beam_size,
                 "vad": transcriber.vad,
-                "mode": transcriber.mode,
+                "mode": Request.mode,
             },
             "jobs": bool(self._config.jobs.folder),
             "limits": {"request_bytes": server.max_request_mb * 2**20},

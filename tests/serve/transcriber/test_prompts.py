@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from serve.contract.config import TranscriberConfig
-from serve.contract.errors import ConfigError, OptionError
-from serve.transcriber.plan import check_config
+from serve.contract.errors import OptionError
 from serve.transcriber.prompts import Texts
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
@@ -98,8 +96,9 @@ class TestSequence(TranscriberTests):
     ):
         silent = {"no_speech_prob": 0.9, **UNSURE}  # at any temperature
         script = Counting(tokenizer, {1: UNSURE, 2: silent})
-        transcriber, runtime = start(script, temperatures=(0.0,), mode="sequential")
-        transcriber.transcribe(request("x", audio=noise(130.0), hotwords="fox"))
+        transcriber, runtime = start(script, temperatures=(0.0,))
+        asked = {"hotwords": "fox", "mode": "sequential"}
+        transcriber.transcribe(request("x", audio=noise(130.0), **asked))
         hotwords, x = (tokenizer.previous_text(text) for text in ("fox", "x"))
         said = [self.text_before(tokenizer, job) for job in runtime.jobs[:5]]
         assert said == [
@@ -119,8 +118,8 @@ class TestSequence(TranscriberTests):
         )
         script = Counting(tokenizer, {i: {"text_below": tokenizer.facts.eot} for i in range(8)})
         able = dataclasses.replace(CAPABILITIES, words=True)
-        transcriber, runtime = start(script, able, mode="sequential")
-        odd = {"hallucination_silence_threshold": 1.0}
+        transcriber, runtime = start(script, able)
+        odd = {"mode": "sequential", "hallucination_silence_threshold": 1.0}
         answer = transcriber.transcribe(request("", audio=noise(130.0), **odd))
         assert answer.text.startswith("a c d")
         before = [self.text_before(tokenizer, job) for job in runtime.jobs[:4]]
@@ -168,10 +167,6 @@ class TestSequence(TranscriberTests):
         transcriber, _ = start(echo, MUTE)
         with pytest.raises(OptionError, match=message):
             transcriber.transcribe(request(**{"prompt": "", **options}))
-        config = TranscriberConfig(mode="sequential")
-        with pytest.raises(ConfigError, match=r'^transcriber\.mode = "sequential", but'):
-            check_config(config, MUTE, tokenizer)
-        check_config(config, CAPABILITIES, tokenizer)
 
     @pytest.mark.parametrize(
         ("options", "message"),

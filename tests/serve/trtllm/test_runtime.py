@@ -42,11 +42,11 @@ def opened(engine, fake):
 
 
 def test_the_executor_is_configured_for_whisper(opened, fake):
-    _, executor = opened(kv_cache_fraction=0.6, cross_kv_fraction=0.7)
+    _, executor = opened(kv_cache_fraction=0.6)
     config = executor.config
     assert config.kv_cache_config.enable_block_reuse is False
     assert config.kv_cache_config.free_gpu_memory_fraction == 0.6
-    assert config.kv_cache_config.cross_kv_cache_fraction == 0.7
+    assert config.kv_cache_config.cross_kv_cache_fraction == 0.75
     assert config.batching_type is fake.BatchingType.INFLIGHT
     assert config.normalize_log_probs is False
     assert (config.max_batch_size, config.max_beam_width) == (4, 1)
@@ -141,43 +141,6 @@ def test_detection_probes_once_and_fills_the_prompt(opened):
     assert ended[2][1].scores.language is None
     assert ended[2][1].scores.no_speech_prob is None
     assert not runtime.capabilities.no_speech_prob
-
-
-def test_probing_every_window_gives_no_speech_probabilities(opened):
-    runtime, executor = opened(no_speech_probe=True)
-    assert runtime.capabilities.no_speech_prob
-    job = make_job(3, (FACTS.sot_prev, 5, 6, *TIMED))
-    scores = run(runtime, job)[3][1].scores
-    network = executor.network
-    with torch.inference_mode():
-        cross = network.cross(network.encode(job.features.half().T[None]))
-        logits = network.logits(torch.tensor([[FACTS.sot_prev, 5, 6, FACTS.sot]]), cross)[0, -1]
-    expected = float(logits.half().float().softmax(dim=-1)[FACTS.no_speech])
-    assert scores.no_speech_prob == pytest.approx(expected, rel=1e-4)
-    assert scores.language is None
-
-
-def test_a_bias_suppresses_where_the_callback_is_off(opened, engine):
-    runtime, executor = opened(logits_processor=False)
-    able = runtime.capabilities
-    assert (able.timestamps, able.suppression) == (False, False)
-    with pytest.raises(OptionError, match="timestamps"):
-        runtime.submit(make_job(1, TIMED))
-    (said, _) = run(runtime, make_job(1, PLAIN))[1]
-    bias = executor.requests[0].embedding_bias
-    assert set(torch.nonzero(bias).flatten().tolist()) == set(FACTS.suppress_tokens)
-    assert executor.requests[0].logits_post_processor_name is None
-    # Suppress just what it said: then it must say something else.
-    facts = dataclasses.replace(engine.manifest.tokenizer, suppress_tokens=said)
-    stricter = dataclasses.replace(engine.manifest, tokenizer=facts)
-    runtime = open_runtime(
-        dataclasses.replace(engine, manifest=stricter), make_config(logits_processor=False).runtime
-    )
-    (other, _) = run(runtime, make_job(1, PLAIN))[1]
-    runtime.close()
-    assert said
-    assert other
-    assert not set(said) & set(other)
 
 
 def test_the_callback_forbids_by_row_and_leaves_the_rest():
