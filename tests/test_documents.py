@@ -10,7 +10,8 @@ import build.__main__
 import eval.__main__
 import serve.cli.main
 from serve.contract.codec import to_json
-from serve.contract.config import OPTIONS, SearchOptions, SpeechOptions
+from serve.contract.config import OPTIONS
+from serve.contract.messages import SearchOptions, SpeechOptions
 from tests import config_page
 
 ROOT = Path(__file__).parents[1]

@@ -19,12 +19,8 @@ from serve.contract.fields import (
     Count,
     CountOrNone,
     Device,
-    Factor,
     Finite,
-    Fraction,
-    Moment,
     Name,
-    Power,
     Seconds,
     Share,
     ShortEncoder,
@@ -33,8 +29,14 @@ from serve.contract.fields import (
     no_key,
 )
 from serve.contract.jobs_config import JobsConfig
-from serve.contract.messages import Request
-from serve.contract.options import option, options_of
+from serve.contract.messages import (
+    SEARCH_OPTIONS,
+    SPEECH_OPTIONS,
+    Request,
+    SearchOptions,
+    SpeechOptions,
+)
+from serve.contract.options import options_of
 from serve.contract.runtimes import REMOVED_KEYS, RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
@@ -87,51 +89,6 @@ class RuntimeConfig(RuntimeSections):
     encoder_precision: EncoderPrecision = "full"
     """`fp8` needs Hopper or later; `auto`: FP8 where the engine's manifest proves that it changes
     no more of the text than INT8 weights do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchOptions:
-    """Options of the search for a window's best text; they mean what faster-whisper's do.
-
-    `transcriber.beam_size` is the default of `beam_size` and `best_of`.
-    """
-
-    beam_size: Beams = option(1, "1 to 8 hypotheses, at temperature 0; 1: greedy")
-    patience: Factor = option(  # rounded
-        1.0,
-        "the search ends with BEAM_SIZE * PATIENCE of them",
-    )
-    length_penalty: Power = option(1.0, "they rank by log-probability / length ** this")
-    best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # the best is the answer
-    repetition_penalty: Factor = option(1.0, "above 1: said tokens become less likely")
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
-        0,
-        "never so many tokens twice in a row",
-    )
-    suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
-
-
-SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchOptions))
-"""The options of a request that are `SearchOptions`'s fields."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeechOptions:
-    """Bounds of what counts as speech.
-
-    The values are those with which faster-whisper packs windows for a batch, but for the shortest
-    speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
-    23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
-    """
-
-    vad_threshold: Fraction = option(0.5, "0 to 1; a frame that is likelier begins speech")
-    vad_min_speech_s: Moment = option(0.1, "seconds; what is no longer is no speech")
-    vad_min_silence_s: Moment = option(0.16, "seconds of silence that end speech")
-    vad_pad_s: Moment = option(0.4, "seconds that stay on either side of speech")
-
-
-SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechOptions))
-"""The options of a request that are `SpeechOptions`'s fields."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ from typing import Literal, Protocol
 import torch
 
 from serve.contract.codec import to_json
-from serve.contract.config import SEARCH_OPTIONS, SearchOptions
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Alignment
+from serve.contract.messages import SEARCH_OPTIONS, Alignment, SearchOptions
 from serve.contract.phrases import Trie
 
 # "loop": the text repeats itself, see `Job.loop_tokens`; scores are of what was sampled until then.

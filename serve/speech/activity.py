@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.contract.config import SpeechOptions
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Samples
+from serve.contract.messages import Samples, SpeechOptions
 from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples that get one probability: 32 ms

@@ -5,18 +5,12 @@ import math
 from typing import TypeVar
 
 from serve.contract.codec import from_table
-from serve.contract.config import (
-    OPTIONS,
-    SPEECH_OPTIONS,
-    SearchOptions,
-    SpeechOptions,
-    TranscriberConfig,
-)
+from serve.contract.config import OPTIONS, TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
-from serve.contract.messages import Mode, Request
+from serve.contract.messages import SPEECH_OPTIONS, Mode, Request, SearchOptions, SpeechOptions
 from serve.contract.options import Switch, as_switch
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.chinese import Script, script_of

@@ -7,8 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from serve.contract.config import SpeechOptions
-from serve.contract.messages import Request, Samples, Timings, Transcript, Word
+from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import Agreement
 from serve.speech.chinese import Script, script_in, script_of

@@ -10,10 +10,20 @@ sampling is a hash of the row's own seed.
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.messages import SearchOptions
 from serve.native.rules.loops import end_loops
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
 from serve.native.rules.search import best_tokens, extend
-from serve.native.rules.state import NEVER, NO_ROW, Picks, RowState
+from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
+
+LISTS = ("suppress_blank",)
+"""Options of a search that forbid a list of tokens; each is a bit of
+`RowState.lists`, the first one of a text's first token alone."""
+
+
+def lists_of(options: SearchOptions) -> int:
+    """Return the bits of the lists that apply to a row; see `RowState.lists`."""
+    return sum(getattr(options, name) << bit for bit, name in enumerate(LISTS))
 
 
 class Rules:
@@ -36,7 +46,12 @@ class Rules:
         self.facts = facts
         self.book = book
         self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
-        self.begin = self._bias(dims.n_vocab, facts.begin_suppress_tokens, device)
+        lists = (facts.begin_suppress_tokens,)
+        self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
+        """Bits of the lists that hold each token."""
+        self._lists = [torch.tensor(ids, dtype=torch.int64, device=device) for ids in lists]
+        for bit, tokens in enumerate(self._lists):
+            self.lists[tokens] |= 1 << bit
         self._ids = torch.arange(dims.n_vocab, device=device)
         self.languages = sorted(facts.languages.values()) or [facts.sot]
         """Token ids."""
@@ -192,7 +207,7 @@ class Rules:
         Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: of `rows` it reads `tokens`, `position`, `text_begin`, `suppress_blank` and both
+            state: of `rows` it reads `tokens`, `position`, `text_begin`, `lists` and both
                 timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
@@ -208,8 +223,11 @@ class Rules:
         open_pair = after_timestamp & ~after_pair
 
         logits += self.suppress
-        for token in self.facts.begin_suppress_tokens:
-            logits[:, token].masked_fill_(first & state.suppress_blank[rows], NEVER)
+        lists = torch.where(first, state.lists[rows], state.lists[rows] & LATER)
+        for bit, ids in enumerate(self._lists):
+            forbids = (lists >> bit & 1).bool()
+            if bit == 0 or bool(forbids.any()):
+                logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEVER)
         logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
         text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
         stamps = self._ids[begin:]

@@ -9,11 +9,14 @@ import torch
 NEVER = -math.inf
 NOWHERE = 1 << 30  # a position that no sequence reaches
 NO_ROW = -1  # in place of a row: nobody chooses
+FIRST = 1  # bit of the list that applies to the first token alone
+LATER = 0xFF - FIRST  # bits of the others
 NO_GUESS = -2  # in place of a token: nothing is guessed, and nothing that is chosen is this
 
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
 Bool = Annotated[torch.Tensor, torch.bool]
+Uint8 = Annotated[torch.Tensor, torch.uint8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class RowState:
     best_logprob_sum: Float32  # of the best hypothesis, end of text included
     boost: Float32  # what phrases have earned of a search's `logprob_sum`
     timestamps: Bool  # timestamp rules apply
-    suppress_blank: Bool  # the list for the first token applies
+    lists: Uint8  # of forbidden tokens that apply to it, a bit each: see `definition.LISTS`
     finished: Bool  # free rows count as finished
     best_is_ended: Bool  # end of text ended the best hypothesis, not its limit
     trusted: Bool  # every token of its draft so far was what the rules chose
@@ -126,8 +129,8 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     state.language.fill_(-1)
     state.root.fill_(-1)
     state.best_score.fill_(NEVER)
-    for field in (state.suppress_blank, state.finished):
-        field.fill_(True)
+    state.lists.fill_(FIRST)
+    state.finished.fill_(True)
     return state
 
 

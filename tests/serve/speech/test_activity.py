@@ -9,8 +9,8 @@ import pytest
 from faster_whisper import vad as peer
 from faster_whisper.utils import get_assets_path
 
-from serve.contract.config import SpeechOptions
 from serve.contract.errors import EarshotError
+from serve.contract.messages import SpeechOptions
 from serve.speech import activity, audio
 from serve.speech.activity import FRAME, Detector, Listener, Options
 from serve.speech.features import SAMPLE_RATE

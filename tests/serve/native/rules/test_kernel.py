@@ -124,9 +124,9 @@ def test_a_blank_comes_first_where_the_row_lets_it(kernels):
     blank, _ = FACTS.begin_suppress_tokens
     for state in (mine, twin):
         start(state, 0)
-        start(state, 1, suppress_blank=False)
-        start(state, 2, timestamps=True, suppress_blank=False)
-        start(state, 3, beam=2, suppress_blank=False)
+        start(state, 1, lists=0)
+        start(state, 2, timestamps=True, lists=0)
+        start(state, 3, beam=2, lists=0)
     for step, logits in enumerate(steps_of(2, rows=5)):
         logits[:, blank] = 20.0
         for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
