@@ -77,6 +77,7 @@ class SearchOptions:
         "never so many tokens twice in a row",
     )
     suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
+    suppress_numerals: bool = option(False, "no token with a digit, %, $ or £: numbers are words")
 
 
 SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchOptions))
@@ -195,6 +196,7 @@ class Request:
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     suppress_blank: bool | None = None
+    suppress_numerals: bool | None = None
     # True: the encoder sees a window's audio and a second of silence. Checkpoints are not trained
     # so; measure what it costs. False: it sees 30 s.
     short_encoder: bool | None = option(

@@ -16,7 +16,7 @@ from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
 from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
 
-LISTS = ("suppress_blank",)
+LISTS = ("suppress_blank", "suppress_numerals")
 """Options of a search that forbid a list of tokens; each is a bit of
 `RowState.lists`, the first one of a text's first token alone."""
 
@@ -34,6 +34,7 @@ class Rules:
         dims: sizes from the engine's manifest.
         device: where logits live.
         book: the phrases that rows may have; None: no row has any.
+        numerals: ids of tokens that hold numbers.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Rules:
         dims: Dims,
         device: torch.device,
         book: Phrasebook | None = None,
+        numerals: tuple[int, ...] = (),
     ) -> None:
         self.facts = facts
         self.book = book
         self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
-        lists = (facts.begin_suppress_tokens,)
+        lists = (facts.begin_suppress_tokens, numerals)
         self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
         """Bits of the lists that hold each token."""
         self._lists = [torch.tensor(ids, dtype=torch.int64, device=device) for ids in lists]

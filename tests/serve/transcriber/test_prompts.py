@@ -83,9 +83,8 @@ class TestSequence(TranscriberTests):
 
     def test_a_network_may_want_less_of_it_and_no_timestamps(self, start, tokenizer):
         script = Counting(tokenizer)
-        config = {"mode": "sequential", "previous_tokens": 2, "previous_timestamps": False}
-        transcriber, runtime = start(script, **config)
-        transcriber.transcribe(request("", audio=noise(130.0)))
+        transcriber, runtime = start(script, previous_tokens=2, previous_timestamps=False)
+        transcriber.transcribe(request("", audio=noise(130.0), mode="sequential"))
         said = ()
         for index, job in enumerate(runtime.jobs):
             assert self.text_before(tokenizer, job) == said[-2:]
