@@ -50,15 +50,15 @@ class Collector:
             def log_message(self, *args):
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
 
     def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
 
 
 def read(message):

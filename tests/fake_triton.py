@@ -14,10 +14,10 @@ FINAL = 1
 class Tensor:
     def __init__(self, name, values):
         self.name = name
-        self._values = values
+        self.values = values
 
     def as_numpy(self):
-        return self._values
+        return self.values
 
 
 class TritonError:
@@ -72,22 +72,22 @@ class Request:
 class Metric:
     def __init__(self, family, labels):
         self.family, self.labels = family, labels
-        self._value = 0.0
+        self.number = 0.0
         family.living += 1
 
     def __del__(self):
         self.family.living -= 1
 
     def value(self):
-        return self._value
+        return self.number
 
     def set(self, value):
         assert self.family.kind == MetricFamily.GAUGE
-        self._value = value
+        self.number = value
 
     def increment(self, value):
         assert self.family.kind == MetricFamily.COUNTER and value >= 0
-        self._value += value
+        self.number += value
 
 
 class MetricFamily:

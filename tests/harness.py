@@ -118,11 +118,6 @@ class TranscriberTests:
             lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
         )
 
-    @pytest.fixture(autouse=True)
-    def no_regular_wake_up(self, monkeypatch):
-        """Whoever relies on the idle thread's looking round now and then waits in vain."""
-        monkeypatch.setattr("serve.transcriber.loop._IDLE_S", 10 * WAIT_S)
-
     @pytest.fixture
     def start(self, engine):
         """Start a transcriber over a script; at the end each is closed and its books checked."""
@@ -132,7 +127,9 @@ class TranscriberTests:
             runtime = FakeRuntime(script, capabilities, step_s=step_s)
             # It says noise. What is doubted is asked for twice, of which test_short.py tells.
             usual = {"request_timeout_s": WAIT_S, "vad": "off", "short_encoder": "off"}
-            transcriber = Transcriber(on, runtime, TranscriberConfig(**{**usual, **config}))
+            # Its idle thread looks round so seldom that who relies on that waits in vain.
+            settings = TranscriberConfig(**{**usual, **config})
+            transcriber = Transcriber(on, runtime, settings, idle_s=10 * WAIT_S)
             started.append((transcriber, runtime))
             return transcriber, runtime
 

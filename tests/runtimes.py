@@ -109,7 +109,7 @@ def api(folders, nano_engine):
 
 SUBJECTS = [
     pytest.param(fake, id="fake"),
-    pytest.param(native(), id="native-cpu"),
+    pytest.param(native(), id="native-cpu", marks=pytest.mark.nightly),
     pytest.param(native(rows=8), id="native-rows"),
     # One window per encoder batch: the library's products may sum several in another order.
     pytest.param(native(device="cuda", encoder_batch=1), id="native-gpu", marks=pytest.mark.gpu),
@@ -123,8 +123,9 @@ SUBJECTS = [
         id="native-gpu-graphs-rows",
         marks=pytest.mark.gpu,
     ),
-    pytest.param(executor, id="executor"),
-    pytest.param(api, id="llm_api"),
+    # Beside what tests/serve/trtllm asks of them.
+    pytest.param(executor, id="executor", marks=pytest.mark.nightly),
+    pytest.param(api, id="llm_api", marks=pytest.mark.nightly),
 ]
 
 

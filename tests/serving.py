@@ -62,7 +62,7 @@ LONG = audio_file(75.0)
 
 
 def metrics_page(server):
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=WAIT_S) as answer:
         return answer.read().decode()
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # each is loaded where it is used
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
 """Transcribes a request; calls a function with the seconds of audio that are done, now and then."""
 
-_FIRST_LOOK_S = 2.0
-_PATIENCE_S = 60.0  # longest wait for a server that is there and not ready
-_LOOK_S = 1.0  # between two looks at it
+FIRST_LOOK_S = 2.0
+PATIENCE_S = 60.0  # longest wait for a server that is there and not ready
+LOOK_S = 1.0  # between two looks at it
 _GRACE_S = 10.0  # beyond the transcriber's own limit
 _STATES = {"silent": "did not answer", "not ready": "was not ready"}
 
@@ -67,20 +67,20 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
 
 def _wait_for(client: "Client", address: str) -> str:
     """Wait for a server that is there; return why it cannot be used, or "" if it is ready."""
-    state, end_s = client.state(_FIRST_LOOK_S), time.monotonic() + _PATIENCE_S
+    state, end_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
     if state in _STATES:
         print(
-            f"the server at {address} {_STATES[state]} within {_FIRST_LOOK_S:g} s; "
-            f"waiting for it, at most {_PATIENCE_S:g} s",
+            f"the server at {address} {_STATES[state]} within {FIRST_LOOK_S:g} s; "
+            f"waiting for it, at most {PATIENCE_S:g} s",
             file=sys.stderr,
         )
     while state in _STATES and (left_s := end_s - time.monotonic()) > 0:
-        time.sleep(min(_LOOK_S, left_s))
+        time.sleep(min(LOOK_S, left_s))
         state = client.state(left_s)
     if state == "ready":
         return ""
     if state in _STATES:
-        return f"the server at {address} {_STATES[state]} within {_PATIENCE_S:g} s; "
+        return f"the server at {address} {_STATES[state]} within {PATIENCE_S:g} s; "
     return f"no server at {address}; "
 
 

@@ -21,8 +21,8 @@ from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
 _JOBS = "/v1/audio/jobs"
-_FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
-_AWAY_S = 120.0  # that a server may be away while a job of it is sent or waited for
+FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
+AWAY_S = 120.0  # that a server may be away while a job of it is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 
 _FLAGS = OPTIONS | CUE_OPTIONS
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     submit.usage = "%(prog)s --config TOML [options] [FILE ...]"
     submit.epilog = (
         "Where the server goes away before it has answered, a job is sent again under the same "
-        f"Idempotency-Key, for {_AWAY_S:.0f} s at most. The same command makes new jobs."
+        f"Idempotency-Key, for {AWAY_S:.0f} s at most. The same command makes new jobs."
     )
     submit.add_argument("files", nargs="*", metavar="FILE", help="as of transcribe")
     add = submit.add_argument
@@ -151,7 +151,7 @@ def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
 def _post(api: Api, sent: dict[str, Any]) -> str:
     """Send a job, again where its answer is lost; returns its id."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}
-    lost_s, pause_s = 0.0, _FIRST_S
+    lost_s, pause_s = 0.0, FIRST_S
     while True:
         try:
             return str(api.object("POST", _JOBS, headers=headers, **sent)["id"])
@@ -161,7 +161,7 @@ def _post(api: Api, sent: dict[str, Any]) -> str:
             if not lost_s:
                 lost_s = time.monotonic()
                 print(f"{error}; the job is sent again", file=sys.stderr)
-            if time.monotonic() - lost_s > _AWAY_S:
+            if time.monotonic() - lost_s > AWAY_S:
                 message = f"{error}; `jobs list` tells whether the job is there all the same"
                 raise UnavailableError(message) from error
         time.sleep(pause_s)
@@ -189,14 +189,14 @@ def _write_results(api: Api, jobs: Any, kind: Format) -> int:
 
 def _wait(api: Api, id: str, bar: Any) -> None:
     """Wait for a job's end, which jobs.give_up_s of the server bounds."""
-    seen_s, pause_s = time.monotonic(), _FIRST_S
+    seen_s, pause_s = time.monotonic(), FIRST_S
     job: dict[str, Any] = {"status": "", "ended_at": None}
     while job["ended_at"] is None:
         try:
             job = api.object("GET", _path(id))
             seen_s = time.monotonic()
         except (UnavailableError, OverloadedError):  # the job outlives a server that starts again
-            if time.monotonic() - seen_s > _AWAY_S:
+            if time.monotonic() - seen_s > AWAY_S:
                 raise
         bar.set_postfix_str(job["status"])
         if job["ended_at"] is None:

@@ -15,7 +15,7 @@ from serve.cli.lengths import Lengths
 _BAR, _REMAINING = "{desc} |{bar}| {elapsed}", "<{remaining}"
 _COLUMNS, _ROWS = 80, 24  # of a terminal that does not know its size
 _REFRESH_S = 0.2  # of the bar
-_LINE_EVERY_S = 30.0  # where the output is no terminal
+LINE_EVERY_S = 30.0  # where the output is no terminal
 
 
 class Progress:
@@ -69,7 +69,7 @@ class Progress:
         self._open.close()
 
     def _run(self) -> None:
-        if not self._terminal and self._stop.wait(_LINE_EVERY_S):
+        if not self._terminal and self._stop.wait(LINE_EVERY_S):
             return  # short work needs no line
         with Lengths(self._files, self._note):
             (self._run_bar if self._terminal else self._run_lines)()
@@ -93,7 +93,7 @@ class Progress:
             left_s = (total_s - heard_s) * self.seconds / heard_s if heard_s and total_s else 0.0
             left = f", about {left_s / 60:.0f} min left" if left_s else ""
             tqdm.write(f"{self._text(heard_s, total_s)}{left}", file=sys.stderr)
-            if self._stop.wait(_LINE_EVERY_S):
+            if self._stop.wait(LINE_EVERY_S):
                 return
 
     def _note(self, number: int, length_s: float) -> None:

@@ -25,9 +25,9 @@ logger = logging.getLogger("earshot")
 CORES = "EARSHOT_CORES"
 """Numbers of the cores that a process is kept to, with commas between; empty: as its parent."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_TOPOLOGY = Path("/sys/devices/system/cpu")
+TOPOLOGY = Path("/sys/devices/system/cpu")
 # The files with a container's own quota and period, of the second version of cgroups and the first.
-_QUOTAS = (
+QUOTAS = (
     (Path("/sys/fs/cgroup/cpu.max"),),
     (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
 )
@@ -107,7 +107,7 @@ def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
 def usable_cores() -> int:
     """Count the cores that this process may use at a time; a container may have a quota."""
     cores = len(os.sched_getaffinity(0))
-    for files in _QUOTAS:
+    for files in QUOTAS:
         try:
             quota, period = map(int, " ".join(file.read_text() for file in files).split())
         except (OSError, ValueError):  # no cgroup of this version, or "max"
@@ -134,7 +134,7 @@ def _shares(count: int) -> list[list[int]]:
 
 def _where(core: int) -> tuple[int, int, int]:
     """Return the socket and physical core of a core, which may be one of two threads there."""
-    folder = _TOPOLOGY / f"cpu{core}/topology"
+    folder = TOPOLOGY / f"cpu{core}/topology"
     try:
         socket, physical = (
             int((folder / name).read_text()) for name in ("physical_package_id", "core_id")

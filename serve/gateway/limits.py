@@ -236,6 +236,24 @@ class Admission:
         if not self.requests:
             self._empty.set()
 
+    @contextlib.contextmanager
+    def sending(self, account: Account, size: int) -> Iterator[None]:
+        """Count so many bytes of an answer as this key's for the length of a `with` block.
+
+        Raises:
+            Refusal: there is no room for them.
+        """
+        self.require_room(0, size)
+        account.require_room(size)
+        account.bytes += size
+        self.bytes += size
+        try:
+            yield
+        finally:
+            account.bytes -= size
+            self.bytes -= size
+            self.untidy |= size >= LARGE_BYTES
+
     def start_draining(self) -> None:
         """Refuse what comes from now on."""
         self._draining = True

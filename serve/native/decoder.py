@@ -1,7 +1,7 @@
-"""A decoder: its caches, and one step of it over rows.
+"""The decoder network with its caches, and one step over rows.
 
-Follows OpenAI's `whisper/model.py`. The query's scale, 1/8 for 64-dimensional heads and so exact,
-is folded into its projection; query, key and value are one matrix.
+It follows OpenAI's `whisper/model.py`. The scale of queries, 1/8 for 64-dimensional heads, is
+folded into their projection, which is exact. Query, key and value are one matrix.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from serve.native.kernels.feed import Feed, Groups
 from serve.native.short import ShortWindows
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
-_CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go
+_CROSS_ROWS = 32  # windows times layers whose keys and values are projected together
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
     """Static key/value caches of every row and every slot.
 
-    Those of self-attention are by row, (layers, rows, n_text_ctx, heads, 64) each; those of
-    cross-attention by slot, (layers, 2, slots, heads, n_audio_ctx, 64), keys before values, and may
-    be int8 with a scale per channel, (layers, 2, slots, heads, 64).
+    The caches of self-attention are indexed by row, (layers, rows, n_text_ctx, heads, 64) each. The
+    cache of cross-attention is indexed by slot, (layers, 2, slots, heads, n_audio_ctx, 64), keys
+    before values. It may be int8 with one scale per channel, (layers, 2, slots, heads, 64).
     """
 
     self_k: torch.Tensor
     self_v: torch.Tensor
     cross: torch.Tensor
     cross_scale: torch.Tensor | None
-    short: ShortWindows | None = None  # of a CPU
+    short: ShortWindows | None = None  # on a CPU
 
     def cross_kv(self, layer: int) -> CrossKV:
-        """The keys and values that cross-attention of a layer reads."""
+        """Return the keys and values that a layer's cross-attention reads."""
         k, v = self.cross[layer]
         if self.cross_scale is not None:
             return CrossKV(k, v, *self.cross_scale[layer])
@@ -47,12 +47,12 @@ class Cache:
     def cross_keys(
         self, layers: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, frames: int
     ) -> torch.Tensor:
-        """The keys of some heads of cross-attention.
+        """Return the cross-attention keys of some heads.
 
         Args:
-            layers, heads: int64 (n,), one of each a head.
+            layers, heads: int64 (n,), the layer and the index of each head.
             slots: int64 (windows,).
-            frames: the first so many; what a shorter window lacks of them is anything.
+            frames: the number of frames; the values after a shorter window are undefined.
 
         Returns:
             float32 (windows, n, frames, 64).
@@ -67,7 +67,7 @@ class Cache:
 
     @property
     def device(self) -> torch.device:
-        """The device that they are on."""
+        """The device of the caches."""
         return self.cross.device
 
     @property
@@ -87,7 +87,7 @@ class DecoderLayer:
 
 
 def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]:
-    """The layers, their matrices as the operations read them."""
+    """Load the layers, with matrices in the layout of the operations."""
     keep, store = ops.reads_int8, ops.decoder.store
 
     def stored(block: Attention) -> Attention:
@@ -111,11 +111,11 @@ class Decoder:
     """A loaded decoder.
 
     Args:
-        dims: sizes from the engine's manifest.
+        dims: the sizes from the engine's manifest.
         weights: tensors as the engine stores them, on any device.
-        device: where to compute.
-        ops: the operations to compute with, and their dtype; layer norms are float32 always.
-        side: which of the engine's decoders.
+        device: the device to compute on.
+        ops: the operations and their dtype; layer norms are always float32.
+        side: the engine's main decoder or its draft decoder.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Decoder:
         self._logits = ops.decoder.store(logits)
 
     def new_cache(self, slots: int, rows: int, cross_kv: CrossPrecision = "full") -> Cache:
-        """Zeroed caches for `slots` windows and `rows` sequences."""
+        """Allocate zeroed caches for `slots` windows and `rows` sequences."""
         dims = self.dims
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -156,29 +156,29 @@ class Decoder:
         return Cache(own_k, own_v, cross, scale, ShortWindows(cross) if shortens else None)
 
     def slot_bytes(self, cross_kv: CrossPrecision) -> int:
-        """Bytes of one slot in the caches: what cross-attention reads of a window."""
+        """Return the bytes of one slot: a window's keys and values of cross-attention."""
         dims = self.dims
-        of_channel = dims.n_audio_ctx + 4  # int8, and the scale
+        of_channel = dims.n_audio_ctx + 4  # int8 values and their scale
         if cross_kv == "full":
             of_channel = dims.n_audio_ctx * self.dtype.itemsize
         return 2 * dims.n_text_layer * dims.n_text_state * of_channel
 
     def row_bytes(self) -> int:
-        """Bytes of one row in the caches: what self-attention reads of a sequence."""
+        """Return the bytes of one row: a sequence's keys and values of self-attention."""
         dims = self.dims
         return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, seen, d) into the caches of int64 `slots`.
 
-        What the caches have behind `seen`, where that is less than n_audio_ctx, stays, or is what
-        `ShortWindows` has for windows of so many frames.
+        If `seen` is less than n_audio_ctx, the rest of the cache keeps its values, or gets those
+        that `ShortWindows` has for windows of `seen` frames.
         """
         dims, seen = self.dims, encoded.shape[1]
         cross = cache.cross
         if cache.short is not None:
             cross = cache.short.take(seen, slots.tolist())
-        width = 2 * dims.n_text_state  # of one layer
+        width = 2 * dims.n_text_state  # columns of one layer
         each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
         for begin in range(0, dims.n_text_layer, each):
             end = min(begin + each, dims.n_text_layer)
@@ -196,16 +196,16 @@ class Decoder:
         wanted: torch.Tensor | None = None,
         queries: dict[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Feed tokens to rows, one or several each.
+        """Compute one step over a batch of tokens, with one or several tokens per row.
 
         Args:
-            feed: n tokens; their keys and values are written into `cache`.
-            cache: of every row and slot.
-            wanted: int64 (m,), indices of the feeds whose logits are asked for; None = every one's.
-            queries: gets the queries of cross-attention, scaled, (n, d) by layer.
+            feed: the batch of n tokens; their keys and values are written into `cache`.
+            cache: the caches of all rows and slots.
+            wanted: int64 (m,), indices of the tokens whose logits are needed; None: all.
+            queries: receives the scaled queries of cross-attention, (n, d) by layer.
 
         Returns:
-            float32 logits (m, n_vocab) for the tokens that follow.
+            float32 (m, n_vocab), the logits of the next tokens.
         """
         ops = self.ops.decoder
         x = ops.embed(feed, self._tokens, self._text_positions)
@@ -220,13 +220,13 @@ class Decoder:
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
-        if queries is not None:  # an abridged decoder's stand for those of the layers left out
+        if queries is not None:  # in an abridged decoder, stand in for the layers left out
             queries |= dict.fromkeys(range(len(queries), self.dims.n_text_layer), query)
         return ops.logits(x, self._norm, self._logits, wanted)
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
-        """Inside, there are two layers at most: further ones launch the same kernels again."""
+        """Use at most two layers inside the context; further layers launch the same kernels."""
         whole, self._layers = self._layers, self._layers[:2]
         try:
             yield
@@ -235,6 +235,6 @@ class Decoder:
 
 
 def one_each(slots: torch.Tensor) -> Groups:
-    """Groups of one feed each, for int64 `slots` (n,)."""
+    """Make groups of one token each for int64 `slots` (n,)."""
     each = torch.arange(len(slots), device=slots.device)
     return Groups(slots, each, torch.ones_like(slots), 1)

@@ -1,11 +1,10 @@
-"""Drafting: a small decoder guesses a few tokens of every window, and one step verifies them all.
+"""Speculative decoding: a small decoder drafts a few tokens per window, one step verifies them.
 
-Speculative decoding (Leviathan et al., 2023), for rows that are decoded greedily: the network is
-fed the last known token and the guesses of each row in one step, and the token rules choose
-position by position up to the first guess that is not what they choose. So the answer is that of
-single steps. Whether it is quicker depends on the network, on the machine and on how many windows
-decode: `Pace` measures both ways and takes the quicker one. For CUDA graphs `turns` has the same
-without the host.
+Speculative decoding (Leviathan et al., 2023) for rows that decode greedily. One step of the network
+computes the last known token and the draft of each row. The token rules then choose position by
+position and stop after the first choice that differs from the draft, so the text is that of single
+steps. Whether this is faster depends on the network, the machine and the number of windows: `Pace`
+times both modes and keeps the faster one. `turns` does the same in CUDA graphs, without the host.
 """
 
 import dataclasses
@@ -35,24 +34,25 @@ _STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two looks at what
 
 
 class Drafter:
-    """Guesses by the second decoder.
+    """Proposes tokens with the draft decoder.
 
     Args:
-        decoder, cache: the second decoder, and caches of its own for every slot and row.
-        guess: writes its likeliest tokens.
+        decoder, cache: the draft decoder, and its caches for every slot and row.
+        guess: the sampler that writes the draft decoder's likeliest tokens.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, guess: Guess) -> None:
         self.decoder = decoder
         self.cache = cache
         self._guess = guess
-        # By first row: whose it is, and that positions below are in the cache.
+        # By first row: the job id, and the number of its positions that are in the cache.
         self._known: dict[int, tuple[int, int]] = {}
 
     def guess(self, state: RowState, owners: Owners, positions: Sequence[int], count: int) -> None:
-        """Write `count` guesses behind the next token, at `positions`, of every job's row.
+        """Write `count` draft tokens after the next token, at `positions`, of every job's row.
 
-        A job's tokens that this decoder was not fed yet, its prompt at first, are fed at once.
+        The first step also computes the job's tokens that are not in the draft decoder's cache yet,
+        such as its prompt.
         """
         device = self.decoder.device
         spans = [
@@ -75,23 +75,23 @@ class Drafter:
             self._known[place.first_row] = job_id, position + count
 
     def keep(self, owners: Owners, positions: Sequence[int]) -> None:
-        """Forget what was fed beyond each job's new position: guesses that were wrong."""
+        """Forget the cache beyond each job's new position, which holds rejected draft tokens."""
         for (place, job_id), position in zip(owners, positions, strict=True):
             known = min(self._known_of(place, job_id), position)
             self._known[place.first_row] = job_id, known
 
     def _known_of(self, place: Place, job_id: int) -> int:
-        """Count a job's positions that are in the cache."""
+        """Return the number of a job's positions that are in the cache."""
         owner, known = self._known.get(place.first_row, (job_id, 0))
         return known if owner == job_id else 0
 
 
 @dataclasses.dataclass
 class _Way:
-    """One way of decoding in the trial that runs or ran last."""
+    """The time of one mode of decoding in the current or the last trial."""
 
     seconds: float = 0.0
-    tokens: float = 0.0  # of an average row
+    tokens: float = 0.0  # tokens of an average row
 
     @property
     def ms_a_token(self) -> float:
@@ -100,30 +100,30 @@ class _Way:
 
 @dataclasses.dataclass
 class _Trial:
-    """Both ways at a number of busy windows, and what has come of it."""
+    """The trial of both modes for one class of batch sizes, and its result."""
 
-    turns: int = 0  # since the trial began
+    turns: int = 0  # steps since the trial began
     drafting: bool = True
     drafted: _Way = dataclasses.field(default_factory=_Way)
     plain: _Way = dataclasses.field(default_factory=_Way)
 
 
 class Pace:
-    """Which way is quicker, measured apart for 1, 2 to 3, 4 to 7, … busy windows.
+    """Measures which mode is faster, separately for 1, 2 to 3, 4 to 7, … busy windows.
 
-    At first, and again after `HOLD` turns, `TRIAL` turns are taken the one way and as many the
-    other; the quicker one, in seconds a token, is then kept.
+    A trial runs `TRIAL` steps in each mode. The mode with fewer seconds per token then stays for
+    `HOLD` steps, and the next trial begins.
     """
 
     def __init__(self) -> None:
         self._trials: dict[int, _Trial] = {}
 
     def drafts(self, busy: int) -> bool:
-        """Tell whether the next turn of so many windows is to be drafted."""
+        """Return whether the next step of `busy` windows should use a draft."""
         return self._of(busy).drafting
 
     def note(self, busy: int, seconds: float, tokens: float) -> None:
-        """Note that a turn went as `drafts` said: its time, and an average row's new tokens."""
+        """Record the time of a step in the chosen mode, and the new tokens of an average row."""
         trial = self._of(busy)
         trial.turns += 1
         if trial.turns <= 2 * TRIAL:
@@ -134,8 +134,8 @@ class Pace:
         if trial.turns == 2 * TRIAL:
             trial.drafting = trial.drafted.ms_a_token < trial.plain.ms_a_token
             logger.info(
-                "drafting is %s with %d windows or about as many: %.2f ms a token with it, %.2f "
-                "without; both are measured again after %d turns",
+                "speculative decoding is %s for about %d windows: %.2f ms a token with it, %.2f "
+                "without; the next measurement follows after %d steps",
                 "on" if trial.drafting else "off",
                 busy,
                 trial.drafted.ms_a_token,
@@ -150,18 +150,17 @@ class Pace:
 
 
 class DraftLoop(EagerLoop):
-    """Drafts where that pays, and else takes the eager loop's steps.
+    """Steps with a draft where that is faster, and steps of the eager loop otherwise.
 
-    Only rows that are decoded greedily and stand alone in their slots are drafted for, and only
-    when all that are fed are such.
+    Steps use a draft only if every row decodes greedily and is the only row of its slot.
 
     Args:
-        parts: what the windows are decoded with.
-        most: guesses a turn.
+        parts: the network, its caches and its samplers.
+        most: the most draft tokens of a step.
     """
 
     def __init__(self, parts: Parts, most: int) -> None:
-        assert parts.draft is not None, "nothing guesses"
+        assert parts.draft is not None, "the engine has no draft decoder"
         super().__init__(parts)
         self._rules = parts.rules
         self._drafter = Drafter(*parts.draft, parts.guess)
@@ -169,7 +168,6 @@ class DraftLoop(EagerLoop):
         self._pace = Pace()
 
     def launch(self, slots: Slots) -> int:
-        """See `SlotLoop.launch`."""
         owners = slots.owners()
         count = self._room(slots, owners)
         if count < 1:
@@ -184,9 +182,9 @@ class DraftLoop(EagerLoop):
         return 1
 
     def _room(self, slots: Slots, owners: Owners) -> int:
-        """Count the tokens that may be guessed for every row; 0 where one is not to be drafted for.
+        """Return the draft length that every row allows; 0 if any row cannot use a draft.
 
-        The rules choose one more than is guessed, and a sequence must not outgrow its limit.
+        A step chooses one token more than it drafts, and no sequence may exceed its limit.
         """
         if slots.several:
             return 0
@@ -197,7 +195,7 @@ class DraftLoop(EagerLoop):
         return min(self._most, room)
 
     def _turn(self, owners: Owners, count: int) -> float:
-        """Guess, verify, choose; return how many tokens an average row has gained."""
+        """Draft, verify and choose; return the number of new tokens of an average row."""
         device = self._network.device
         rows = upload([place.first_row for place, _ in owners], device)
         before: list[int] = self._state.position[rows].tolist()
@@ -222,7 +220,7 @@ class DraftLoop(EagerLoop):
 
 
 def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
-    """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
+    """Make the configured decoding loop: with or without CUDA graphs, with or without a draft."""
     drafts = parts.draft is not None
     if parts.graphs:
         turns = DraftTurns(parts, config.draft_tokens) if drafts else None

@@ -1,4 +1,4 @@
-"""The encoding of windows into their slots: kernel by kernel, or replayed from CUDA graphs."""
+"""Encode windows into their slots, kernel by kernel or by replaying CUDA graphs."""
 
 import functools
 from collections.abc import Sequence
@@ -14,45 +14,45 @@ from serve.native.parts import Parts
 from serve.native.replay import Replay
 from serve.speech.features import N_FRAMES
 
-_LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # of graphs: 30, 20, 15 and 10 s, the largest first
+_LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 10 s
 
 
 class Encoder(Protocol):
-    """Encodes windows and fills their slots' cross caches."""
+    """Encodes windows and fills the cross-attention caches of their slots."""
 
-    replay: Replay  # of all that is recorded, if anything is
+    replay: Replay  # the recorded graphs, if there are any
 
     def frames_of(self, frames: int) -> int:
-        """Tell in how many frames of log-mel a window of so many is encoded."""
+        """Return the number of log-mel frames to which a window of `frames` is padded."""
         ...
 
     def batch_of(self, waiting: int) -> int:
-        """Count the waiting windows to encode in one go."""
+        """Return the number of queued windows to encode in one batch."""
         ...
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         """Encode windows, each (n_mels, frames), into slots.
 
-        There are as many as `batch_of` said, and `frames_of` says the same of each.
+        Their number comes from `batch_of`, and `frames_of` is the same for all of them.
         """
         ...
 
 
 SILENCE = -0.625
-"""Log-mel of digital silence beside speech whose loudest bin is 10 ** 1.5, and so 8 decades above.
+"""Log-mel of digital silence next to speech whose loudest bin is 10 ** 1.5, 8 decades above it.
 
-Where speech is louder or softer it is up to 0.2 more or less; the demo's text stays the same."""
+With louder or softer speech it differs by up to 0.2; the demo's text stays the same."""
 
 
 class _Slots:
-    """Fills slots with what windows give, and behind a short one with what silence gives."""
+    """Writes the encoder's output of windows into slots, followed by that of silence."""
 
     def __init__(self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]]) -> None:
         self._network = network
         self._decoders = decoders
 
     def fill(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
-        """Fill int64 `slots` with the encoder's output, (batch, seen, d)."""
+        """Write the encoder's output, (batch, seen, d), and silence after it into int64 `slots`."""
         seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
         if seen < whole:
             shorts = [cache.short for _, cache in self._decoders if cache.short is not None]
@@ -65,20 +65,20 @@ class _Slots:
         self.project(encoded, slots)
 
     def project(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
-        """Fill slots as far as the encoder's output goes."""
+        """Write only the encoder's output into slots."""
         for decoder, cache in self._decoders:
             decoder.fill_cross(encoded, cache, slots)
 
     @functools.cached_property
     def _silence(self) -> torch.Tensor:
-        """What the encoder gives for silence, (1, n_audio_ctx, d)."""
+        """Return the encoder's output for silence, (1, n_audio_ctx, d)."""
         dims = self._network.dims
         shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)
         return self._network.encode(torch.full(shape, SILENCE, device=self._network.device))
 
     @functools.cached_property
     def _silent_caches(self) -> list[torch.Tensor]:
-        """Keys and values of silence, (layers, 2, heads, n_audio_ctx, 64), of each decoder."""
+        """Return each decoder's keys and values of silence, (layers, 2, heads, n_audio_ctx, 64)."""
         first = torch.zeros(1, dtype=torch.int64, device=self._network.device)
         caches = [decoder.new_cache(1, 1) for decoder, _ in self._decoders]
         for (decoder, _), cache in zip(self._decoders, caches, strict=True):
@@ -87,7 +87,7 @@ class _Slots:
 
 
 class EagerEncoder:
-    """Kernel by kernel, any number up to `most` at a time, for each decoder with its cache."""
+    """Encodes kernel by kernel, up to `most` windows at a time, for each decoder and its cache."""
 
     def __init__(
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
@@ -98,29 +98,26 @@ class EagerEncoder:
         self.replay = Replay()
 
     def frames_of(self, frames: int) -> int:
-        """See `Encoder.frames_of`."""
         return frames
 
     def batch_of(self, waiting: int) -> int:
-        """See `Encoder.batch_of`."""
         return min(waiting, self._most)
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """See `Encoder.encode`."""
         device = self._network.device
         encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
         self._slots.fill(encoded, torch.tensor(slots, device=device))
 
 
 class GraphEncoder:
-    """CUDA graphs of 1, 2, 4, ... windows up to `most`, each of 10, 15, 20 and 30 s."""
+    """Encodes by CUDA graphs of 1, 2, 4, … up to `most` windows, each for 10, 15, 20 and 30 s."""
 
     def __init__(
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
     ) -> None:
         self._network = network
         self._slots = _Slots(network, decoders)
-        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
+        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # (windows, slots)
         self.replay = Replay()
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
             features = torch.zeros((count, network.dims.n_mels, N_FRAMES), device=network.device)
@@ -137,38 +134,35 @@ class GraphEncoder:
         self._slots.fill(self._network.encode(features[..., :frames]), slots)
 
     def _rehearse(self, count: int, frames: int) -> None:
-        """Launch the kernels, on what layers the network has then."""
+        """Launch each kernel once, on the layers that the network has at this time."""
         features, slots = self._inputs[count]
         encoded = self._network.encode(features[..., :frames])
         if frames == N_FRAMES:
             self._slots.project(encoded, slots)
 
     def frames_of(self, frames: int) -> int:
-        """See `Encoder.frames_of`."""
         return min(length for length in _LENGTHS if length >= frames)
 
     def batch_of(self, waiting: int) -> int:
-        """See `Encoder.batch_of`."""
         return max(count for count in self._inputs if count <= waiting)
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """See `Encoder.encode`."""
         batch, target = self._inputs[len(features)]
         frames = self.frames_of(features[0].shape[-1])
         for row, window in zip(batch, features, strict=True):
             seen = window.shape[-1]
             row[:, :seen].copy_(window, non_blocking=True)
-            row[:, seen:frames] = row[:, seen - 1 : seen]  # a short one ends with silence
+            row[:, seen:frames] = row[:, seen - 1 : seen]  # a shorter window ends with silence
         target.copy_(upload(slots, target.device))
         self.replay.launch((len(features), frames))
 
 
 def open_encoder(config: RuntimeConfig, parts: Parts, batch: int) -> Encoder:
-    """Make the encoder of windows that is configured.
+    """Make the configured encoder.
 
     Args:
-        config: how many at a time without graphs.
-        parts: whose slots are filled.
+        config: the batch size without graphs.
+        parts: the network and the caches to fill.
         batch: the most windows of a graph.
     """
     if parts.graphs:

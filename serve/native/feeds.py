@@ -1,4 +1,8 @@
-"""The feeds of decoder steps: a token a row while windows decode, whole prompts when they start."""
+"""Build the batches of decoder steps: one token per row while decoding, whole prompts at prefill.
+
+`fixed_numbers` pads a batch to the size of a CUDA graph by repeating its last token. The step then
+writes the same values to the same cache position again, and nothing reads the extra outputs.
+"""
 
 import dataclasses
 import itertools
@@ -14,44 +18,44 @@ from serve.native.slots import Place
 
 
 def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """int64 (n,) on a device; to a GPU without waiting for it."""
+    """Copy int64 (n,) values to a device, to a GPU without waiting for the copy."""
     tensor = torch.as_tensor(values, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Positions [begin, end) of one row, fed in one step."""
+    """Positions [begin, end) of an allocation's first row, computed in one step."""
 
     place: Place
     begin: int
     end: int
 
     def __len__(self) -> int:
-        """Count the positions."""
+        """Return the number of positions."""
         return self.end - self.begin
 
 
 def one_token_each(places: Sequence[Place], device: torch.device) -> tuple[torch.Tensor, Groups]:
-    """The rows of some slots, int64 (n,), and which of them share a slot, for one token a row."""
+    """Return the rows of some slots, int64 (n,), and their groups by slot, for one token a row."""
     rows = [row for place in places for row in place.rows]
     counts = [place.count for place in places]
     return upload(rows, device), _groups([place.slot for place in places], counts, device)
 
 
 def feed_of(state: RowState, rows: torch.Tensor, groups: Groups, length: int) -> Feed:
-    """The next token of each of some rows; `length` is above every position."""
+    """Make the batch of each row's next token; `length` is greater than every position."""
     source = state.source if groups.most > 1 else None
     return Feed(state.tokens, rows, state.position[rows], groups, source, False, length)
 
 
 def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device) -> Feed:
-    """Several tokens of some slots' first rows, whatever the rows' own positions.
+    """Make the batch of several tokens of some slots' first rows, at given positions.
 
     Args:
         ids: int64 (all rows, n_text_ctx), the tokens.
-        spans: which of them.
-        device: of the ids.
+        spans: the positions to compute.
+        device: the device of `ids`.
     """
     rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
     positions = [at for span in spans for at in range(span.begin, span.end)]
@@ -62,7 +66,7 @@ def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device
         rows=upload(rows, device),
         positions=upload(positions, device),
         groups=groups,
-        source=None,  # a first row's past is its own until beams change places
+        source=None,  # the past of a first row is its own until beams are reordered
         several=True,
         length=max(positions) + 1,
     )
@@ -74,19 +78,17 @@ def fixed_numbers(
     counts: Sequence[int],
     groups: int,
 ) -> NDArray[np.int64]:
-    """The numbers of a feed of fixed size, one column behind the other, then those of its groups.
-
-    What it has less is filled up with its last feed: as that is fed again at its own place, it
-    writes what it has written, and nobody asks for it.
+    """Return the int64 values of a padded batch: its columns in turn, then those of its groups.
 
     Args:
-        columns: with the size of each; the first has a number of each feed.
-        slots: of each group.
-        counts: the feeds of each.
-        groups: the most that it holds; those that are not there have no feed.
+        columns: pairs of values and padded size; the first column has one value per token.
+        slots: the slot of each group.
+        counts: the number of tokens of each group.
+        groups: the padded number of groups; the padding groups have no tokens.
     """
     begins = np.cumsum([0, *counts[:-1]])
-    # Those that fill up belong to the last group, or its keys would come to hold anything.
+    # The padding belongs to the last group. Without a group its attention output, and then the
+    # keys that it writes, would be undefined.
     counts = [*counts[:-1], counts[-1] + columns[0][1] - sum(counts)]
     filled = [np.pad(column, (0, size - len(column)), mode="edge") for column, size in columns]
     filled += [np.pad(column, (0, groups - len(slots))) for column in (slots, begins, counts)]

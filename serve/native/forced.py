@@ -1,8 +1,8 @@
-"""The decoder step of a forced pass: windows' texts fed at once, replayed from CUDA graphs.
+"""Teacher forcing: compute the whole texts of windows in one decoder step, for word timestamps.
 
-A host needs longer to launch a step's kernels than a GPU to run them. So there is a graph for each
-of some numbers of feeds, and a pass takes the next larger one, filled up as `feeds.fixed_numbers`
-says. Where nothing is replayed, the same step is run at the size that is needed.
+On a GPU the step is replayed from CUDA graphs, since the host needs longer to launch its kernels
+than the GPU needs to run them. There are graphs for several sizes. A pass uses the smallest one
+that fits, padded as `feeds.fixed_numbers` describes. Without graphs the step has the exact size.
 """
 
 import dataclasses
@@ -21,39 +21,39 @@ from serve.native.replay import Replay
 from serve.native.slots import Place
 from serve.runtime.protocol import Event
 
-MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
+MOST_TOKENS = 1100  # tokens of one pass, counting every window as long as the longest
 MOST_WINDOWS = 16
-# By the most windows of a graph: the feeds that there are graphs of, the largest first.
+# The graphs' numbers of tokens by their most windows, the largest first.
 _FEEDS = {16: (MOST_TOKENS, 896, 768, 640, 512), 8: (384, 320, 256, 192, 128), 4: (64,), 2: (16,)}
 SIZES = tuple((feeds, windows) for windows, sizes in _FEEDS.items() for feeds in sizes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Forced:
-    """The feed of a window's first row, and the part of it that is aligned."""
+    """The tokens of a window's first row, and the part of them to align."""
 
-    event: Event  # waits for the alignment
+    event: Event  # the event that waits for the alignment
     place: Place
     tokens: tuple[int, ...]
     first: int  # index of the token that predicts the first one of prefix and text
-    prefix: tuple[int, ...]  # text that the prompt begins the window's with
-    text: tuple[int, ...]  # at least one
-    frames: int  # of audio
+    prefix: tuple[int, ...]  # the text at the end of the prompt with which the window begins
+    text: tuple[int, ...]  # at least one token
+    frames: int  # audio frames
 
     @property
     def rows(self) -> int:
-        """Count what lies one behind the other in the audio: of the prefix, the text, after it."""
+        """The rows to align: one per token of prefix and text, and one after them."""
         return len(self.prefix) + len(self.text) + 1
 
 
 class _Fed:
-    """The input of a step, as views of one tensor.
+    """The input of a step as views of one tensor.
 
     Args:
-        size: feeds.
-        windows: groups of them, those that are not there with no feed.
-        most: no window has more feeds.
-        device: where.
+        size: the number of tokens.
+        windows: the number of groups; padding groups have no token.
+        most: the most tokens of a window.
+        device: the device of the tensor.
     """
 
     def __init__(self, size: int, windows: int, most: int, device: torch.device) -> None:
@@ -65,14 +65,14 @@ class _Fed:
 
 
 class ForcedStep:
-    """Feeds texts to windows' first rows.
+    """Computes the texts of windows in their first rows.
 
     Args:
-        decoder, cache: of the same slots and rows.
-        alignment_heads: (layer, head) each, by layer.
-        eot: end of text; all text has lower ids.
-        rows: how many there are.
-        sizes: of the steps that are prepared; others are run as they come.
+        decoder, cache: the decoder, and its cache for all slots and rows.
+        alignment_heads: pairs (layer, head), ordered by layer.
+        eot: the end-of-text token; all text has lower ids.
+        rows: the number of rows.
+        sizes: pairs (tokens, windows) to prepare graphs for; other steps run without one.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class ForcedStep:
         for layer in sorted({layer for layer, _ in alignment_heads}):
             heads = [head for its, head in alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
-        self._fed: dict[int, _Fed] = {}  # by size: what graphs read
-        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
+        self._fed: dict[int, _Fed] = {}  # the graphs' inputs by size
+        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the graphs' outputs
         self.replay = Replay()
-        """Of the prepared sizes; recorded while all rows are free."""
+        """The graphs of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
             self._fed[size] = fed = _Fed(size, windows, size, self._device)
             self.replay.add(size, functools.partial(self._keep, fed))
 
     def run(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed at most `MOST_WINDOWS` windows.
+        """Compute at most `MOST_WINDOWS` windows.
 
         Returns:
-            float32 (n,), each text token's probability among text, window by window; and the
-            queries of alignment heads, (feeds, heads, 64), good until the next step.
+            float32 (n,), the probability of each text token among text tokens, window by window;
+            and the queries of the alignment heads, (tokens, heads, 64), valid until the next step.
         """
         texts, fed = sum(len(window.text) for window in windows), self._fed_of(windows)
         fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
@@ -116,13 +116,13 @@ class ForcedStep:
             probs, queries = self._results[fed.size]
         else:
             probs, queries = self._step(fed)
-        return probs[:texts].clone(), queries  # others than this stream read the first later
+        return probs[:texts].clone(), queries  # another stream reads the probabilities later
 
     def _keep(self, fed: _Fed) -> None:
         self._results[fed.size] = self._step(fed)
 
     def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
-        """Return the smallest that is prepared and holds some windows, or one of their size."""
+        """Return the smallest prepared input that holds the windows, or a new one of their size."""
         feeds = sum(len(window.tokens) for window in windows)
         fits = [fed for fed in self._fed.values() if fed.size >= feeds]
         fits = [fed for fed in fits if fed.windows >= len(windows)]
@@ -138,7 +138,7 @@ class ForcedStep:
             rows=fed.rows,
             positions=fed.positions,
             groups=Groups(fed.slots, fed.firsts, fed.counts, fed.most, whole=True),
-            source=None,  # a first row's past is its own until beams change places
+            source=None,  # the past of a first row is its own until beams are reordered
             several=True,
             length=min(fed.most, self._context),
         )
@@ -153,7 +153,7 @@ class ForcedStep:
 
 
 def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
-    """Return the numbers of `_Fed` for some windows, filled up to a size."""
+    """Return the values of `_Fed` for some windows, padded to a size."""
     lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
     wanted = [

@@ -1,9 +1,9 @@
-"""The steps of the decoder: one by one, or replayed from CUDA graphs.
+"""Run decoder steps, one by one or by replaying CUDA graphs.
 
-A CUDA graph is captured once per bucket (a number of rows) when the runtime starts, all slots being
-free then. Replayed steps need no answer from the host: the device itself knows which
-rows have finished. So several are launched at a time, and what they did is read only after
-the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
+CUDA graphs are captured when the runtime starts, one for each number of rows, while all slots are
+free. The device itself tracks which rows have finished, so replayed steps need nothing from the
+host. Several steps are launched at a time, and their results are read after the next launch.
+`SlotLoop.read_snapshot` hides this difference.
 """
 
 import collections
@@ -25,45 +25,45 @@ from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.turns import DraftTurns
 
-_FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
-_FEWEST_BEAMS = 2  # of a window that searches
-_LAUNCH_BYTES = 4 << 30  # of cross-attention's keys and values; an H200 reads them in 1.5 to 2 ms
+_FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
+_FEWEST_BEAMS = 2  # the fewest rows of a beam search
+_LAUNCH_BYTES = 4 << 30  # cross-attention keys and values; an H200 reads them in 1.5 to 2 ms
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The rows as they were after some steps, for the host to read."""
+    """The state of the rows after some steps, for the host to read."""
 
     state: RowState
-    owners: Sequence[tuple[Place, int]]  # (place, job id) at that time
+    owners: Sequence[tuple[Place, int]]  # (allocation, job id) at that time
 
 
 class SlotLoop(Protocol):
-    """Advances the slots and tells what became of them."""
+    """Advances the slots and reports their state."""
 
-    replay: Replay  # of all that is recorded, if anything is
-    drafted: int  # guesses so far
-    right: int  # those that were what the rules chose
+    replay: Replay  # the recorded graphs, if there are any
+    drafted: int  # draft tokens so far
+    right: int  # accepted draft tokens
 
     def launch(self, slots: Slots) -> int:
-        """Advance every busy slot; return by how many steps at most."""
+        """Advance every busy slot; return the most steps that it may take."""
         ...
 
     def read_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that can be had without letting the device idle, if any."""
+        """Return the newest snapshot that is available without idling the device, if any."""
         ...
 
     def discard_launched(self) -> None:
-        """Drop every snapshot not yet read: no job is left that it could tell of."""
+        """Drop every unread snapshot, since no job is left."""
         ...
 
 
 class EagerLoop:
-    """One step at a time, in plain sight.
+    """Runs one step at a time, without CUDA graphs.
 
     Args:
-        parts: what the windows are decoded with.
+        parts: the network, its caches and its samplers.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -74,12 +74,11 @@ class EagerLoop:
         self.replay = Replay()
         self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
-        self._version = -1  # of the owners that these are for
+        self._version = -1  # the version of the owners that rows and groups belong to
         self._groups: Groups
         self._picks: Picks
 
     def launch(self, slots: Slots) -> int:
-        """See `SlotLoop.launch`."""
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
@@ -94,17 +93,15 @@ class EagerLoop:
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
-        """See `SlotLoop.read_snapshot`."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
     def discard_launched(self) -> None:
-        """See `SlotLoop.discard_launched`."""
         self._snapshot = None
 
 
 class _Kind(enum.Enum):
-    """Properties that the windows of a step share; the fewer kernels look things up for it."""
+    """A property that all windows of a step share, and that saves kernels some lookups."""
 
     DIRECT = "row i is slot i: no window may ever have several rows"
     SINGLE = "one row each"
@@ -112,15 +109,15 @@ class _Kind(enum.Enum):
 
 
 class GraphLoop:
-    """Several steps at a time, replayed from CUDA graphs; the host reads one launch behind.
+    """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
 
-    There is a graph for every bucket of rows and kind of company, see `_Kind`.
+    There is a graph for every number of rows in `SPANS` and every `_Kind`.
 
     Args:
-        parts: what the windows are decoded with; all rows are free.
-        steps: per launch.
-        slots: how many there are.
-        turns: what rows that do not search take in place of single steps, if there is a draft.
+        parts: the network, its caches and its samplers; all rows are free.
+        steps: the number of steps per launch.
+        slots: the number of slots.
+        turns: the step with a draft for rows without a beam search, if there is a draft decoder.
     """
 
     def __init__(
@@ -133,15 +130,15 @@ class GraphLoop:
         self._steps = steps
         self._device = parts.cache.device
         rows, n_text_ctx = parts.state.tokens.shape
-        # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
+        # For each busy slot its index, its first row and its number of rows; zeros after these.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
-        self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
-        self._version = -1  # of the owners in the table
+        self._rows = torch.arange(rows, device=self._device)  # kept, since making it is a kernel
+        self._version = -1  # the version of the owners in the table
         self._slot_bytes = parts.cache.cross.nbytes // slots
         self._turns = turns
         self.drafted = self.right = 0
-        self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
-        self._spans: dict[_Kind, list[int]] = {}  # the rows that graphs are of, fewest first
+        self._seen: dict[int, int] = {}  # the last known position by job
+        self._spans: dict[_Kind, list[int]] = {}  # numbers of rows with a graph, fewest first
         self.replay = Replay()
         kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
@@ -153,12 +150,12 @@ class GraphLoop:
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
-        # Of each launch: when it was copied, whether it was a drafted turn, and what it left.
+        # For each launch: when its copy ends, whether it used a draft, and its snapshot.
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
     def _take_steps(self, kind: _Kind, span: int, steps: int) -> None:
-        """Let the first rows take some steps, or as many drafted turns."""
+        """Run some steps of the first rows, with or without a draft."""
         for _ in range(steps):
             if self._turns is not None and self._drafts(kind):
                 self._turns.take(self._table, span)
@@ -169,7 +166,7 @@ class GraphLoop:
             advance(self._state, Picks(feed.rows, feed.rows), logits)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
-        """Feed the first rows' next tokens, by views of what changes between replays."""
+        """Make the batch of the first rows' next tokens, as views of memory that replays read."""
         state = self._state
         slots, first, count = self._table[:, :span]
         groups = Groups(
@@ -186,11 +183,9 @@ class GraphLoop:
         )
 
     def discard_launched(self) -> None:
-        """See `SlotLoop.discard_launched`."""
         self._launched.clear()
 
     def launch(self, slots: Slots) -> int:
-        """See `SlotLoop.launch`."""
         self._update_table(slots)
         span = slots.span
         kind = self._kind_of(slots)
@@ -211,7 +206,7 @@ class GraphLoop:
         return _Kind.SINGLE if single else _Kind.SEVERAL
 
     def _update_table(self, slots: Slots) -> None:
-        """Tell the device who owns which rows now."""
+        """Write the owners of the rows to the device."""
         if slots.version == self._version:
             return
         self._version = slots.version
@@ -223,10 +218,10 @@ class GraphLoop:
         self._table.copy_(table.view_as(self._table))
 
     def _steps_of(self, span: int, kind: _Kind) -> int:
-        """Count the steps of a launch that lets the host prepare the next; one turn with guesses.
+        """Return the number of steps per launch that gives the host time for the next launch.
 
-        Steps beyond a window's end cost the next window time. With few slots, which are seldom all
-        busy, that is worse than a launch for every step.
+        It is one step with a draft. Steps after a window's end delay the next window. With few
+        slots, which are rarely all busy, that is worse than a launch per step.
         """
         several = kind is _Kind.SEVERAL
         few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
@@ -235,11 +230,10 @@ class GraphLoop:
         return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
 
     def _drafts(self, kind: _Kind) -> bool:
-        """Tell whether such windows take drafted turns."""
+        """Return whether windows of this kind use a draft."""
         return self._turns is not None and kind is not _Kind.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:
-        """See `SlotLoop.read_snapshot`."""
         if len(self._launched) < 2:
             return None
         copied, drafted, snapshot = self._launched.popleft()
@@ -249,7 +243,7 @@ class GraphLoop:
         return snapshot
 
     def _count_guesses(self, most: int, drafted: bool, snapshot: Snapshot) -> None:
-        """Note how many guesses of a turn were right, of windows that are seen again and go on."""
+        """Count the accepted draft tokens of windows that still decode."""
         position, finished = snapshot.state.position.tolist(), snapshot.state.finished.tolist()
         now = {job: position[place.first_row] for place, job in snapshot.owners}
         for place, job in snapshot.owners:

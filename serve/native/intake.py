@@ -1,9 +1,9 @@
-"""The way of windows in: they wait, are encoded and given a slot, and their prompts are fed.
+"""Schedule the encoder: queued windows are encoded, get a slot, and their prompts are prefilled.
 
-Encoder and steps take turns. On a GPU whose steps are CUDA graphs, windows that bring guesses, as
-live text does, are encoded beside the steps instead, on another stream: to verify guesses the host
-launches many small kernels, and the device would wait for it. For other windows that is no gain:
-what shares the device takes as long as what takes turns, and feeds fewer windows a step.
+The encoder and the decoder steps take turns. There is one exception, on a GPU whose steps are CUDA
+graphs: windows with a draft, such as live text, are encoded on a second stream beside the steps. To
+verify drafts the host launches many small kernels, and the device would wait for the host. Other
+windows gain nothing from a second stream: the work takes as long, and each step has fewer windows.
 """
 
 import collections
@@ -22,13 +22,13 @@ from serve.native.stopwatch import Stopwatch
 from serve.native.tries import Try
 from serve.runtime.protocol import Job
 
-_AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the host
-# On a GPU, batches between two launches of steps: with one, slots would stay empty that windows
-# leave; with all that wait, the windows of a backlog would begin and end together. Two, or of many
-# slots, of which a drafted turn ends more, one for so many.
+_AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait for the host
+# A GPU encodes at least two batches between two launches of steps, and one for each so many slots.
+# With one batch, slots that become free would stay empty. With all queued batches, the windows of a
+# backlog would start and end together. Steps with drafts end more windows at a time.
 _SLOTS_A_BATCH = 128
 _DECODE_TARGET_S = 0.005
-_BACKLOG = 3  # batches that wait are encoded first, however many windows decode
+_BACKLOG = 3  # with so many queued batches the encoder goes first, however many windows decode
 
 
 @dataclasses.dataclass
@@ -36,32 +36,32 @@ class SlotJob:
     """A job that owns a slot."""
 
     submitted: Job
-    job: Job  # that job, or one that tries another language in its place
+    job: Job  # the submitted job, or its job for another language
     place: Place
-    stopwatch: Stopwatch  # over the encoding of its batch
+    stopwatch: Stopwatch  # times the encoding of its batch
     decode_began: float
-    tries: tuple[Try, ...] = ()  # those before this one
+    tries: tuple[Try, ...] = ()  # the earlier hypotheses
 
 
 @dataclasses.dataclass
 class _Batch:
-    """Windows that are being encoded."""
+    """A batch of windows in the encoder."""
 
-    begun: list[Begun]  # without those that were cancelled
-    held: list[torch.Tensor]  # what the device reads meanwhile
+    begun: list[Begun]  # without cancelled windows
+    held: list[torch.Tensor]  # tensors that the device still reads
     stopwatch: Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """The streams of a CUDA device; where work waits on both, that of `steps` goes first."""
+    """The streams of a CUDA device; `steps` has the higher priority."""
 
     steps: torch.cuda.Stream
     encoder: torch.cuda.Stream
 
     @staticmethod
     def of(device: torch.device) -> "Streams":
-        """Make new ones."""
+        """Create the streams of a device."""
         first = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         return Streams(first, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
@@ -70,12 +70,12 @@ class Intake:
     """The windows that do not decode yet.
 
     Args:
-        encoder: fills slots.
-        starter: feeds prompts.
-        slots: where windows decode.
-        batch: most windows that are encoded in one go; a GPU is fastest with so many.
-        device: of all of it.
-        streams: of a GPU; None: it uses the current one.
+        encoder: encodes windows into slots.
+        starter: prefills prompts.
+        slots: the slots in which windows decode.
+        batch: the most windows of one encoder batch; a GPU is fastest with that many.
+        device: the device of encoder and steps.
+        streams: the streams of a GPU; None: the current stream.
         beside: whether windows may be encoded beside the steps.
         decode_target_s: windows that have decoded for longer go first, while fewer wait than
             decode.
@@ -104,24 +104,24 @@ class Intake:
         self._line = Line(slots.slots)
         self._batches: collections.deque[_Batch] = collections.deque()
         self.turns = Turns(self._line, slots) if device.type == "cpu" else None
-        """Who may decode, on a device that cannot be interrupted."""
+        """The policy for urgent windows on a CPU; None on a GPU."""
         self.windows = 0
-        """That were given a slot."""
+        """The number of windows that got a slot so far."""
         self.encoding: collections.deque[Stopwatch] = collections.deque()
-        """Over what was encoded."""
+        """The time of each encoder batch."""
         self.prompting: collections.deque[Stopwatch] = collections.deque()
-        """Over prompts that were fed."""
+        """The time of each prefill."""
 
     def __len__(self) -> int:
-        """Count the windows that wait for a slot."""
+        """Return the number of windows that wait for a slot."""
         return len(self._line)
 
     def add(self, job: Job) -> None:
-        """Let a window wait."""
+        """Queue a window."""
         self._line.add(job)
 
     def remove(self, job_id: int) -> bool:
-        """Drop a window, of which nothing more comes; return whether it was here."""
+        """Drop a window, which gets no further event; return whether it was waiting or encoding."""
         for batch in self._batches:
             for window in batch.begun:
                 if window.job.id == job_id:
@@ -136,14 +136,14 @@ class Intake:
         for batch in self._batches:
             for window in batch.begun:
                 self._slots.release(window.job.id)
-            batch.stopwatch.seconds()  # the device reads what is held until then
+            batch.stopwatch.seconds()  # wait: until then the device reads the held tensors
         self._batches.clear()
 
     def begin(self, running: Sequence[SlotJob]) -> list[SlotJob]:
-        """Encode what may be; returns the windows that decode from now on.
+        """Encode the batches whose turn it is; return the windows that start to decode.
 
         Args:
-            running: the windows that do so already, the oldest first.
+            running: the windows that decode already, the oldest first.
         """
         if not self._line and not self._batches:
             return []
@@ -166,22 +166,21 @@ class Intake:
         return begun
 
     def _encoded(self, busy: bool) -> list[SlotJob]:
-        """Start the windows that are encoded; a device that has nothing else is waited for."""
+        """Start the windows that are encoded; wait for a batch if the device is idle."""
         begun: list[SlotJob] = []
         while self._batches and (not (busy or begun) or self._batches[0].stopwatch.known):
             begun += self._start(self._batches.popleft())
         return begun
 
     def _fits(self, decoding: Sequence[Job]) -> bool:
-        """Tell whether enough slots are free for what waits, or for a batch of it."""
+        """Return whether enough slots are free for the queue, or for one batch of it."""
         return self._fitting(decoding) >= min(1 if self.turns else self._batch, len(self._line))
 
     def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
-        """Tell whether the encoder may hold up the windows that decode.
+        """Return whether the encoder may delay the windows that decode.
 
-        On a GPU, if as many wait: it holds up `running` to bring on what waits, and to decode one
-        more window beside others costs little. Where not all that wait would find places, the slots
-        can be filled, and are.
+        On a GPU it may if as many windows wait as decode, since one more window in a step costs
+        little. It may also if the queue does not fit into the slots, so that it fills them.
         """
         waiting = len(self._line)
         if self.turns or waiting >= min(len(running), _BACKLOG * self._batch):
@@ -191,17 +190,17 @@ class Intake:
         return time.perf_counter() - running[0].decode_began <= self._decode_target_s
 
     def _guessing(self) -> bool:
-        """Tell whether some of the next batch bring guesses."""
+        """Return whether the next batch has windows with a draft."""
         return any(job.draft for job in itertools.islice(self._line, self._batch))
 
     def _fitting(self, decoding: Sequence[Job]) -> int:
-        """Count the waiting windows that could have their slot and rows now."""
+        """Count the queued windows that could start now."""
         if self.turns:
             return self.turns.fit(decoding)
         return self._slots.fit(map(rows_of, self._line))
 
     def _encode(self, decoding: Sequence[Job]) -> None:
-        """Encode one batch of waiting windows and give each a slot."""
+        """Encode one batch of queued windows and allocate a slot for each."""
         jobs = self._alike(self._fitting(decoding))
         self._line.remove(*(job.id for job in jobs))
         places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
@@ -209,7 +208,7 @@ class Intake:
         if self._streams is None:
             stopwatch = self._launch(features, places)
         else:
-            # The windows' log-mels are made on the default stream; steps may still read the slots.
+            # The default stream computes the log-mels, and steps may still read the slots.
             for stream in (torch.cuda.default_stream(self._device), self._streams.steps):
                 self._streams.encoder.wait_stream(stream)
             with torch.cuda.stream(self._streams.encoder):
@@ -220,7 +219,7 @@ class Intake:
         self.windows += len(jobs)
 
     def _alike(self, fitting: int) -> list[Job]:
-        """Choose the next windows to encode: the first, and others as long of those that fit."""
+        """Choose the next windows to encode: the first one, and others of its length that fit."""
         jobs = list(itertools.islice(self._line, fitting))
         frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
         alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
@@ -233,7 +232,7 @@ class Intake:
         return stopwatch
 
     def _start(self, batch: _Batch) -> list[SlotJob]:
-        """Feed a batch's prompts; on the device they and later steps wait for its encoding."""
+        """Prefill a batch's prompts; on the device, they and later steps wait for the encoder."""
         if not batch.begun:
             return []
         if self._streams is not None:
@@ -246,7 +245,7 @@ class Intake:
         ]
 
     def feed(self, begun: Sequence[Begun]) -> None:
-        """Feed the prompts of jobs whose audio is in their slots."""
+        """Prefill the prompts of jobs whose audio is in their slots."""
         stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)
         stopwatch.stop()

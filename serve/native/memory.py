@@ -1,7 +1,7 @@
-"""The share of a GPU's memory that an engine takes, known before it is taken.
+"""Compute the GPU memory that an engine needs before allocating it.
 
-Everything is allocated when the runtime starts. So what does not fit is an error then, which says
-how many slots would, and never in service.
+The runtime allocates everything when it starts. If it does not fit, the start fails with an error
+that names the number of slots that would fit. A running server never runs out of memory.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ class MemoryPlan:
 
     weights: int
     slots: int
-    per_slot: int  # caches of cross-attention
+    per_slot: int  # cross-attention cache
     rows: int
-    per_row: int  # caches of self-attention
-    phrases: int  # a list for each slot
-    encoder: int  # activations of the largest batch
-    words: int  # activations of the largest pass that aligns text
+    per_row: int  # self-attention cache
+    phrases: int  # one list per slot
+    encoder: int  # activations of the largest encoder batch
+    words: int  # activations of the largest alignment pass
     fixed: int
     allowed: int
 
@@ -39,7 +39,7 @@ class MemoryPlan:
 
     @property
     def of_slots(self) -> int:
-        """Bytes that there are more of with more slots."""
+        """Bytes that grow with the number of slots."""
         return self.caches + self.phrases
 
     @property
@@ -60,17 +60,17 @@ class MemoryPlan:
 def plan_memory(
     decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, words: int = 0
 ) -> MemoryPlan:
-    """The plan for the network's decoder, and for its draft's, whose weights are on their device.
+    """Plan the memory of the main decoder and the draft decoder, whose weights are loaded already.
 
     Raises:
-        UnavailableError: the slots do not fit into what `runtime.memory_share` allows.
+        UnavailableError: the slots do not fit into the memory that `runtime.memory_share` allows.
     """
     device, dims = decoders[0].device, decoders[0].dims
     free, total = torch.cuda.mem_get_info(device)
     weights = torch.cuda.memory_allocated(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    # Per position: stream, norm, query, key, value, attention and the wide layer, in FP16; twice as
-    # many positions in the convolutions.
+    # FP16 values per position: residual, norm, query, key, value, attention output and the wide
+    # layer; the convolutions have twice as many positions.
     row = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
     plan = MemoryPlan(
         weights=weights,
@@ -85,7 +85,7 @@ def plan_memory(
         allowed=round(config.memory_share * total) - others,
     )
     if plan.total > plan.allowed:
-        # As many rows a slot as now.
+        # Keep the number of rows per slot.
         each = plan.of_slots / plan.slots
         fit = max(0, int((plan.allowed - (plan.total - plan.of_slots)) / each))
         mend = "use a larger GPU or a smaller model"

@@ -1,4 +1,4 @@
-"""The order of windows: urgent ones first, without the others starving."""
+"""Order the windows that wait: urgent ones first, without starvation of the others."""
 
 import collections
 import dataclasses
@@ -9,21 +9,20 @@ from serve.native.slots import Slots
 from serve.native.start import rows_of
 from serve.runtime.protocol import Job
 
-_SPARE_ONE_OF = 4  # places; of fewer, one that stays empty is too many
+_SPARE_ONE_OF = 4  # with fewer slots, keeping one of them free costs too much
 
 
 @dataclasses.dataclass
 class _Waiting:
     job: Job
-    overtaken: int = 0  # by so many urgent ones
+    overtaken: int = 0  # the number of urgent jobs that went first
 
 
 class Line:
-    """Windows that wait, in the order in which they get a slot.
+    """The jobs that wait for a slot, in the order in which they get one.
 
     Args:
-        patience: an urgent window goes before the others, but none of them lets more pass than so
-            many.
+        patience: the number of urgent jobs that may overtake one other job.
     """
 
     def __init__(self, patience: int) -> None:
@@ -37,7 +36,7 @@ class Line:
         return (waiting.job for waiting in self._line)
 
     def add(self, job: Job) -> None:
-        """Let a window wait."""
+        """Add a job at the end, or before the jobs that it may overtake."""
         at = len(self._line)
         while job.urgent and at and not (before := self._line[at - 1]).job.urgent:
             if before.overtaken == self._patience:
@@ -47,42 +46,41 @@ class Line:
         self._line.insert(at, _Waiting(job))
 
     def remove(self, *job_ids: int) -> bool:
-        """Let windows wait no longer; return whether any did."""
+        """Remove jobs from the queue; return whether any was queued."""
         kept = [waiting for waiting in self._line if waiting.job.id not in job_ids]
         waited = len(kept) < len(self._line)
         self._line = collections.deque(kept)
         return waited
 
     def clear(self) -> None:
-        """Let none wait."""
+        """Remove all jobs."""
         self._line.clear()
 
 
 class Turns:
-    """A CPU's way with urgent windows where the others crowd the slots.
+    """Serve urgent windows early on a CPU whose slots are crowded.
 
-    It cannot be interrupted in an encoder batch or a step, and both take the longer the more
-    windows they hold. So urgent windows are encoded apart from the others, find a slot that these
-    leave free, and share the time equally with them: as much is spent on steps that feed urgent
-    windows alone as on steps that feed all. This costs throughput, most where few windows are left
-    to decode together: while the others, with those that wait, would all find places and leave one
-    free, every window is served alike.
+    A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
+    windows. Urgent windows are therefore encoded in batches of their own, one slot stays free for
+    them, and they get half of the decoding time: steps that decode only urgent windows take as
+    long in total as steps that decode all windows. This costs throughput. The policy applies only
+    while the slots are crowded, that is, while the other windows leave no slot free.
 
     Args:
-        waiting: the windows that wait for a slot, in their order.
-        slots: where they decode.
+        waiting: the queue of windows without a slot.
+        slots: the slots in which windows decode.
     """
 
     def __init__(self, waiting: Line, slots: Slots) -> None:
         self._waiting = waiting
         self._slots = slots
-        self._ahead_s = 0.0  # urgent windows' time alone, less that of all together since
+        self._ahead_s = 0.0  # seconds of urgent steps minus seconds of steps of all windows
 
     def fit(self, decoding: Sequence[Job]) -> int:
-        """Count the next windows that can have their places now.
+        """Count the queued windows that can start now.
 
-        Where it is crowded, all of them are as urgent as the first. Those that are not urgent get
-        none while urgent ones decode, and leave room for one more like the first of them.
+        If the slots are crowded, one batch holds only urgent windows or only others. The others
+        wait while urgent windows decode, and leave a slot free.
         """
         if not self._crowded(decoding):
             return self._slots.fit(map(rows_of, self._waiting))
@@ -99,7 +97,7 @@ class Turns:
         return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
 
     def resting(self, decoding: Sequence[Job]) -> Collection[int]:
-        """Return the ids of the jobs that the next step is not to feed."""
+        """Return the ids of the jobs that the next step skips."""
         others = {job.id for job in decoding if not job.urgent}
         if len(others) in (0, len(decoding)) or not self._crowded(decoding):
             self._ahead_s = 0.0
@@ -107,11 +105,11 @@ class Turns:
         return () if self._ahead_s > 0 else others
 
     def note(self, seconds: float, *, alone: bool) -> None:
-        """Note how long a step has taken; `alone`: it fed only urgent windows."""
+        """Record the duration of a step; `alone`: the step decoded only urgent windows."""
         self._ahead_s += seconds if alone else -seconds
 
     def _crowded(self, decoding: Sequence[Job]) -> bool:
-        """Tell whether the others leave no place for one more like the largest of them."""
+        """Return whether the other windows leave no slot for one more window of their size."""
         rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
         wanted = sum(rows) + max(rows, default=0)
         return len(rows) >= self._slots.slots or wanted > self._slots.rows

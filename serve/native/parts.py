@@ -1,4 +1,4 @@
-"""The parts that a runtime decodes with: loaded and allocated once, when it opens an engine."""
+"""Load an engine's weights and allocate caches and state, once per runtime."""
 
 import dataclasses
 
@@ -22,25 +22,25 @@ from serve.speech.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A network, and what it decodes windows with; all of the same slots and rows."""
+    """A network with its caches, state and samplers, all for the same slots and rows."""
 
     network: Whisper
     cache: Cache
     state: RowState
     rules: Rules
-    advances: dict[bool, Advance]  # choose tokens by the rules; by whether any row may search
-    draft: tuple[Decoder, Cache] | None  # the decoder that guesses, if the engine has one
+    advances: dict[bool, Advance]  # samplers by whether any row may use a beam search
+    draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
     graphs: bool  # whether steps are replayed from CUDA graphs
-    plan: MemoryPlan | None  # of a GPU
+    plan: MemoryPlan | None  # None on a CPU
 
     @property
     def advance(self) -> Advance:
-        """Chooses tokens for searches too, where there are rows for any."""
+        """The most general sampler: with beam search if there are enough rows for one."""
         return self.advances[max(self.advances)]
 
     @property
     def guess(self) -> Guess:
-        """Writes the second decoder's likeliest tokens."""
+        """The sampler of the draft decoder's likeliest tokens."""
         return choose_guess(self.network.ops.name, self.rules)
 
     @property
@@ -57,18 +57,18 @@ def open_parts(
     rows: int,
     network_class: type[Whisper],
 ) -> Parts:
-    """Load an engine's weights and allocate what its windows need.
+    """Load an engine's weights and allocate the caches and state of its slots.
 
     Args:
-        engine: a native one.
-        config: slots, kernels and precisions.
-        device: where all of it lives.
-        rows: of all slots together.
-        network_class: what is loaded.
+        engine: an engine of the native runtime.
+        config: the numbers of slots, the kernels and the precisions.
+        device: the device of all tensors.
+        rows: the number of rows of all slots together.
+        network_class: the class of the network to load.
 
     Raises:
-        UnavailableError: the device cannot do, or has too little memory for, what is configured.
-        EngineError: the engine's tensors are not as its manifest says.
+        UnavailableError: the device does not support the config, or has too little memory for it.
+        EngineError: the engine's tensors do not match its manifest.
     """
     dims, facts = engine.manifest.dims, engine.manifest.tokenizer
     feeds = _most_feeds(engine, config, rows)
@@ -100,9 +100,12 @@ def open_parts(
 
 
 def _most_feeds(engine: Engine, config: RuntimeConfig, rows: int) -> int:
-    """Of a step: a token of every row, a slot's guesses, or a pass that aligns text."""
+    """Return the most tokens that one decoder step computes.
+
+    That is one token per row, the draft tokens of every slot, or the text of an alignment pass.
+    """
     feeds = rows
-    if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
+    if engine.manifest.draft is not None:  # a slot's first row is verified with its draft tokens
         feeds = max(rows, config.slots * (1 + config.draft_tokens))
     return max(feeds, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else feeds
 
@@ -114,7 +117,7 @@ def _load(
     ops: Ops,
     network_class: type[Whisper],
 ) -> tuple[Whisper, Decoder | None]:
-    """The network, and the second decoder if there is one and `runtime.draft_tokens` wants it."""
+    """Load the network, and the draft decoder if there is one and `runtime.draft_tokens` > 0."""
     dims, draft = engine.manifest.dims, engine.manifest.draft
     weights = engine.load_weights(device)
     network = network_class(dims, weights, device, ops)

@@ -1,8 +1,8 @@
-"""Work of a GPU that is recorded once, as CUDA graphs, and replayed from then on.
+"""Record GPU work once as CUDA graphs, and replay it.
 
-A host needs some 20 us to launch a kernel, and a step is hundreds: a graph of them is one launch.
-It computes on the very memory that it was recorded with, so what changes between replays is written
-there first.
+The host needs about 20 µs to launch a kernel, and a step has hundreds of them; a graph is one
+launch. A graph reads and writes the memory that it was recorded with, so changing inputs are
+copied there before a replay.
 """
 
 from collections.abc import Hashable
@@ -13,44 +13,44 @@ from serve.speech.cuda_graph import Work, capture
 
 
 class Replay:
-    """Pieces of work that never run at the same time, each by a key."""
+    """CUDA graphs by key; no two of them run at the same time, so they share memory."""
 
     def __init__(self) -> None:
-        # Graphs hold bare addresses; what they compute with lives as long as the work is here.
+        # Graphs hold bare addresses. Keeping the functions keeps their tensors alive.
         self._works: dict[Hashable, Work] = {}
         self._rehearsals: list[Work] = []
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def add(self, key: Hashable, work: Work, rehearsal: Work | None = None) -> None:
-        """Add a piece of work, the largest first: the others fit in its memory.
+        """Add work to record. Add the largest first: the others then fit into its memory.
 
         Args:
-            key: by which it is replayed.
-            work: launches kernels, and asks the device for nothing.
-            rehearsal: launches each of its kernels at least once; None: the work itself.
+            key: the key for `launch`.
+            work: a function that launches kernels and does not wait for the device.
+            rehearsal: a function that launches each of these kernels at least once; None: `work`.
         """
         self._works[key] = work
         self._rehearsals.append(rehearsal or work)
 
     def rehearse(self) -> None:
-        """Launch every kernel that will be recorded."""
+        """Launch every kernel that will be recorded, so that it is compiled."""
         for rehearsal in self._rehearsals:
             rehearsal()
 
     def record(self, stream: torch.cuda.Stream) -> None:
-        """Record all that was added; nothing can be replayed before.
+        """Record all added work; call this before the first `launch`.
 
         Args:
-            stream: on which replays will be.
+            stream: the stream of the replays.
         """
         pool = torch.cuda.graph_pool_handle()
         for key, work in self._works.items():
             self._graphs[key] = capture(work, pool, stream)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Tell whether a piece of work is recorded."""
+        """Return whether work of this key is recorded."""
         return key in self._graphs
 
     def launch(self, key: Hashable) -> None:
-        """Launch a piece of work, on the current stream."""
+        """Replay the work of a key on the current stream."""
         self._graphs[key].replay()

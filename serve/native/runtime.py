@@ -1,12 +1,10 @@
-"""NativeRuntime: PyTorch execution of an engine, with in-flight batching over slots.
+"""Run an engine with PyTorch, with in-flight batching over slots.
 
-`poll` is the whole policy: windows that wait are encoded and given slots, their prompts are fed
-in a step of their own, then every busy slot advances: by one token a row, or by a few where CUDA
-graphs are replayed. A window that arrives while others decode joins the next step. On a GPU, whose
-encoder is faster the more it gets at a time, windows that cannot all have a slot wait until a whole
-batch of them can; `serve.native.intake` says what is encoded when.
-
-Urgent windows are the first to get slots; what more a CPU does for them, `serve.native.order` says.
+`poll` is the main loop. It encodes queued windows into slots, prefills their prompts, and then
+advances every busy slot by one token per row, or by several if it replays CUDA graphs. A window
+that arrives while others decode joins the next step. A GPU encodes larger batches faster, so
+windows wait until slots for a whole batch are free; `serve.native.intake` has the rules.
+Urgent windows get slots first. `serve.native.order` has the further rules for a CPU.
 """
 
 import collections
@@ -48,16 +46,16 @@ class NativeRuntime:
     """Implements `serve.runtime.protocol.Runtime` on the CPU or one CUDA device.
 
     Args:
-        engine: a native engine.
+        engine: an engine of this runtime.
         config: device, slots and batch sizes.
 
     Raises:
-        UnavailableError: the device is not there.
-        EngineError: the engine's tensors are not as its manifest says.
+        UnavailableError: the device does not exist, or has too little memory.
+        EngineError: the engine's tensors do not match its manifest.
     """
 
     network_class = Whisper
-    """Loaded from the engine; a subclass may load another."""
+    """The class of the network to load; a subclass of the runtime may set another one."""
 
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
         device = open_device(config)
@@ -86,10 +84,10 @@ class NativeRuntime:
                 f"runtime.rows = {rows} and runtime.encoder_batch = {config.encoder_batch}; "
                 f"lower them ({error})"
             ) from error
-        self._running: dict[int, SlotJob] = {}  # by the id of the job that was submitted
-        self._try_ids = itertools.count(-1, -1)  # of jobs that nobody submitted
+        self._running: dict[int, SlotJob] = {}  # by the submitted job's id
+        self._try_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
         self._stepping: collections.deque[Stopwatch] = collections.deque()
-        self._ended: list[Event] = []  # cancelled before the next poll
+        self._ended: list[Event] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.capabilities = Capabilities(
             runtime="native",
@@ -115,7 +113,7 @@ class NativeRuntime:
 
     @torch.inference_mode()
     def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
-        """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
+        """Allocate everything, capture the graphs, and log the choices and the memory."""
         with current(self._device):
             self._open_parts(engine, config, rows)
 
@@ -158,7 +156,7 @@ class NativeRuntime:
     def _warm_up(
         self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
     ) -> None:
-        """Compile and capture what a GPU is going to run, and take the memory for it."""
+        """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
         stepping = [self._loop.replay, starter.replay, *(aligner.replay for aligner in aligners)]
         sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
@@ -179,10 +177,9 @@ class NativeRuntime:
                 replay.record(self._streams.steps)
         for work in sizes:
             work()
-        torch.cuda.synchronize(self._device)  # what comes next is on other streams
+        torch.cuda.synchronize(self._device)  # later work is on other streams
 
     def submit(self, job: Job) -> None:
-        """Take one job; see `Runtime.submit`."""
         room = self._dims.n_text_ctx - len(job.prompt)
         if room < 1 or job.options.max_tokens < 1:
             raise OptionError(
@@ -200,7 +197,6 @@ class NativeRuntime:
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
-        """End a job; see `Runtime.cancel`."""
         running = self._running.get(job_id)
         if running is not None:
             self._enter()
@@ -212,10 +208,9 @@ class NativeRuntime:
 
     @torch.inference_mode()
     def poll(self, timeout_s: float) -> list[Event]:
-        """Admit what waits, advance every busy slot; see `Runtime.poll`.
+        """Start queued windows and advance every busy slot; see `Runtime.poll`.
 
-        A step is short, and with nothing to do there is nothing to wait for: it never comes near
-        `timeout_s`.
+        A step is short, and an idle runtime returns at once, so `timeout_s` is never reached.
         """
         events, self._ended = self._ended, []
         try:
@@ -235,7 +230,6 @@ class NativeRuntime:
         return events
 
     def gauges(self) -> Gauges:
-        """Gauges and counters; see `Runtime.gauges`."""
         return dataclasses.replace(
             self._gauges,
             queued=len(self._intake),
@@ -246,20 +240,20 @@ class NativeRuntime:
         )
 
     def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Feed given tokens to this runtime's own steps: for those who measure its error.
+        """Compute logits for given tokens with this runtime's own steps, to measure its error.
 
         Args:
-            features: float32 (batch, n_mels, 3000), batch at most the configured slots.
+            features: float32 (batch, n_mels, 3000), batch at most the number of slots.
             tokens: int64 (batch, time), time at most n_text_ctx.
 
         Returns:
-            float32 (batch, time, n_vocab): logits after each token.
+            float32 (batch, time, n_vocab), the logits after each token.
         """
         with current(self._device):
             return self._network.teacher_forced_logits(features, tokens, self._cross_kv)
 
     def close(self) -> None:
-        """Drop every job; the memory goes with the object."""
+        """Drop every job; the memory is freed with the object."""
         self._intake.clear()
         if self._aligner:
             self._aligner.clear()
@@ -267,9 +261,9 @@ class NativeRuntime:
             self._release(running)
 
     def _enter(self) -> None:
-        """Let this thread's work go to the runtime's GPU and stream, from now on.
+        """Make the runtime's GPU and stream current in this thread, and leave them so.
 
-        To leave them after every poll would take as long as a tenth of a small model's step.
+        Restoring them after every poll would take a tenth of a small model's step.
         """
         if self._device.type != "cuda":
             return
@@ -279,7 +273,7 @@ class NativeRuntime:
             torch.cuda.set_stream(self._streams.steps)
 
     def _step(self) -> None:
-        """Feed busy slots, all or only urgent ones, and choose what they say next."""
+        """Run a step of all busy slots, or of the urgent ones only."""
         turns = self._intake.turns
         if turns:
             self._slots.rest(turns.resting([running.job for running in self._running.values()]))
@@ -296,7 +290,7 @@ class NativeRuntime:
         )
 
     def _collect(self) -> list[Event]:
-        """End the jobs whose sequence is complete; those to be aligned are not heard of yet."""
+        """End finished jobs and return their events; windows to align get theirs later."""
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
@@ -315,7 +309,7 @@ class NativeRuntime:
         return self._end(ended, snapshot.state) if ended else []
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[Event]:
-        """Let windows go whose sequences are complete, or let them try another language."""
+        """Release finished windows, or decode them in another language."""
         done, again = list[EndedWindow](), list[Begun]()
         for running in ended:
             running.tries += (self._outcome(running, state),)
@@ -341,7 +335,7 @@ class NativeRuntime:
         return events
 
     def _outcome(self, running: SlotJob, state: RowState) -> Try:
-        """Note a window's end in one language."""
+        """Return the hypothesis of a finished job."""
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
@@ -363,7 +357,7 @@ class NativeRuntime:
         return try_of(running.job, event, logprob_sum, running.tries, self._facts)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
-        """Tell why a job's sequence ended; of all that may end it, only a loop precedes a limit."""
+        """Return why a job's sequence ended; only a loop ends it before a limit."""
         if sampled[-1] == self._facts.eot:
             return "eot"
         room = self._dims.n_text_ctx - len(job.prompt)

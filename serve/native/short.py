@@ -1,10 +1,10 @@
-"""Keys and values of cross-attention for short windows, on a CPU: fewer than for whole windows.
+"""Keep fewer cross-attention keys and values for short windows, on a CPU.
 
-Behind a window that is encoded at its own length stands what the encoder gives for silence: behind
-10 s that is two frames of three. These are the same for every window, so frames of silence whose
-keys are alike share one key and one value, their means, and the logarithm of how many they are is
-added to its score. (Frames that follow each other will not do: their keys differ.) With base this
-changes what attention gives by 1.5 %.
+A window that is encoded at its own length is followed by the encoder's output for silence, which is
+two thirds of the frames after 10 s of audio. This silence is the same for every window. Frames of
+silence with similar keys therefore share one key and one value, their means. The logarithm of their
+number is added to the score. Adjacent frames cannot be merged, since their keys differ. With base,
+this changes the output of attention by 1.5 %.
 """
 
 import dataclasses
@@ -14,42 +14,42 @@ import torch
 
 from serve.native.kernels.definition import CrossKV
 
-_LENGTHS = (640, 896)  # keys for windows of up to 10 and of up to 15 s, silence's included
-_SILENT = 140  # keys that stand for silence
+_LENGTHS = (640, 896)  # keys of windows of up to 10 s and up to 15 s, with those of silence
+_SILENT = 140  # merged keys of silence
 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Where windows of one length have their keys and values."""
+    """The keys and values of windows of one length."""
 
     cross: torch.Tensor  # (layers, 2, slots, heads, one of _LENGTHS, 64), keys before values
-    silence: torch.Tensor  # (layers, 2, heads, _SILENT, 64), what follows a window's own frames
-    layers: Sequence[CrossKV]  # of `cross`, with the weights of keys
+    silence: torch.Tensor  # (layers, 2, heads, _SILENT, 64), after the window's own frames
+    layers: Sequence[CrossKV]  # views of `cross`, with the weights of the keys
 
 
 class ShortWindows:
-    """Which slots hold short windows, and their keys and values.
+    """The slots that hold short windows, and their keys and values.
 
     Args:
-        whole: of whole windows, (layers, 2, slots, heads, n_audio_ctx, 64).
+        whole: the cache of full-length windows, (layers, 2, slots, heads, n_audio_ctx, 64).
     """
 
     def __init__(self, whole: torch.Tensor) -> None:
         self._whole = whole
         self._cross: dict[int, torch.Tensor] = {}  # by length
-        self._rooms: dict[int, Room] = {}  # by frames of their own
+        self._rooms: dict[int, Room] = {}  # by the window's own frames
         self._of_slot: list[Room | None] = [None] * whole.shape[2]
 
     def fits(self, seen: int) -> bool:
-        """Tell whether windows of so many frames are short enough."""
+        """Return whether windows of `seen` frames are short enough."""
         return seen + _SILENT <= _LENGTHS[-1] < self._whole.shape[-2]
 
     def prepare(self, seen: int, silence: torch.Tensor) -> None:
-        """Make room for windows of so many frames.
+        """Allocate the cache for windows of `seen` frames.
 
         Args:
-            seen: a number that fits.
-            silence: keys and values of a window of it, (layers, 2, heads, n_audio_ctx, 64).
+            seen: a number of frames that fits.
+            silence: keys and values of silence, (layers, 2, heads, n_audio_ctx, 64).
         """
         if seen in self._rooms:
             return
@@ -62,7 +62,7 @@ class ShortWindows:
         few, log_weights = merged(silence[..., seen:, :], _SILENT)
         unused = length - seen - _SILENT
         log_weights = torch.nn.functional.pad(log_weights, (0, unused), value=-torch.inf)
-        log_weights = torch.nn.functional.pad(log_weights, (seen, 0))  # a frame stands for itself
+        log_weights = torch.nn.functional.pad(log_weights, (seen, 0))  # unmerged frames weigh 1
         layers = [
             CrossKV(k, v, log_weights=weights)
             for (k, v), weights in zip(cross, log_weights, strict=True)
@@ -70,11 +70,11 @@ class ShortWindows:
         self._rooms[seen] = Room(cross, few, layers)
 
     def take(self, seen: int, slots: list[int]) -> torch.Tensor:
-        """Put silence into slots for windows of so many frames.
+        """Write silence into slots for windows of `seen` frames.
 
         Returns:
-            Where the windows' own keys and values go: (layers, 2, slots, heads, at least `seen`,
-            64).
+            The cache for the windows' own keys and values, (layers, 2, slots, heads, at least
+            `seen`, 64).
         """
         room = self._rooms.get(seen)
         for slot in slots:
@@ -85,13 +85,12 @@ class ShortWindows:
         return self._whole if room is None else room.cross
 
     def of_slots(self, layer: int) -> list[CrossKV | None]:
-        """For each slot, what a layer reads in place of whole windows' keys; None = those."""
+        """Return a layer's keys and values by slot; None if the slot holds a full-length window."""
         return [None if room is None else room.layers[layer] for room in self._of_slot]
 
     def cross_keys(
         self, layers: torch.Tensor, slots: list[int], heads: torch.Tensor, frames: int
     ) -> torch.Tensor:
-        """See `Cache.cross_keys`."""
         windows = []
         for slot in slots:
             room = self._of_slot[slot]
@@ -102,19 +101,19 @@ class ShortWindows:
 
 
 def merged(cross: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge keys that lie close together into their mean, and their values likewise.
+    """Merge similar keys into their mean, and the values of these keys likewise.
 
-    Each belongs to the nearest of `count` of them, which are chosen one by one, each the farthest
-    from those before (T. F. Gonzalez, Clustering to minimize the maximum intercluster distance,
-    1985).
+    `count` centres are chosen one by one, each the farthest from the centres before it; every key
+    belongs to its nearest centre (T. F. Gonzalez, Clustering to minimize the maximum intercluster
+    distance, 1985).
 
     Args:
         cross: keys before values, (layers, 2, heads, frames, 64).
-        count: of keys that stay.
+        count: the number of merged keys.
 
     Returns:
-        The same of (layers, 2, heads, count, 64), and the logarithm of how many each stands for,
-        float32 (layers, heads, count), -inf of none.
+        Merged keys and values, (layers, 2, heads, count, 64), and the logarithm of the number of
+        keys in each, float32 (layers, heads, count); -inf for none.
     """
     keys = cross[:, 0].float()
     nearest = torch.zeros(keys.shape[:-1], dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""The owners of slots and rows.
+"""Allocate slots and rows to jobs.
 
-A slot holds a window's audio, a row one sequence of tokens. Both are taken lowest first, so that
-busy ones stay packed together, and a slot's rows stand side by side.
+A slot holds the encoded audio of a window, a row holds one sequence of tokens. The lowest free slot
+and rows are taken first, so that busy ones stay packed. The rows of one slot are adjacent.
 """
 
 import dataclasses
@@ -14,34 +14,34 @@ class Place:
     """A job's slot and rows."""
 
     slot: int
-    first_row: int  # the leader
-    count: int  # rows
+    first_row: int  # the row that leads the beam
+    count: int  # the number of rows
 
     @property
     def rows(self) -> range:
-        """Its rows."""
+        """Indices of the rows."""
         return range(self.first_row, self.first_row + self.count)
 
 
 class Slots:
-    """A fixed number of slots and of rows, each free or owned by exactly one job.
+    """A fixed number of slots and rows, each of them free or owned by exactly one job.
 
     Args:
-        slots: how many there are.
-        rows: of all slots together, at least as many.
+        slots: the number of slots.
+        rows: the number of rows of all slots together, at least `slots`.
     """
 
     def __init__(self, slots: int, rows: int) -> None:
         assert rows >= slots
         self.slots = slots
         self.rows = rows
-        self.version = 0  # changes with every change of owners
+        self.version = 0  # grows with every change of owners
         self._free_slots = list(range(slots))
         self._row_is_free = [True] * rows
         self._places: dict[int, Place] = {}  # by job id
         self._resting: Collection[int] = ()
         self._owners: Sequence[tuple[Place, int]] = ()
-        self._owners_version = 0  # of which these are
+        self._owners_version = 0  # the version that `_owners` belongs to
 
     @property
     def free(self) -> int:
@@ -55,16 +55,16 @@ class Slots:
 
     @property
     def span(self) -> int:
-        """One more than the highest busy row that does not rest: a step over [0, span) does."""
+        """End of the busy rows that are not paused: a step over rows [0, span) decodes them all."""
         return max((place.rows.stop for place, _ in self.owners()), default=0)
 
     @property
     def several(self) -> bool:
-        """Tell whether any job that does not rest owns more than one row."""
+        """Whether any job that is not paused owns more than one row."""
         return any(place.count > 1 for place, _ in self.owners())
 
     def owners(self) -> Sequence[tuple[Place, int]]:
-        """(place, job id) of every job that does not rest, in order of their slots."""
+        """Return (allocation, job id) of every job that is not paused, ordered by slot."""
         if self._owners_version != self.version:
             pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
             self._owners = sorted(pairs, key=lambda pair: pair[0].slot)
@@ -72,13 +72,13 @@ class Slots:
         return self._owners
 
     def rest(self, jobs: Collection[int]) -> None:
-        """Leave these jobs, and no others, out of the next steps; they keep what they own."""
+        """Pause exactly these jobs: the next steps skip them, and they keep their rows."""
         if jobs != self._resting:
             self._resting = jobs
             self.version += 1
 
     def fit(self, counts: Iterable[int]) -> int:
-        """Count the jobs, of so many rows each, that in this order could have their places now."""
+        """Count the jobs that could be allocated now, in this order; `counts` has their rows."""
         rows, fitting = list(self._row_is_free), 0
         for count in counts:
             first = _first_run(rows, count) if fitting < self.free else None
@@ -89,7 +89,7 @@ class Slots:
         return fitting
 
     def acquire(self, job_id: int, count: int = 1) -> Place:
-        """Give the lowest free slot and rows to a job; they must be there, and it have none."""
+        """Allocate the lowest free slot and rows to a job, which must fit and own nothing yet."""
         assert job_id not in self._places, f"job {job_id} has {self._places[job_id]} already"
         first = _first_run(self._row_is_free, count)
         assert first is not None, f"job {job_id} needs {count} rows side by side"
@@ -100,9 +100,9 @@ class Slots:
         return place
 
     def hand_over(self, job_id: int, next_id: int) -> Place:
-        """Give what a job owns to another one, which has nothing yet; the first has nothing then.
+        """Transfer a job's slot and rows to another job, which owns nothing yet.
 
-        What was launched for the one is so told from what is for the other.
+        The new id separates steps that were launched for the first job from later ones.
         """
         assert next_id not in self._places, f"job {next_id} has {self._places[next_id]} already"
         self._places[next_id] = place = self._places.pop(job_id)
@@ -110,7 +110,7 @@ class Slots:
         return place
 
     def release(self, job_id: int) -> Place | None:
-        """Free what a job owns and return it; None if the job owns nothing."""
+        """Free a job's slot and rows and return them; return None if it owns nothing."""
         place = self._places.pop(job_id, None)
         if place is not None:
             heapq.heappush(self._free_slots, place.slot)
@@ -119,7 +119,7 @@ class Slots:
         return place
 
     def check(self) -> None:
-        """Assert what must always hold: every slot and row is free or owned once."""
+        """Assert the invariant: every slot and row is either free or owned by one job."""
         owned = [row for place in self._places.values() for row in place.rows]
         assert sorted(owned) == [row for row, free in enumerate(self._row_is_free) if not free]
         busy = [place.slot for place in self._places.values()]
@@ -127,8 +127,8 @@ class Slots:
 
 
 def _first_run(free: list[bool], count: int) -> int | None:
-    """Return the first of `count` free rows side by side; None if there are none."""
-    if count == 1:  # as of nearly all, and by the list's own search
+    """Return the first of `count` adjacent free rows; None if there are none."""
+    if count == 1:  # the usual case; the list's own search is faster
         return free.index(True) if True in free else None
     length = 0
     for row, is_free in enumerate(free):

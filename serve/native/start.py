@@ -1,7 +1,7 @@
-"""The start of windows: prompts are fed in one step each, and their first tokens chosen.
+"""Prefill: compute the prompts of new windows in one step, and choose their first tokens.
 
-Where the language must be found, start-of-transcript and what precedes it go in a step before, and
-the language that it names takes its place in the prompt.
+If the language must be detected, a step before that computes the prompt up to start-of-transcript.
+The detected language then takes its place in the prompt.
 """
 
 import dataclasses
@@ -22,23 +22,22 @@ from serve.native.rules.state import NO_GUESS, NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
-# Their kernels differ: one token, as of a prompt before its language; up to 64 rows by powers of
-# two, then by tiles.
+# Kernels differ by length: one token, as in language detection; powers of two up to 64; then tiles.
 _PROMPT_LENGTHS = (1, 4, 24, 48, 100, 224)
 _SHORT_PROMPTS = (1, 4)
-_SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
+_SEED_STEP = 7_919  # seed difference between the samples of one window; any number but 0 works
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A job and what it owns."""
+    """A job with its slot and rows."""
 
     job: Job
     place: Place
 
 
 def rows_of(job: Job) -> int:
-    """Count the rows that a job needs: its beams, or its samples."""
+    """Return the number of rows that a job needs: its beams, or its samples."""
     options = job.options
     return options.best_of if options.temperature > 0 else options.beam_size
 
@@ -47,7 +46,7 @@ class Starter:
     """Starts windows whose audio is in their slots.
 
     Args:
-        parts: what the windows are decoded with.
+        parts: the network, its caches and its samplers.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -58,17 +57,17 @@ class Starter:
         self._advance = parts.advance
         self._device = parts.network.device
         self._slots = parts.cache.cross.shape[2]
-        # In graphs no host looks after the second decoder: it knows the prompts from the start.
+        # CUDA graphs do not track what the draft decoder has computed, so it prefills prompts too.
         self._draft = parts.draft if parts.graphs else None
         self._recorded = list[PromptFeed]()  # smallest first
-        self._logits = dict[PromptFeed, torch.Tensor]()  # what their graphs leave
+        self._logits = dict[PromptFeed, torch.Tensor]()  # the graphs' outputs
         self.replay = Replay()
-        """Of prompts, and of what is chosen after them; recorded while all rows are free."""
+        """Graphs of prefill and of the first choices; recorded while all rows are free."""
         if parts.graphs:
             self.add_graphs()
 
     def start(self, begun: Sequence[Begun]) -> None:
-        """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
+        """Write the jobs' prompts and options into their rows, prefill, choose first tokens."""
         self._write(begun)
         detecting = [window for window in begun if DETECT_LANGUAGE in window.job.prompt]
         if detecting:
@@ -80,7 +79,7 @@ class Starter:
                 self._feed_prompts(some)
 
     def add_graphs(self) -> None:
-        """Have prompts fed, and first tokens chosen, by graphs once they are recorded."""
+        """Add the graphs of prefill and of the first choices to those to record."""
         for size in sizes(self._slots):
             self._recorded.append(PromptFeed(self._state.tokens, size))
         for prompts in reversed(self._recorded):
@@ -90,9 +89,9 @@ class Starter:
                 self.replay.add((prompts, turns), choice)
 
     def warm_up(self) -> None:
-        """Have kernels compiled for prompts and guesses of every size, fed to rows still free.
+        """Compile the kernels for prompts and drafts of every size, with rows that are free.
 
-        Of one window any length, of several that begin at a time (2, 4, 8, ...) short ones.
+        One window has prompts of any length, several windows at a time (2, 4, 8, …) short ones.
         """
         counts = [2**i for i in range(1, self._slots.bit_length())]
         together = itertools.product(counts, _SHORT_PROMPTS, (False,))
@@ -109,10 +108,11 @@ class Starter:
     def _step(
         self, spans: Sequence[Span], wanted: Sequence[int]
     ) -> tuple[torch.Tensor, PromptFeed | None]:
-        """Feed spans.
+        """Compute the tokens of some spans.
 
         Returns:
-            logits after the wanted feeds, float32 (wanted, n_vocab); whose graph left them, if any.
+            The logits after the wanted tokens, float32 (wanted, n_vocab), and the batch whose graph
+            computed them, if one did.
         """
         prompts = self._graph_for(spans, wanted)
         if prompts is not None:
@@ -130,13 +130,13 @@ class Starter:
         self._logits[prompts] = self._launch(prompts.feed, prompts.wanted)
 
     def _choose_recorded(self, prompts: PromptFeed, turns: int) -> None:
-        """Choose first tokens of rows that each stand for themselves, as drafts if without any."""
+        """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
         self._state.trusted.fill_(True)
         for picks in prompts.picks(turns):
             self._advance(self._state, picks, self._logits[prompts], drafted=True)
 
     def _launch(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
-        """Return logits after the wanted feeds; a second decoder is fed the same."""
+        """Return the logits after the wanted tokens; a draft decoder computes the same tokens."""
         if self._draft is not None:
             decoder, cache = self._draft
             decoder.step(feed, cache, wanted[:1])
@@ -156,7 +156,7 @@ class Starter:
         self._rules.note_start(self._state, leaders, logits, self._candidates(begun))
 
     def _candidates(self, begun: Sequence[Begun]) -> torch.Tensor | None:
-        """Return the languages that each job may be in, as `Rules.note_start` takes them."""
+        """Return the languages allowed for each job, as `Rules.note_start` takes them."""
         if not any(window.job.detection.languages for window in begun):
             return None
         known = self._rules.languages
@@ -166,10 +166,10 @@ class Starter:
         return rows.to(self._device, non_blocking=True)
 
     def _feed_prompts(self, begun: Sequence[Begun]) -> None:
-        """Feed what is left of prompts, and the drafts; either all of the jobs have one or none."""
+        """Compute the rest of the prompts, and the drafts; all of the jobs have one or none has."""
         spans, starts, lasts = list[Span](), list[int](), list[int]()
         noting, fed = list[Begun](), 0
-        drafts: list[list[int]] = []  # feeds of each job's guesses
+        drafts: list[list[int]] = []  # indices of each job's draft tokens in the batch
         for window in begun:
             job, end = window.job, len(window.job.prompt)
             begin = self._sot_at(job) + 1 if DETECT_LANGUAGE in job.prompt else 0
@@ -195,7 +195,7 @@ class Starter:
     def _choose_by_graph(
         self, prompts: PromptFeed, begun: Sequence[Begun], before: int, guesses: list[int]
     ) -> bool:
-        """Choose from the logits that a graph left, behind so many lines; whether it could."""
+        """Choose from a graph's logits, from line `before` on; return whether a graph fits."""
         if any(window.place.count > 1 for window in begun):
             return False
         first = before + len(begun)
@@ -208,18 +208,18 @@ class Starter:
         return turns is not None
 
     def _guesses(self, window: Begun) -> int:
-        """Count a job's guessed tokens that are fed: one less than it may say in all."""
+        """Return the number of a job's draft tokens to compute: one less than its limit."""
         job = window.job
         room = min(job.options.max_tokens, self._state.tokens.shape[1] - len(job.prompt)) - 1
         return min(len(job.draft), room) if window.place.count == 1 else 0
 
     def _choose(self, begun: Sequence[Begun], logits: torch.Tensor, guesses: list[int]) -> None:
-        """Choose first tokens, and as many more as the guesses are right.
+        """Choose first tokens, and one more for each accepted draft token.
 
         Args:
             begun: n jobs.
-            logits: after each job's prompt, then after each of its guesses, job by job.
-            guesses: of each job.
+            logits: after each job's prompt, then after each of its draft tokens, job by job.
+            guesses: the number of draft tokens of each job.
         """
         rows = [row for window in begun for row in window.place.rows]
         at = [i for i, window in enumerate(begun) for _ in window.place.rows]
@@ -239,7 +239,7 @@ class Starter:
             self._advance(self._state, picks, logits, drafted=True)
 
     def _write(self, begun: Sequence[Begun]) -> None:
-        """Write the jobs' prompts, guesses and options into their rows."""
+        """Write the jobs' prompts, drafts and options into their rows."""
         context = self._state.tokens.shape[1]
         lines = [(window, row) for window in begun for row in window.place.rows]
         known = [
@@ -247,32 +247,32 @@ class Starter:
         ]
         longest = min(max(map(len, known)) + 1, context)
         rows = new_state(len(lines), longest, torch.device("cpu"))
-        rows.tokens.fill_(NO_GUESS)  # what was said there before might be what is chosen
+        rows.tokens.fill_(NO_GUESS)  # an earlier job's token must not count as an accepted draft
         for line, tokens in enumerate(known):
             rows.tokens[line, : len(tokens)] = torch.tensor(tokens)
         for name, column in self._columns(lines, context).items():
             field: torch.Tensor = getattr(rows, name)
             field.copy_(torch.tensor(column))
         where = upload([row for _, row in lines], self._device)
-        if self._device.type == "cuda":  # the encoder is at work: do not wait for it
+        if self._device.type == "cuda":  # do not wait for the encoder, which is still running
             rows = rows.pinned()
         self._state.put(where, rows.to(self._device))
 
     def _last_timestamp(self, job: Job) -> int:
-        """Return the highest timestamp in a job's prefix; 0: none."""
+        """Return the highest timestamp token in a job's prefix; 0 if there is none."""
         prefix = job.prompt[len(job.prompt) - job.prefix :]
         begin = self._rules.facts.timestamp_begin
         return max((token for token in prefix if token >= begin), default=0)
 
     def _root(self, window: Begun) -> int:
-        """Return the root of the trie of a job's phrases; samples have none."""
+        """Return the root of the trie of a job's phrases; sampled jobs have no phrases."""
         options, book = window.job.options, self._rules.book
         if options.phrases is None or options.temperature > 0 or book is None:
             return -1
         return book.root(window.place.slot, options.phrases)
 
     def _columns(self, lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
-        """Return what the rows' state begins with, by field."""
+        """Return the initial values of the rows' state by field."""
         columns: dict[str, list[float]] = {}
         for window, row in lines:
             prompt, options = window.job.prompt, window.job.options
@@ -289,7 +289,7 @@ class Starter:
                 "seed": options.seed + index * _SEED_STEP,
                 "leader": window.place.first_row,
                 "beam": window.place.count if searches else 1,
-                # Rounded as C's `round` does, half away from zero.
+                # Round half away from zero, as C does.
                 "needed": max(1, int(window.place.count * options.patience + 0.5)),
                 "no_repeat_ngram": options.no_repeat_ngram_size,
                 "root": self._root(window),
@@ -297,7 +297,7 @@ class Starter:
                 "temperature": options.temperature,
                 "length_penalty": options.length_penalty,
                 "repetition_penalty": options.repetition_penalty,
-                # All candidates of a search's first step come from its first row.
+                # All candidates of the first step of a beam search come from its first row.
                 "logprob_sum": float("-inf") if searches and index else 0.0,
                 "timestamps": options.timestamps,
                 "lists": lists_of(options),

@@ -1,4 +1,4 @@
-"""Seconds that work took, on the device that did it."""
+"""Measure how long work takes on its device."""
 
 import collections
 import time
@@ -10,15 +10,15 @@ import torch
 
 
 class Stopwatch:
-    """Seconds between construction and `stop`, of the device's own time where that is CUDA.
+    """Measures seconds from construction to `stop`, with the device's clock on CUDA.
 
     Args:
-        device: that works.
-        phase: name of what it does; empty: it is a part of another phase.
+        device: the device that works.
+        phase: the name of the work for a profiler; empty if it is part of another phase.
     """
 
     ranges: ClassVar[Callable[[str], AbstractContextManager[object]] | None] = None
-    """Opens a profiler's range of a name, for whoever profiles; None: there is no profiler."""
+    """A function that opens a profiler's range by name; None without a profiler."""
 
     def __init__(self, device: torch.device, phase: str = "") -> None:
         self._range = Stopwatch.ranges(phase) if Stopwatch.ranges is not None and phase else None
@@ -40,17 +40,17 @@ class Stopwatch:
             self._range.__exit__(None, None, None)
 
     def hold(self, stream: torch.cuda.Stream) -> None:
-        """Let what is put on a stream from now on wait for what was measured."""
+        """Make later work on a stream wait for the measured work."""
         for event in self._events[1:]:
             stream.wait_event(event)
 
     @property
     def known(self) -> bool:
-        """Tell whether the device has come as far as `stop`."""
+        """Whether the device has reached `stop`."""
         return all(event.query() for event in self._events)
 
     def seconds(self) -> float:
-        """Return the time measured; waits until it is known."""
+        """Wait until the time is known, and return it."""
         if not self._events:
             return self._ended - self.began_s
         self._events[1].synchronize()
@@ -58,7 +58,7 @@ class Stopwatch:
 
 
 def total(stopwatches: collections.deque[Stopwatch]) -> float:
-    """Take the leading stopwatches that are known, and add them up."""
+    """Remove the leading stopwatches whose times are known, and return the sum of these times."""
     seconds = 0.0
     while stopwatches and stopwatches[0].known:
         seconds += stopwatches.popleft().seconds()

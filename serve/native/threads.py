@@ -1,10 +1,10 @@
-"""The number of threads of a CPU runtime: as many as there are cores that other work leaves free.
+"""Set the threads of a CPU runtime to the number of cores that other programs leave free.
 
-The threads that compute a product wait for the last of them. Beside a program that keeps one of two
-cores busy, one of two threads has to share its core, and both are several times slower than one
-thread alone. So a runtime looks at the machine's load from time to time.
+All threads of a matrix product wait for the slowest one. If another program keeps one of two cores
+busy, two threads are several times slower than one. The runtime therefore reads the machine's load
+from time to time.
 
-The number of threads changes the last bits of sums, in bfloat16 where there are many.
+The number of threads changes the last bits of sums, and in bfloat16 many of them.
 """
 
 import math
@@ -18,13 +18,13 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.devices import usable_cores
 
-_LOOK_S = 0.1  # between two looks; the kernel counts in hundredths of a second
-_IGNORED = 0.4  # cores that others may take before a thread is given up for them
+_LOOK_S = 0.1  # seconds between readings; the kernel counts in hundredths of a second
+_IGNORED = 0.4  # cores that other programs may use before the runtime gives up a thread
 _IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are in "user" already
 
 
 def busy_s() -> float:
-    """Sum up the time that the cores of this process have been busy, with any work, in seconds."""
+    """Return the seconds that this process's cores have been busy with any program's work."""
     cores = psutil.cpu_times(percpu=True)
     mine = (cores[number] for number in os.sched_getaffinity(0) if number < len(cores))
     times = (core._asdict().items() for core in mine)
@@ -35,11 +35,11 @@ class Threads:
     """Sets the number of threads with which the calling thread computes.
 
     Args:
-        config: `threads` is the most; 0: the environment's OMP_NUM_THREADS, or every usable core.
-        busy_s: returns for how many seconds the cores were busy, with any work.
-        own_s: returns for how many of them they worked for this process.
+        config: `threads` is the maximum; 0: OMP_NUM_THREADS, or else every usable core.
+        busy_s: returns the seconds that the cores were busy with any program's work.
+        own_s: returns the seconds that the cores worked for this process.
         clock: returns the time in seconds.
-        cores: the number of cores that this process may run on; None: looked up.
+        cores: the number of cores that this process may use; None: ask the system.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Threads:
         cores: int | None = None,
     ) -> None:
         asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        # libgomp, too, ignores what is no number.
+        # Like libgomp, ignore a value that is not a number.
         self.most = config.threads or (int(asked) if asked.isdecimal() else 0) or usable_cores()
         self._cores = cores or len(os.sched_getaffinity(0))
         self._busy_s = busy_s
@@ -61,12 +61,12 @@ class Threads:
         self.set(self.most)
 
     def set(self, count: int) -> None:
-        """Compute with so many threads from now on."""
+        """Compute with `count` threads from now on."""
         self.count = count
         torch.set_num_threads(count)
 
     def follow(self) -> None:
-        """Look at the machine's load, unless the last look was just now, and follow it."""
+        """Adapt to the machine's load, at most every `_LOOK_S` seconds."""
         if self.most == 1 or self._clock() - self._seen[0] < _LOOK_S:
             return
         seen = self._clock(), self._busy_s(), self._own_s()

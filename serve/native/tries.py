@@ -1,16 +1,15 @@
-"""Tries of a window that has ended: in the few likeliest languages, where its language is unsure.
+"""Choose the text of a finished window; if its language is uncertain, decode it in other languages.
 
-A window's slot keeps what the encoder made of it, so one more try costs decoder steps alone.
+The slot keeps the encoder's output, so another language costs decoder steps only.
 
-- A transcript whose language is unsure is tried in the next likeliest language, too. The likeliest
-  text stays, with the probability of its language counted in: as if the language were one more
-  token of the text, and were searched for as a beam search does.
-- A translation whose language is unsure is transcribed in the likeliest languages first. The best
-  transcript decides the language; the English text never does, for an invented one may be likely.
-- A window whose prompt names the language of other windows is tried in its own language, too, where
-  that is likely another one (`Detection.switch`). The likelier text stays here, too. A translation
-  takes the window's own language.
-- A window's own language may be unsure: then the rules above hold for it.
+- A transcript of uncertain language is also decoded in the next likely language. The hypothesis
+  with the highest log-probability wins. The log-probability of its language counts as that of one
+  more token, as in a beam search.
+- A translation of uncertain language is first transcribed in the likely languages. The best
+  transcript decides the language. The English text does not: a made-up text may be likely.
+- If the prompt names the language of other windows, and the window is probably in another one
+  (`Detection.switch`), the window is also decoded in its own language. The likelier text wins. A
+  translation takes the window's own language. If that language is uncertain, the rules above apply.
 """
 
 import dataclasses
@@ -25,17 +24,17 @@ from serve.runtime.protocol import Event, Job
 
 @dataclasses.dataclass(frozen=True)
 class Try:
-    """A window in one language."""
+    """The text of a window in one language."""
 
     job: Job  # the job that decoded it
-    event: Event  # the last event of the submitted job, if this try is its answer
-    language: int | None  # token id; None where the prompt names it
-    prob: float  # of the language, among all that it may be
-    logprob: float  # of all that was sampled
+    event: Event  # the last event of the submitted job if this hypothesis wins
+    language: int | None  # token id; None if the prompt names the language
+    prob: float  # probability of the language among all allowed ones
+    logprob: float  # log-probability of the sampled tokens
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Higher is better; text that was cut short, as loops are, is worse than any that ended."""
+        """Sort key, higher is better: text that ended ranks above text that was cut off."""
         likeliest = math.log(max(self.prob, 1e-30)) + self.logprob
         return self.event.finished == "eot", likeliest
 
@@ -43,19 +42,19 @@ class Try:
 def try_of(
     job: Job, event: Event, logprob: float, before: Sequence[Try], facts: TokenizerFacts
 ) -> Try:
-    """Rate a window's end in the likeliest of the languages that had not been tried before.
+    """Score the text of a finished window in the likeliest language that was not tried before.
 
     Args:
-        job: the job that decoded it.
-        event: its last event, with scores.
-        logprob: of all that was sampled.
-        before: the earlier tries of the window.
+        job: the job that decoded the window.
+        event: the job's last event, with scores.
+        logprob: the log-probability of the sampled tokens.
+        before: the earlier hypotheses of the window.
         facts: the checkpoint's special tokens.
     """
     scores = event.scores
     assert scores is not None, "a window that ended has scores"
     if scores.language is None or scores.language_prob is None:
-        # Where another language is heard, the named one is at most so likely.
+        # If another language was detected, this is the most that the named one can have.
         prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
         return Try(job, event, None, prob, logprob)
     detected = [t for t in before if t.language is not None]
@@ -66,13 +65,13 @@ def try_of(
 
 
 def next_try(job: Job, tries: Sequence[Try], facts: TokenizerFacts, next_id: int) -> Job | None:
-    """Return the job of the window's next try; None: there were tries enough.
+    """Return the job that decodes the window in another language; None if no other is needed.
 
     Args:
         job: the submitted job.
-        tries: the tries so far, at least one.
+        tries: the hypotheses so far, at least one.
         facts: the checkpoint's languages and special tokens.
-        next_id: the new job's id.
+        next_id: the id of the new job.
     """
     named = _named(job, facts)
     if named is not None:
@@ -90,10 +89,10 @@ def next_try(job: Job, tries: Sequence[Try], facts: TokenizerFacts, next_id: int
 
 
 def best(tries: Sequence[Try], facts: TokenizerFacts) -> Try:
-    """Return the try that is the window's answer; its event has taken as long as all of them.
+    """Return the hypothesis that is the window's answer; its event has the time of all of them.
 
-    It is the likeliest one, of equals the first. A translation is in the language of the likeliest
-    transcript, or in the window's own one.
+    The likeliest hypothesis wins, the first one among equals. A translation is made from the
+    language of the likeliest transcript, or from the window's own language.
     """
     own = tries if _named(tries[0].job, facts) is None else tries[1:]
     if not own or not _translates(tries[0].job, facts):
@@ -109,32 +108,32 @@ def best(tries: Sequence[Try], facts: TokenizerFacts) -> Try:
     assert scores is not None and last is not None, "windows that ended have scores"
     if scores.language_prob is not None:
         scores = dataclasses.replace(scores, language_prob=answer.prob)
-    heard = scores.heard if len(tries) == 1 else None  # else the texts have told
+    heard = scores.heard if len(tries) == 1 else None  # several texts have decided already
     scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
     return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
 
 
 def _translates(job: Job, facts: TokenizerFacts) -> bool:
-    """Tell whether a job translates: the task stands behind start-of-transcript and language."""
+    """Return whether a job translates: the task token follows start-of-transcript and language."""
     at = job.prompt.index(facts.sot) + 2
     return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
 
 
 def _named(job: Job, facts: TokenizerFacts) -> int | None:
-    """Return the language that a job's prompt names, a token id; None: it names none."""
+    """Return the token id of the language that a job's prompt names; None if it names none."""
     at = job.prompt.index(facts.sot) + 1
     token = job.prompt[at] if at < len(job.prompt) else None
     return token if token in facts.languages.values() else None
 
 
 def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ...]:
-    """Return a job's prompt with another token where it names the language."""
+    """Return a job's prompt with its language token replaced."""
     at = job.prompt.index(facts.sot) + 1
     return (*job.prompt[:at], token, *job.prompt[at + 1 :])
 
 
 def _is_likely_in_another(job: Job, first: Try, named: int) -> bool:
-    """Tell whether a window whose prompt names a language is to be tried in another one."""
+    """Return whether a window whose prompt names a language is probably in another one."""
     scores, wanted = first.event.scores, job.detection
     if wanted.switch <= 0 or scores is None or scores.heard is None:
         return False
@@ -146,7 +145,7 @@ def _is_likely_in_another(job: Job, first: Try, named: int) -> bool:
 def _in_next_language(
     job: Job, tries: Sequence[Try], facts: TokenizerFacts, without: int | None = None
 ) -> Job | None:
-    """Return the job that tries the next likeliest language; one it leaves out was tried before."""
+    """Return the job for the next likely language; languages that it excludes were tried before."""
     wanted = job.detection
     if len(tries) >= wanted.tries or sum(t.prob for t in tries) >= wanted.certainty:
         return None
@@ -159,7 +158,7 @@ def _in_next_language(
 
 
 def _next_of_translation(job: Job, tries: Sequence[Try], facts: TokenizerFacts) -> Job | None:
-    """Return the next transcript of a window to translate, or its translation once more."""
+    """Return the next transcript of a window to translate, or its second translation."""
     wanted, first, transcripts = job.detection, tries[0], tries[1:]
     if first.prob >= wanted.certainty or wanted.tries < 2:
         return None
@@ -175,7 +174,7 @@ def _next_of_translation(job: Job, tries: Sequence[Try], facts: TokenizerFacts) 
 
 
 def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
-    """Return the job that transcribes what a job translates, without its English words."""
+    """Return the transcription job of a translation job, without its English phrases."""
     assert facts.transcribe is not None, "a checkpoint that translates transcribes"
     start = job.prompt[: len(job.prompt) - job.prefix]
     at = start.index(DETECT_LANGUAGE) + 1
@@ -185,10 +184,10 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
 
 
 def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:
-    """Return a finished job's tokens, end of text included, and the sum of their log-probabilities.
+    """Return a finished job's tokens with end of text, and the sum of their log-probabilities.
 
-    Of several samples the one with the highest sum / length ** length_penalty, length without end
-    of text, as CTranslate2 ranks them.
+    Among several samples, return the one with the highest sum / length ** length_penalty. The
+    length excludes end of text, as in CTranslate2.
     """
     begin, leader = len(job.prompt), place.first_row
     if job.options.temperature == 0 and place.count > 1:

@@ -1,11 +1,10 @@
-"""Drafted turns for CUDA graphs: guesses, the step that verifies them all, the choice of tokens.
+"""Speculative decoding for CUDA graphs: draft, verify and choose without the host.
 
-What `drafting` does with the host's help is here done by the device alone, for the same answers.
-No host looks up how far each row has come: every turn the draft decoder is fed the last two known
-tokens, which catches up with whatever the turn before left out, and the rules choose as often as
-they could at most; rows whose guess was wrong, or that have finished, stay as they are. Single
-steps, which rows take beside a search, leave gaps in what the draft decoder knows: then its guesses
-are worse, and the answers the same.
+The answers are those of `drafting`. The host does not look up the position of each row. Each time
+the draft decoder computes the last two known tokens, which covers the token that the step before
+may have left out. The samplers always run for the full draft. Rows whose draft token was rejected,
+and finished rows, stay unchanged until the next step. Rows beside a beam search take single steps,
+which leave gaps in the draft decoder's cache. The drafts are then worse, and the answers the same.
 """
 
 import dataclasses
@@ -20,21 +19,21 @@ from serve.native.rules.state import Picks
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:
-    """The constants of all turns of so many rows; a captured constant costs a kernel a turn.
+    """The constants of a speculative step of `rows` rows; a constant in a graph costs a kernel.
 
-    The feeds of a turn's steps stand in one tensor, behind each other: the last two known tokens
-    of every row, then one guess of every row for each further guess, then what is verified.
+    One tensor holds the tokens of all decoder steps in turn: the last two known tokens of every
+    row, then one draft token of every row for each further draft token, then the tokens to verify.
     """
 
-    steps: list[slice]  # where the feeds of each step are; even, for kernels know their alignment
-    rows: torch.Tensor  # int64 (feeds,)
-    ahead: torch.Tensor  # int64 (feeds,): their positions, 0 being the next to be fed
-    last: torch.Tensor  # int64 (rows,): of the first step, whose logits are asked for
+    steps: list[slice]  # the tokens of each decoder step; of even length, since kernels need that
+    rows: torch.Tensor  # int64 (tokens,)
+    ahead: torch.Tensor  # int64 (tokens,), relative to the next position
+    last: torch.Tensor  # int64 (rows,): the tokens of the first step whose logits are needed
     picks: list[Picks]  # for each choice of tokens
 
     @staticmethod
     def of(rows: int, guesses: int, device: torch.device) -> "_Outline":
-        """For turns of so many rows and guesses."""
+        """Make the layout of `rows` rows with `guesses` draft tokens each."""
         spans = [(-1, 1), *((i, i + 1) for i in range(1, guesses)), (0, guesses + 1)]
         steps, row_of, ahead = list[slice](), list[int](), list[int]()
         for begin, end in spans:
@@ -54,15 +53,15 @@ class _Outline:
 
 
 class DraftTurns:
-    """Records turns of rows that stand alone in their slots.
+    """A step with a draft, for rows that are the only ones of their slots.
 
     Args:
-        parts: what the windows are decoded with; the second decoder's caches hold the prompts.
-        count: guesses a turn.
+        parts: the network, its caches and its samplers; the draft decoder's cache has the prompts.
+        count: the number of draft tokens per row.
     """
 
     def __init__(self, parts: Parts, count: int) -> None:
-        assert parts.draft is not None, "nothing guesses"
+        assert parts.draft is not None, "the engine has no draft decoder"
         self._network = parts.network
         self._cache = parts.cache
         self._state = parts.state
@@ -71,17 +70,17 @@ class DraftTurns:
         self._decoder, self._draft_cache = parts.draft
         self.count = count
         self._outlines: dict[int, _Outline] = {}
-        # Feeds a row of the steps: the first, those of further guesses, the one that verifies.
+        # Tokens per row of the first draft step, of the other draft steps, and of the verification.
         self._each = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
             :, None, None
         ]
 
     def take(self, table: torch.Tensor, rows: int) -> None:
-        """One turn of the first rows.
+        """Run one step of the first rows.
 
         Args:
-            table: int64 (3, slots): of each group its slot, its row, and 1; 0 = no group.
-            rows: how many, and so groups; what is recorded is for so many.
+            table: int64 (3, slots): slot and row of each group, and 1; 0 if there is no group.
+            rows: the number of rows and groups; a recorded graph is for this number.
         """
         state, outline = self._state, self._outline(rows)
         *guessing, verifying = self._feeds(outline, table, rows)
@@ -95,14 +94,14 @@ class DraftTurns:
             self._advance(state, picks, logits, drafted=True)
 
     def _outline(self, rows: int) -> _Outline:
-        """Of turns of so many rows; made before the first of them is captured, as all run once."""
+        """Return the layout for `rows` rows, made in the run before the first capture."""
         if rows not in self._outlines:
             device = self._state.tokens.device
             self._outlines[rows] = _Outline.of(rows, self.count, device)
         return self._outlines[rows]
 
     def _feeds(self, outline: _Outline, table: torch.Tensor, rows: int) -> list[Feed]:
-        """Make the feeds of a turn's steps, from where the rows are now."""
+        """Make the batches of the decoder steps from the rows' current positions."""
         state = self._state
         n_ctx = state.tokens.shape[1]
         at = state.position.index_select(0, outline.rows).add_(outline.ahead).clamp_(0, n_ctx - 1)

@@ -271,7 +271,7 @@ def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tu
     for rate, block in blocks:
         if rate != last_rate:
             before_s, last_rate, count = before_s + count / last_rate, rate, 0
-        _check_values(block, before_s + count / rate)
+        check_values(block, before_s + count / rate)
         count += len(block)
         if before_s + count / rate > max_s:
             raise _too_long(f"lasts more than {max_s:g} s", max_s)
@@ -297,7 +297,12 @@ def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
             yield resampler.resample_chunk(nothing, last=True)
 
 
-def _check_values(block: Samples, start_s: float) -> None:
+def check_values(block: Samples, start_s: float) -> None:
+    """Refuse samples (n,), float32, that are not finite or far beyond -1 to 1.
+
+    Raises:
+        AudioError: with the time of the first; `start_s` is that of the block.
+    """
     peak = max(float(block.max(initial=0.0)), -float(block.min(initial=0.0)))
     if not math.isfinite(peak):
         raise AudioError(

@@ -142,7 +142,6 @@ class FFmpegFile:
             self.channels = len(first.layout.channels)
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        """See `Source`."""
         clock = self._clock()
         try:
             yield from self._timed(clock)
@@ -211,7 +210,6 @@ class FFmpegFile:
             raise error
 
     def close(self) -> None:
-        """See `Source`."""
         self._file.close()
 
 

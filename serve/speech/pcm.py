@@ -56,7 +56,6 @@ class Pcm16:
         self.present_s = present / header.rate if header.rate else None
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        """See `Source`."""
         size = max(1, BLOCK_VALUES // self.channels) * 2 * self.channels
         for start in range(self._begin, self._end, size):
             part = self._audio[start : min(start + size, self._end)]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from serve.contract.errors import UnavailableError
 
-_IMAGE = Path("/opt/tritonserver")
+IMAGE = Path("/opt/tritonserver")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ def find_installation(folder: Path) -> Installation:
     Raises:
         UnavailableError: there is none, or it or libpython lacks a part.
     """
-    if (_IMAGE / "bin" / "tritonserver").is_file():
-        return Installation(_IMAGE / "bin" / "tritonserver", _IMAGE / "backends", ())
+    if (IMAGE / "bin" / "tritonserver").is_file():
+        return Installation(IMAGE / "bin" / "tritonserver", IMAGE / "backends", ())
     wheel = _wheel()
     libraries = (str(wheel.parent / "nvidia_pytriton.libs"), _libpython_folder())
     binary = wheel / "tritonserver" / "bin" / "tritonserver"
@@ -101,4 +101,4 @@ def _libpython_folder() -> str:
 
 
 def _joined(first: tuple[str, ...], variable: str) -> str:
-    return os.pathsep.join([*first, *filter(None, [os.environ.get(variable)])])
+    return os.pathsep.join(filter(None, [*first, os.environ.get(variable)]))

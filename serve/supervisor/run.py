@@ -31,6 +31,7 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import counted
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, Order
 from serve.supervisor.engines import TRITON, Engines
@@ -257,10 +258,12 @@ def running_server(
 
     Raises:
         UnavailableError: the machine lacks what the server needs, or a port is taken.
+        EngineError: there is no engine, or its manifest cannot be read.
         DeadlineError: it stopped without having answered all that it accepted.
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
+    read_manifest(Path(engine or config.engine))  # or a missing one is told after many seconds
     whole = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()

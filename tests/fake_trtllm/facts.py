@@ -157,47 +157,6 @@ VALUES = {
     "cache": {"continuous", "paged", "disabled"},
 }
 
-# The LLM API with Whisper: keywords that NVIDIA's own Whisper test passes, and, of `backend`, the
-# guide; with their kinds, as above. Read in tests/integration/defs/llmapi/
-# test_llm_api_pytorch_whisper.py, docs/source/models/encoder-decoder.md,
-# tensorrt_llm/llmapi/llm_args.py and tensorrt_llm/sampling_params.py.
-LLM_API_READ_IN = "tests/integration/defs/llmapi/test_llm_api_pytorch_whisper.py"
-LLM_API = {
-    "LLM": Binding(
-        LLM_API_READ_IN,
-        """
-        model:str
-        *
-        backend:str=... attn_backend:str=... dtype:str=... model_kwargs:dict?=...
-        max_batch_size:int=... max_beam_width:int=... max_input_len:int=... max_num_tokens:int=...
-        enable_chunked_prefill:bool=... disable_overlap_scheduler:bool=...
-        cuda_graph_config:CudaGraphConfig?=... kv_cache_config:KvCacheConfig=...
-        scheduler_config:SchedulerConfig=...
-        """,
-    ),
-    "KvCacheConfig": Binding(
-        LLM_API_READ_IN,
-        """
-        *
-        enable_block_reuse:bool=... free_gpu_memory_fraction:float=...
-        cross_kv_cache_fraction:float?=... use_kv_cache_manager_v2:bool=...
-        """,
-    ),
-    "SchedulerConfig": Binding(LLM_API_READ_IN, "* use_python_scheduler:bool=..."),
-    "CudaGraphConfig": Binding(
-        LLM_API_READ_IN, "* batch_sizes:list?=... enable_padding:bool=... max_batch_size:int=..."
-    ),
-    # Not end_id, pad_id or seed: no test of the library passes them with Whisper.
-    "SamplingParams": Binding(
-        LLM_API_READ_IN,
-        """
-        *
-        max_tokens:int=... temperature:float?=... n:int=... best_of:int?=...
-        use_beam_search:bool=... length_penalty:float?=... logprobs:int?=... detokenize:bool=...
-        """,
-    ),
-}
-
 # Types of an embedding bias that FP16 logits take: their own, and FP32 in host memory, which is
 # converted. Read in cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp.
 BIAS = ("torch.float16", "torch.float32")

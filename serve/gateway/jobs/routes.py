@@ -18,12 +18,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from serve.contract.codec import to_json
 from serve.contract.config import Config
@@ -71,6 +72,24 @@ class _Readers:
         self.lock = asyncio.Lock()
         self.wanted: tuple[str, list[tuple[str, str]]] | None = None  # a job's id and the query
         self.written: _Written = b"", "", {}  # the result that was `wanted`
+
+
+class _ResultResponse(Response):
+    """A result whose bytes count in `sending` until its client has taken them."""
+
+    def __init__(
+        self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
+    ) -> None:
+        super().__init__(body, **options)
+        self._sending = sending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        body = {"body": self.body, "more_body": True}
+        with self._sending:
+            await send({"type": "http.response.start", **start})
+            await send({"type": "http.response.body", **body})
+            await send({"type": "http.response.body"})  # waits for the client to take the body
 
 
 class Jobs:
@@ -288,13 +307,15 @@ class Jobs:
         return JSONResponse(described(job) | delivery(job))
 
     async def _result(self, request: Request) -> Response:
-        job = await self._named(request)
+        caller = self._identify(request)
+        job = await self._found(caller, request.path_params["id"])
         require_result(job)
-        return await while_client_waits(
-            request, self._read(job, request.query_params.multi_items())
-        )
+        reading = self._read(job, request.query_params.multi_items())
+        body, kind, headers = await while_client_waits(request, reading)
+        sending = self._door.admission.sending(caller.account, len(body))
+        return _ResultResponse(sending, body, media_type=kind, headers=headers)
 
-    async def _read(self, job: Job, asked: list[tuple[str, str]]) -> Response:
+    async def _read(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
         """Answer with a result as it is asked for: a key's are written one after another.
 
         Whoever asks for the same at the same time gets the same.
@@ -306,12 +327,11 @@ class Jobs:
                 if readers.wanted != (job.id, asked):
                     readers.written = await self._write(job, asked)
                     readers.wanted = (job.id, asked)
-                body, kind, headers = readers.written
+                return readers.written
         finally:
             readers.count -= 1
             if not readers.count:
                 del self._readers[job.key]
-        return Response(body, media_type=kind, headers=headers)
 
     async def _write(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
         found = await self._keeper.do(self._keeper.table.result, job.id)

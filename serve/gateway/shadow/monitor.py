@@ -30,7 +30,9 @@ WINDOW = 1000
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
 LOOK_S = 0.05
 """Between two looks at what is under way."""
-_AWAY_S = 5.0  # after a reference that takes nothing just now
+AWAY_S = 5.0
+"""Between two tries while the reference takes nothing."""
+_MAX_LOST = 2  # servers that a sample may cost: it may be what they die of
 _MAX_CHARS = 2000  # of a text that is kept
 _MIB = 2**20
 
@@ -112,11 +114,12 @@ class Shadow(Background):
                 await self._compare(sample)
             except _ClientCame:
                 self._metrics.yielded.inc()
-                self.pending.put_back(sample)
+                self._metrics.dropped.inc(self.pending.put_back(sample))
             except Refusal as refusal:
-                if isinstance(refusal.error, UnavailableError | OverloadedError):
-                    self.pending.put_back(sample)
-                    await asyncio.sleep(_AWAY_S)
+                away = isinstance(refusal.error, UnavailableError | OverloadedError)
+                if away and sample.lost < _MAX_LOST:
+                    self._metrics.dropped.inc(self.pending.put_back(sample))
+                    await asyncio.sleep(AWAY_S)
                 else:
                     logger.warning("the reference has not answered: %s", refusal)
                     self._metrics.failed.inc()
@@ -177,6 +180,9 @@ class Shadow(Background):
                 if not answer.done():
                     raise _ClientCame
                 return read_transcript(answer.result())
+            except Refusal as refusal:
+                sample.lost += isinstance(refusal.error, UnavailableError)
+                raise
             finally:
                 for task in (answer, came):
                     task.cancel()

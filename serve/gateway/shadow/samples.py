@@ -23,15 +23,18 @@ _NOT_ASKED = {  # of the reference: it costs time, and changes no word
     )
 }
 _BEAM = "BEAM_SIZE"
+# Memory of a sample beside its request: about what Python takes, from above.
+_SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Sample:
     """A request and its answer."""
 
     request: Outgoing  # in one part; its upload is a link of the sample's own
-    served: Transcript
-    size: int  # bytes, of the request and its file
+    served: Transcript  # without words and probabilities of tokens
+    size: int  # bytes, of the request, its file and the answer
+    lost: int = 0  # times that a server had it and was lost
 
     def remove(self) -> None:
         """Let go of its file."""
@@ -65,7 +68,7 @@ class Pending:
         Raises:
             OSError: its file cannot be kept.
         """
-        size = sum(map(len, request.parts))
+        size = sum(map(len, request.parts)) + _answer_bytes(served)
         if request.upload:
             size += os.stat(request.upload).st_size
         if size > self._max_bytes:
@@ -75,8 +78,12 @@ class Pending:
             upload = str(self._folder / f"shadow-{next(self._numbers)}")
             os.link(request.upload, upload)
         kept = dataclasses.replace(request, parts=[b"".join(request.parts)], upload=upload)
-        self._samples.append(Sample(kept, served, size))
-        self.bytes += size
+        return self.put_back(Sample(kept, _compared_part(served), size))
+
+    def put_back(self, sample: Sample) -> int:
+        """Let a sample wait behind the others; return how many were dropped for want of room."""
+        self._samples.append(sample)
+        self.bytes += sample.size
         dropped = 0
         while self.bytes > self._max_bytes:
             self.take().remove()
@@ -89,10 +96,21 @@ class Pending:
         self.bytes -= sample.size
         return sample
 
-    def put_back(self, sample: Sample) -> None:
-        """Let a sample be the next one again."""
-        self._samples.appendleft(sample)
-        self.bytes += sample.size
+
+def _compared_part(served: Transcript) -> Transcript:
+    """Return an answer without its words and the probabilities of its tokens."""
+    segments = (
+        dataclasses.replace(segment, words=None, token_logprobs=None) for segment in served.segments
+    )
+    return dataclasses.replace(served, segments=tuple(segments))
+
+
+def _answer_bytes(served: Transcript) -> int:
+    """Estimate the memory of `_compared_part`."""
+    tokens = len(served.tokens) + sum(len(segment.tokens) for segment in served.segments)
+    segments = _SEGMENT_BYTES * len(served.segments)
+    text = 2 * _CHARACTER_BYTES * len(served.text)  # once more in the segments
+    return _SAMPLE_BYTES + segments + _TOKEN_BYTES * tokens + text
 
 
 def for_reference(message: bytes, beam_size: int) -> bytes:

@@ -176,7 +176,6 @@ class TritonOps:
         return self._finish(Pending(parts, matrix, torch.float32), gelu=False)
 
     def finish(self, x: Flow) -> torch.Tensor:
-        """See `definition.finish`."""
         if isinstance(x, torch.Tensor):
             return x
         value = self._finish(x, gelu=False)
@@ -372,7 +371,6 @@ class TritonOps:
         cache: torch.Tensor,
         scale: torch.Tensor | None,
     ) -> None:
-        """See `definition.store_cross`."""
         if scale is None:
             definition.store_cross(x, slots, cache, scale)
             return
@@ -385,7 +383,6 @@ class TritonOps:
         )
 
     def embed(self, feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """See `definition.embed`."""
         assert feed.ids.is_contiguous()
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         feeds, width = len(feed.rows), tokens.shape[1]

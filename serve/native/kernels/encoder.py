@@ -251,19 +251,15 @@ class TritonEncoder(_Encoder):
     """The encoder's operations in FP16; see the functions of the same names in `definition`."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        """See `definition.prepare`."""
         return matrix
 
     def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
-        """See `definition.norm`."""
         return stream_norm(x, None, None, params)
 
     def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """See `definition.linear`."""
         return definition.linear(x, matrix)
 
     def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """See `definition.linear_gelu`."""
         n_out = len(matrix.weight)
         out = torch.empty((*x.shape[:-1], n_out), dtype=x.dtype, device=x.device)
         self._linear_gelu(_Rows.of(x), matrix, out.view(-1, n_out))
@@ -277,7 +273,6 @@ class TritonEncoder(_Encoder):
         shift: torch.Tensor,
         params: Norm,
     ) -> torch.Tensor:
-        """See `definition.add_linear_norm`."""
         x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), matrix.weight.t())
         return stream_norm(x, None, shift, params)
 
@@ -296,11 +291,9 @@ class Fp8Encoder(_Encoder):
         return Matrix(stored, matrix.bias, scale, step=step)
 
     def norm(self, x: torch.Tensor, params: Norm) -> Scaled:
-        """See `definition.norm`."""
         return scaled_stream_norm(x, None, None, params)
 
     def linear(self, x: Scaled, matrix: Matrix) -> torch.Tensor:
-        """See `definition.linear`."""
         assert matrix.scale is not None
         out = torch._scaled_mm(
             x.values.view(-1, x.values.shape[-1]),
@@ -332,7 +325,6 @@ class Fp8Encoder(_Encoder):
         shift: torch.Tensor,
         params: Norm,
     ) -> Scaled:
-        """See `definition.add_linear_norm`."""
         return scaled_stream_norm(x, self._scaled_linear(y, matrix), shift, params)
 
     def add_linear_last_norm(
@@ -343,7 +335,6 @@ class Fp8Encoder(_Encoder):
         shift: torch.Tensor,
         params: Norm,
     ) -> torch.Tensor:
-        """See `definition.add_linear_last_norm`."""
         return stream_norm(x, self._scaled_linear(y, matrix), shift, params)
 
     def _scaled_linear(self, x: torch.Tensor | Scaled, matrix: Matrix) -> torch.Tensor:

@@ -43,7 +43,6 @@ class OneDnnOps:
         self._dtype = dtype
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`."""
         if matrix.scale is not None:
             packed = torch.ops.onednn.qlinear_prepack(matrix.weight, None)
             return dataclasses.replace(matrix, weight=packed)
@@ -51,7 +50,6 @@ class OneDnnOps:
         return dataclasses.replace(matrix, weight=packed)
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        """See `definition.prepare`."""
         return self.store(matrix)
 
     def norm(self, x: Tensor, params: Norm) -> Tensor:
@@ -59,47 +57,38 @@ class OneDnnOps:
         return definition.norm(x, params).to(self._dtype)
 
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
-        """See `definition.linear`."""
         return _product(x, matrix)
 
     def linear_gelu(self, x: Tensor, matrix: Matrix) -> Tensor:
-        """See `definition.linear_gelu`."""
         return _product(x, matrix, then="gelu")
 
     def add_linear_norm(
         self, x: Tensor, y: Tensor, matrix: Matrix, shift: Tensor, params: Norm
     ) -> Tensor:
-        """See `definition.add_linear_norm`."""
         x += _product(y, matrix)
         return self.norm(x + shift, params)
 
     add_linear_last_norm = add_linear_norm
 
     def norm_linear(self, x: Tensor, params: Norm, matrix: Matrix) -> Tensor:
-        """See `definition.norm_linear`."""
         return _product(self.norm(x, params), matrix)
 
     def norm_linear_gelu(self, x: Tensor, params: Norm, matrix: Matrix) -> Tensor:
-        """See `definition.norm_linear_gelu`."""
         return _product(self.norm(x, params), matrix, then="gelu")
 
     def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor) -> Tensor:
-        """See `definition.linear_residual`."""
         return residual + _product(x, matrix)
 
     def self_attention(self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor:
-        """See `definition.self_attention`."""
         return definition.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
 
     def cross_attention(self, q: Tensor, cross: CrossKV, groups: Groups) -> Tensor:
-        """See `definition.cross_attention`."""
         attend = definition.attend_audio if self._dtype == torch.float32 else _attend_audio
         return definition.cross_attention(q, cross, groups, attend)
 
     def logits(
         self, x: Tensor, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor:
-        """See `definition.logits`."""
         rows = definition.norm(x if wanted is None else x[wanted], params)
         if matrix.scale is None:
             return _product(rows, matrix)

@@ -30,7 +30,6 @@ def probability_kernel(logits, text, out, n_vocab: int, below: int, block: tl.co
 
 
 def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
-    """See `definition.token_probability`."""
     assert logits.is_contiguous() and text.is_contiguous()
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     launch(probability_kernel, len(logits))(

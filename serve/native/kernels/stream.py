@@ -140,7 +140,6 @@ def scaled_stream_norm(
 
 
 def scale_rows(x: torch.Tensor) -> Scaled:
-    """See `definition.scaled`."""
     assert x.is_contiguous()
     width = x.shape[-1]
     out = empty_scaled(x.shape, x.device)

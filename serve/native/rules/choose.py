@@ -14,9 +14,7 @@ class Advance(Protocol):
 
     def __call__(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
-    ) -> None:
-        """See `Rules.advance`."""
-        ...
+    ) -> None: ...
 
 
 class Guess(Protocol):
@@ -24,9 +22,7 @@ class Guess(Protocol):
 
     def __call__(
         self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
-    ) -> None:
-        """See `Rules.guess`."""
-        ...
+    ) -> None: ...
 
 
 def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:

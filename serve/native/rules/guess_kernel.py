@@ -50,7 +50,6 @@ class TritonGuess:
         self._suppress = rules.suppress
 
     def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
-        """See `Rules.guess`."""
         assert logits.is_contiguous() and rows.is_contiguous()
         fed, sizes = (state.tokens, state.position), (logits.shape[1], state.tokens.shape[1])
         launch(_guess_kernel, len(rows))(

@@ -11,7 +11,6 @@ from build.names import foreign_name
 from build.trtllm.weights import (
     decoder_config,
     decoder_tensors,
-    encoder_config,
     encoder_tensors,
     write_checkpoint,
 )
@@ -41,36 +40,6 @@ def test_names_shapes_and_dtypes_of_every_published_size(size):
         assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
         assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
         assert all(tensor.is_contiguous() for tensor in tensors.values())
-
-
-def test_values_are_stacked_unscaled_and_keys_have_a_zero_bias():
-    source = random_tensors(DIMS)
-    encoder, decoder = encoder_tensors(DIMS, source), decoder_tensors(DIMS, source)
-    d = DIMS.n_audio_state
-    stacks = (
-        (encoder, "transformer.layers.1.attention", "encoder.layers.1.attn"),
-        (decoder, "transformer.layers.0.self_attention", "decoder.layers.0.attn"),
-        (decoder, "transformer.layers.1.cross_attention", "decoder.layers.1.cross"),
-    )
-    for tensors, target, ours in stacks:
-        weight, bias = tensors[f"{target}.qkv.weight"], tensors[f"{target}.qkv.bias"]
-        for i, part in enumerate("qkv"):
-            assert torch.equal(weight[i * d : (i + 1) * d], source[f"{ours}.{part}.weight"])
-        assert torch.equal(bias[:d], source[f"{ours}.q.bias"])
-        assert not bias[d : 2 * d].any()
-        assert torch.equal(bias[2 * d :], source[f"{ours}.v.bias"])
-    conv = encoder["transformer.conv2.weight"]
-    assert torch.equal(conv[..., 0], source["encoder.conv2.weight"])
-    head, embedding = decoder["lm_head.weight"], decoder["transformer.vocab_embedding.weight"]
-    assert torch.equal(head, embedding)
-    assert head.data_ptr() != embedding.data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("size", "languages"), [("tiny", 99), ("tiny.en", 99), ("large-v3-turbo", 100)]
-)
-def test_number_of_languages(size, languages):
-    assert encoder_config(dims_of(size), "fp16")["num_languages"] == languages
 
 
 def test_an_unusual_feed_forward_width_is_stated_for_the_decoder_and_refused_for_the_encoder(

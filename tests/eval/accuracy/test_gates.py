@@ -57,6 +57,7 @@ def test_the_more_accurate_faster_whisper_is_the_bound():
         assert judged({better: 5})["int8"] is False
 
 
+@pytest.mark.nightly
 def test_what_the_clips_cannot_tell_is_not_decided():
     """A gap above the limit that hangs on one clip, and none at all that is known too badly."""
     few = [10] * (CLIPS - 1) + [60]  # +0.125 points on the whole, all of it from one clip

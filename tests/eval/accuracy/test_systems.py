@@ -66,6 +66,7 @@ def said(name, config, longest_s=30.0):
     return answer
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_earshot_says_the_same_in_process_and_through_triton(config):
     assert said("earshot-int8", config) == said("earshot-triton", config)
@@ -109,6 +110,7 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     assert peer.settings == before
 
 
+@pytest.mark.nightly
 def test_faster_whispers_rows_differ_in_what_their_names_say(config, cache):
     prepare.prepare_converted(config)
     given = {}
@@ -126,6 +128,7 @@ def test_faster_whispers_rows_differ_in_what_their_names_say(config, cache):
     assert (greedy["beam_size"], greedy["best_of"]) == (1, 1)
 
 
+@pytest.mark.nightly
 def test_faster_whisper_in_batches_is_its_own_class(config, cache):
     prepare.prepare_converted(config)
     with contextlib.closing(long_systems.open_system("faster-whisper-batched", config)) as peer:
@@ -203,6 +206,7 @@ def test_openais_english_vocabulary_names_languages_and_knows_none(tmp_path):
     assert prepare.knows_languages(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
     checkpoint = tmp_path / "checkpoint"

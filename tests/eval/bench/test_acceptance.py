@@ -8,9 +8,12 @@ from eval.bench.plan import Plan, configured
 from eval.bench.workloads import Session
 from eval.random_whisper.engine import random_engine
 from serve.native.drafting import Pace
+from tests.serve.native.kernels.parity import nightly
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.75, 0.5, 0.65), (1.0, 1, 1)])
+@pytest.mark.parametrize(
+    ("share", "least", "most"), [(0.75, 0.5, 0.65), *nightly((0.0, 0, 0), (1.0, 1, 1))]
+)
 def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, quiet, monkeypatch):
     """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
     monkeypatch.setattr(Pace, "drafts", lambda self, busy: True)

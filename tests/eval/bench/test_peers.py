@@ -227,7 +227,7 @@ def test_a_run_that_is_given_up_leaves_nothing(measured):
     with pytest.raises(KeyboardInterrupt):
         measured(hangs, interrupt)
     with contextlib.suppress(psutil.NoSuchProcess):
-        found[0].wait(20)
+        found[0].wait(60)
     assert not found[0].is_running() and not found[1].exists()
 
 

@@ -120,6 +120,7 @@ def test_the_command_ends_with_a_table_and_keeps_the_rows(
     assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
 
 
+@pytest.mark.nightly
 def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
     config, engine, plan, tiny, quiet, monkeypatch
 ):
@@ -186,6 +187,7 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(plan, message, 
         run.check(config, plan)
 
 
+@pytest.mark.nightly
 def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_with(
     config, engine, plan, quiet, monkeypatch
 ):

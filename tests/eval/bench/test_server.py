@@ -148,6 +148,7 @@ def test_an_answer_without_text_or_of_another_length_is_refused():
             timed_request(bad, b"", spec)
 
 
+@pytest.mark.nightly
 def test_clients_without_a_server_say_so():
     (port,) = free_ports("127.0.0.1", 1)
     with (

@@ -9,6 +9,7 @@ from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from serve.contract.config import RuntimeConfig
 
 
+@pytest.mark.nightly
 def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
     said = []
     rows = list(run_workloads(engine, config, plan, ceilings, said.append))
@@ -37,6 +38,7 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     assert "workload open-loop with 2 slots" in said
 
 
+@pytest.mark.nightly
 def test_only_the_workloads_that_were_chosen_are_run(config, engine, plan, ceilings, quiet):
     plan = dataclasses.replace(plan, workloads=("latency",))
     rows = list(run_workloads(engine, config, plan, ceilings, quiet))

@@ -39,6 +39,7 @@ def test_special_tokens_are_those_of_every_published_large_v3():
     assert facts.suppress_tokens == (*range(50257, 50365), *range(50416, 51866))
 
 
+@pytest.mark.nightly
 def test_the_filterbank_is_made_without_transformers():
     engine = random_engine(PUBLISHED["large-v3"], "int8")
     filters = engine.load_mel_filters()

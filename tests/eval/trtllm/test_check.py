@@ -53,6 +53,7 @@ def in_process(path):
     assert build_main(["engine", "--config", str(path)]) == 0
 
 
+@pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     report = silent()
     monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: "9 ran")

@@ -19,7 +19,7 @@ from tests.gateways import Running, until
 @pytest.fixture
 def running(tmp_path, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
-    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.02)
+    monkeypatch.setattr("serve.cli.jobs.FIRST_S", 0.02)
     keys = tmp_path / "keys.toml"
     for name in ("alice", "bob"):
         add_key(keys, name, {"sha256": hash_of(f"secret-{name}")})
@@ -144,13 +144,13 @@ def answering(tmp_path):
 
 
 def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(answering, capsys, monkeypatch):
-    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
+    monkeypatch.setattr("serve.cli.jobs.FIRST_S", 0.01)
     toml, answers, _ = answering
     answers += [(202, json.dumps(JOB)), AWAY, AWAY, (200, json.dumps(JOB)), (200, "one")]
     command = ["jobs", "submit", "--wait", "--config", str(toml), str(toml)]
     assert main(command) == 0
     assert capsys.readouterr().out == "one\n"
-    monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
+    monkeypatch.setattr("serve.cli.jobs.AWAY_S", 0.05)
     answers[:] = [(202, json.dumps(JOB)), AWAY]
     assert main(command) == 1
     assert "the server starts" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_a_server_that_is_away_for_a_while_does_not_end_the_wait(answering, caps
 def test_a_job_whose_answer_is_lost_is_sent_again_under_the_same_key(
     answering, capsys, monkeypatch
 ):
-    monkeypatch.setattr("serve.cli.jobs._FIRST_S", 0.01)
+    monkeypatch.setattr("serve.cli.jobs.FIRST_S", 0.01)
     toml, answers, keys = answering
     answers += [LOST, AWAY, LOST, (202, json.dumps(JOB))]
     command = ["jobs", "submit", "--config", str(toml), str(toml)]
@@ -169,7 +169,7 @@ def test_a_job_whose_answer_is_lost_is_sent_again_under_the_same_key(
     assert len(keys) == 4 and len(set(keys)) == 1 and len(keys[0]) == 32
     assert main(command) == 0  # is another job
     assert keys[-1] != keys[0]
-    monkeypatch.setattr("serve.cli.jobs._AWAY_S", 0.05)
+    monkeypatch.setattr("serve.cli.jobs.AWAY_S", 0.05)
     answers[:] = [LOST]
     assert main(command) == 1
     assert "`jobs list` tells" in capsys.readouterr().err

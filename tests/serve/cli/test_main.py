@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -232,13 +233,6 @@ def _limit_of_files(size):
             "cut short; ask with partial = true",
             "cut short; ask with --option partial=true",
         ),
-        ("task", "ask for task = transcribe", "ask for --task transcribe"),
-        ("timestamps", "ask for timestamps = false", "ask for --option timestamps=false"),
-        ("short_encoder", "ask for short_encoder = false", "ask for --option short_encoder=false"),
-        ("languages", "languages = ['en', 'de'] came", "--option languages=en,de came"),
-        ("prompt", "prompt has 9 characters, more", "--prompt has 9 characters, more"),
-        ("diarize", "channels = split came with diarize;", "--channels split came with --diarize;"),
-        ("in words", "the language 'xx' is unknown", "the language 'xx' is unknown"),
         ("of a config", "transcriber.beam_size = 3", "transcriber.beam_size = 3"),
     ],
 )
@@ -257,8 +251,8 @@ def _raising(error):
 
 def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkeypatch, capsys):
     """It takes connections and says nothing; then it stops."""
-    monkeypatch.setattr(backend, "_FIRST_LOOK_S", 0.2)
-    monkeypatch.setattr(backend, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(backend, "FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr(backend, "PATIENCE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         toml.write_text(f"[server]\ngrpc_port = {port}\n")
@@ -270,7 +264,7 @@ def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkey
 
 
 def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
-    monkeypatch.setattr(backend, "_LOOK_S", 0.0)
+    monkeypatch.setattr(backend, "LOOK_S", 0.0)
     states = iter(["silent", "not ready", "ready"])
     monkeypatch.setattr(Client, "state", lambda client, timeout_s: next(states))
     answer = [SegmentReady(SEGMENT), Finished(TRANSCRIPT)]
@@ -297,7 +291,7 @@ def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeyp
 def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
     toml, files, fake, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.05)
     path = tmp_path / "long.flac"
     path.write_bytes(audio_file(75.0))
     shown = []
@@ -554,50 +548,6 @@ def test_open_lets_everybody_in(toml, monkeypatch):
     assert started == [False, True]
 
 
-def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
-    """`… | head -1`: no stack trace, and the status of a broken pipe."""
-    code = (
-        "import sys, serve.transcriber.open\n"
-        "from tests.fakes import FakeTranscriber\n"
-        "from serve.cli.main import main\n"
-        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    names = [files["a.wav"]] * 3
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "transcribe", "--config", str(toml), *names],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.close()
-    _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 128 + signal.SIGPIPE
-    assert b"Traceback" not in errors and b"Exception ignored" not in errors
-
-
-def test_standard_output_on_a_full_disk_is_an_error_and_no_trace(toml, files):
-    code = (
-        "import sys, serve.transcriber.open\n"
-        "from tests.fakes import FakeTranscriber\n"
-        "from serve.cli.main import main\n"
-        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code, "transcribe", "--config", str(toml), files["a.wav"]],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=WAIT_S,
-        )
-    assert done.returncode == 1
-    assert "error: cannot write the output: No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
@@ -640,8 +590,16 @@ def triton(toml, *arguments, **options):
     )
 
 
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files, whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
 @pytest.mark.server
-def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monkeypatch):
+def test_triton_serves_transcribe_until_ctrl_c(nano_toml, temporary, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("EARSHOT_API_KEYS", f"alice:{hash_of('secret')}")
     clip = str(ROOT / "tests" / "data" / "en_two.wav")
     with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
@@ -661,6 +619,7 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monke
     assert "stopping" in errors and "Traceback" not in errors
     assert not is_ready(http)
     assert "whisper" in (tmp_path / "log").read_text()
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.server
@@ -717,9 +676,8 @@ def test_the_default_config_listens_on_this_machine_alone():
 
 @pytest.mark.nightly
 @pytest.mark.server
-@pytest.mark.parametrize("hurry", [False, True], ids=["the limit ends them", "a second Ctrl-C"])
-def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hurry):
-    config = nano_config(drain_timeout_s=600.0 if hurry else 0.05)
+def test_a_second_ctrl_c_ends_it_with_requests_unanswered(nano_config, tmp_path):
+    config = nano_config(drain_timeout_s=600.0)
     toml = tmp_path / "nano.toml"
     toml.write_text(config_to_toml(config), encoding="utf-8")
     with (
@@ -737,18 +695,13 @@ def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hu
         server.send_signal(signal.SIGINT)
         assert "starting" in server.stderr.readline()
         assert "stopping" in server.stderr.readline()
-        if hurry:
-            server.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=WAIT_S)
         for call in calls:
             call.cancel()
     assert "Traceback" not in errors
-    if hurry:
-        *_, last = errors.splitlines()  # the log's lines of requests that were answered precede it
-        assert (server.returncode, last) == (130, "interrupted")
-    else:
-        assert server.returncode == 1
-        assert "error: requests that had been accepted were ended without an answer" in errors
+    *_, last = errors.splitlines()  # the log's lines of requests that were answered precede it
+    assert (server.returncode, last) == (130, "interrupted")
 
 
 def test_a_speaker_whose_file_is_not_there_is_an_error_and_no_trace(toml, capsys):

@@ -54,9 +54,9 @@ def test_an_engine_sees_its_gpu_alone(seen, gpus, monkeypatch):
 def machine(monkeypatch, tmp_path):
     """Two sockets of two cores with two threads each, numbered as Linux does, and no quota."""
     monkeypatch.setattr("serve.contract.devices.os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("serve.contract.devices._TOPOLOGY", tmp_path)
+    monkeypatch.setattr("serve.contract.devices.TOPOLOGY", tmp_path)
     files = (tmp_path / "cpu.max",), (tmp_path / "quota", tmp_path / "period")
-    monkeypatch.setattr("serve.contract.devices._QUOTAS", files)
+    monkeypatch.setattr("serve.contract.devices.QUOTAS", files)
     for core in range(8):
         folder = tmp_path / f"cpu{core}/topology"
         folder.mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_engines_on_the_processor_share_its_cores(machine, engines, cores):
 
 
 def test_without_a_topology_cores_are_taken_by_number(machine, monkeypatch):
-    monkeypatch.setattr("serve.contract.devices._TOPOLOGY", machine / "none")
+    monkeypatch.setattr("serve.contract.devices.TOPOLOGY", machine / "none")
     places = places_of(RuntimeConfig(device="cpu,cpu", threads=3))
     assert [place.environment[CORES] for place in places] == ["0,1,2,3", "4,5,6,7"]
     assert {place.runtime.threads for place in places} == {3}

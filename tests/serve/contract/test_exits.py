@@ -38,13 +38,22 @@ def test_a_command_says_its_own_status_and_a_fault_of_ours_is_raised():
         exit_status(lambda: 1 // 0)
 
 
+WRITES = (
+    "import sys\nfrom serve.contract.exits import exit_status\n"
+    "sys.exit(exit_status(lambda: print('one line') or 0))\n"
+)
+
+
 def test_a_reader_that_has_gone_ends_a_command_quietly():
-    code = (
-        "import sys\nfrom serve.contract.exits import exit_status\n"
-        "sys.exit(exit_status(lambda: print('one line') or 0))\n"
-    )
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE)
+    ended = subprocess.run([sys.executable, "-c", WRITES], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_standard_output_on_a_full_disk_is_an_error_and_no_trace():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", WRITES], stdout=full, stderr=subprocess.PIPE)
+    told = b"error: cannot write the output: No space left on device; make room for it\n"
+    assert (ended.returncode, ended.stderr) == (1, told)

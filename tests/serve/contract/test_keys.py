@@ -77,17 +77,6 @@ def test_a_key_is_revoked_and_what_stands_beside_it_stays(three):
     assert list(three.parent.iterdir()) == [three]
 
 
-@pytest.mark.parametrize("name", ["alice", "bob", "carol"])
-def test_a_key_expires_and_later_at_another_time(three, name):
-    for end, over in (("2020-01-01", True), ("9999-12-31T12:00+02:00", False)):
-        expire_key(three, name, end)
-        keys = read_keys(three)
-        key = keys.pop(name)
-        assert (key.expires, key.expired) == (end, over)
-        assert set(keys.values()) == {Key(HASH, live_streams=2)}
-        assert not any(other.expired for other in keys.values())
-
-
 def test_what_cannot_be_changed_stays_as_it_is(three):
     before = three.read_text()
     for change in (

@@ -225,6 +225,41 @@ def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     assert rendered.index([]) < 5, "it has not waited for all of the other key's"
 
 
+def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, keys_file):
+    running = start(jobs=config, keys_file=keys_file, max_request_mb=8, max_inflight_mb=8)
+    options = {"prompt": "one two " * 6000, "response_format": "verbose_json"}
+    ids = [accepted(running, headers=key, **options)["id"] for key in (ALICE, BOB)]
+    for id, key in zip(ids, (ALICE, BOB), strict=True):
+        assert ended(running, id, key)["status"] == "completed"
+    path, (authorization,) = f"{JOBS}/{ids[0]}/result", ALICE.values()
+    head = f"GET {path} HTTP/1.1\r\nHost: [::1]\r\nAuthorization: {authorization}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+
+        def refusal():
+            """Leave one more result unread, then ask for it once more."""
+            stack.enter_context(unread(running, head.encode()))
+            status, headers, _ = running.ask("GET", path, headers=ALICE)
+            return headers["retry-after"] if status == 429 else None
+
+        assert any(refusal() for _ in range(16))
+        assert result(running, ids[1], "", BOB)[0] == 200
+        assert running.transcribe(headers=BOB)[0] == 200
+    until(lambda: result(running, ids[0], "", ALICE)[0] == 200)
+
+
+@contextlib.contextmanager
+def unread(running, head):
+    """A connection whose answer to `head` begins and is not read; the system keeps little of it."""
+    host, _, port = running.http.rpartition(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        connection.connect((host, int(port)))
+        connection.sendall(head)
+        assert connection.recv(1)
+        yield
+
+
 # ---------------------------------------------------------------- what is away, and comes back
 
 

@@ -767,6 +767,7 @@ def with_jobs(tmp_path, config):
         yield running
 
 
+@pytest.mark.nightly
 def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, with_jobs):
     assert page.locator("#jobs").is_hidden()  # that server has none
     page = visit(with_jobs)

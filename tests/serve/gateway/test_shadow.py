@@ -16,6 +16,7 @@ from serve.contract.errors import ConfigError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript
 from serve.contract.server_config import ShadowBaseline, ShadowConfig
+from serve.gateway.shadow import monitor
 from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
@@ -29,7 +30,7 @@ from serve.gateway.shadow.figures import (
 from serve.gateway.shadow.monitor import LOOK_S
 from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import WAIT_S, json_request, message, post, until
 
 SHADOW = ShadowConfig(share=1.0, beam_size=8, idle_s=0.0)
 AUDIO = b"RIFF" + bytes(2**20)  # spooled
@@ -148,6 +149,49 @@ def test_what_has_no_room_is_dropped_and_counted(start):
     running.transcribe(AUDIO)  # larger than all the room
     assert metric(running, "earshot_shadow_dropped_total") == 2
     assert len(running.door.shadow.pending) == 2
+
+
+def test_answers_count_in_the_room_of_samples(start):
+    """A request of a few bytes may have an answer of megabytes."""
+    running = start(shadow=dataclasses.replace(SHADOW, idle_s=600.0, max_pending_mb=1))
+    for _ in range(3):
+        infer(running, "one " * 1000)
+    assert metric(running, "earshot_shadow_dropped_total") == 2
+    assert 2**19 < metric(running, "earshot_shadow_pending_bytes") < 2**20
+
+
+def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running, monkeypatch):
+    monkeypatch.setattr(monitor, "AWAY_S", LOOK_S)
+    infer(running, "hello|error:UNAVAILABLE lost")
+    infer(running)
+    compared(running, 1)
+    until(lambda: metric(running, "earshot_shadow_failed_total") == 1)
+    assert len(asked(running)) == 5, "it is tried twice"
+
+
+def test_hostile_clients_count_nothing_and_hold_up_nobody(start):
+    """Bodies that are refused, clients that leave, a flood: samples are the other requests."""
+    baseline = ShadowBaseline(log_probability=(-4.0, 0.5))
+    running = start(shadow=dataclasses.replace(SHADOW, max_pending_mb=1, baseline=baseline))
+    hostile = json.dumps(json_request("error:AudioError: no audio")).encode()
+    leaving = post(json.dumps(json_request("wait")).encode())
+    for _ in range(5):
+        assert running.infer(hostile)[0] == 400
+        assert running.infer(b"{" * 2**20)[0] == 400
+        with running.connected(leaving):
+            until(lambda: running.triton.waiting)
+        until(lambda: not running.triton.waiting)
+        with running.connected(post(b"x" * 1000, length=2**27)):
+            infer(running)
+    running.transcribe(b"RIFF" + bytes(2**21))  # larger than all the room
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: infer(running, "hello|hello"), range(30)))
+    compared(running, 35)
+    assert metric(running, "earshot_shadow_sampled_total") == 36
+    assert metric(running, "earshot_shadow_dropped_total") == 1
+    for name in ("failed_total", "drift", "pending_requests", "pending_bytes"):
+        assert metric(running, f"earshot_shadow_{name}") == 0
+    assert not list(running.door.upstreams.uploads.iterdir())
 
 
 def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(running):

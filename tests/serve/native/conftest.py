@@ -33,17 +33,17 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.gpu)  # elsewhere the interpreter runs them
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint():
     return open_checkpoint(DEMO)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine(checkpoint, tmp_path_factory):
     return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16", "fp16")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def windows():
     """Every window of every bundled clip: (clip, language, features)."""
     found = []

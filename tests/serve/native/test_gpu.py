@@ -159,23 +159,6 @@ def test_phrases_are_said_as_on_the_cpu(beam_size, way, int8_engine, expected, c
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_draft_changes_no_bit_of_windows_with_phrases(graphs, int8_engine, checkpoint, windows):
-    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
-    runtime = NativeRuntime(int8_engine, config)
-    plain = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows[:12])]
-    said = run(runtime, plain)
-    options = DecodingOptions(phrases=pairs_of([said[i] for i in range(6)]))
-    boosted = [dataclasses.replace(job, options=options) for job in plain[6:]]
-    alone = run(runtime, boosted)
-    assert any(alone[job.id].tokens != said[job.id].tokens for job in boosted)
-    for guesses in (said, alone):
-        drafted = [dataclasses.replace(job, draft=guesses[job.id].tokens) for job in boosted]
-        for job_id, event in run(runtime, drafted).items():
-            assert event.tokens == alone[job_id].tokens
-            assert event.scores.avg_logprob == alone[job_id].scores.avg_logprob
-
-
-@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[1]], ids=["greedy", "sampled"])
 def test_a_draft_changes_no_bit(options, graphs, int8_engine, checkpoint, windows):
     """Guesses that are right, wrong from the middle on, and longer than the answer."""
@@ -268,27 +251,6 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
         assert event.scores.avg_logprob == before.scores.avg_logprob
         assert event.scores.no_speech_prob == before.scores.no_speech_prob
         assert event.scores.language_prob == before.scores.language_prob
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, windows):
-    runtime = NativeRuntime(int8_engine, dataclasses.replace(CUDA, cuda_graph=graphs))
-    prompt = prompt_of(checkpoint.facts, "en")
-    jobs = [Job(i, windows[0][2], prompt) for i in range(30)]
-    for job in jobs:
-        runtime.submit(job)
-    ended = {}
-    for turn in range(5000):
-        if turn < 9:
-            runtime.cancel(turn * 3)
-        for event in ends(runtime):
-            assert event.job_id not in ended
-            ended[event.job_id] = event
-        if len(ended) == len(jobs):
-            break
-    assert len(ended) == len(jobs)
-    assert len({event.tokens for event in ended.values() if event.finished == "eot"}) == 1
-    assert runtime.gauges().busy_slots == 0
 
 
 @pytest.mark.parametrize("cross_kv", ["full", "int8"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from serve.native import replay
-from serve.native.encoders import SILENCE, EagerEncoder, GraphEncoder
-from serve.native.graphs import EagerLoop, GraphLoop
+from serve.native.encoders import SILENCE, GraphEncoder
+from serve.native.graphs import GraphLoop
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Slots
 from tests.fake_trtllm.install import DIMS
@@ -178,28 +178,6 @@ def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(mon
     assert loop.read_snapshot() is None  # what was launched before is gone
 
 
-def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_the_oldest():
-    network, choice, state = Network(), Choice(), new_state(20, 16, torch.device("cpu"))
-    state.position[:3] = torch.tensor([2, 9, 4])
-    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advance=choice.advance())
-    loop = EagerLoop(parts)
-    assert loop.read_snapshot() is None
-    slots = busy([1, 1, 2])
-    slots.release(101)
-    assert loop.launch(slots) == 1
-    feed = network.feeds[-1]
-    assert (feed.rows.tolist(), feed.length) == ([0, 2, 3], 5)
-    assert feed.groups.runs == [(0, 1, 0, 1), (2, 1, 1, 2)]
-    assert feed.source is state.source
-    assert [job for _, job in loop.read_snapshot().owners] == [100, 102]
-    assert loop.read_snapshot() is None
-    slots.release(102)
-    loop.launch(slots)
-    assert network.feeds[-1].rows.tolist() == [0]
-    loop.discard_launched()
-    assert loop.read_snapshot() is None
-
-
 def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
     encoder = GraphEncoder(network, [(network, Cache())] * 2, 6)
@@ -237,14 +215,6 @@ def test_graphs_encode_short_windows_as_silence_behind_them_would_be():
     assert filled[0].shape[:2] == (2, DIMS.n_audio_ctx)
     assert filled[0][:, :500].unique().tolist() == [6.0, 8.0]
     assert filled[0][:, 500:].unique().tolist() == [SILENCE + 1]
-
-
-def test_an_eager_encoder_takes_what_waits_up_to_its_most():
-    network = Network()
-    encoder = EagerEncoder(network, [(network, Cache())] * 2, 3)
-    assert [encoder.batch_of(waiting) for waiting in (1, 3, 9)] == [1, 3, 3]
-    encoder.encode([torch.zeros(DIMS.n_mels, 3000)], [2])
-    assert network.batches == [(1, 1500, [2])] * 2  # encoded once, filled for each decoder
 
 
 class Turns:

@@ -8,7 +8,8 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.phrases import build_trie
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import beginnings, prompt_of, run
+from tests.serve.native.kernels.parity import nightly
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,8 @@ def runtime(engine):
 
 @pytest.fixture(scope="module")
 def job_of(windows, checkpoint):
+    windows = beginnings(windows)
+
     def job_of(number, window, draft=(), **options):
         _, language, features = windows[window]
         prompt = prompt_of(checkpoint.facts, language)
@@ -39,7 +42,7 @@ def pairs_of(events):
     return build_trie([(pair, 5.0) for pair in dict.fromkeys(pairs)])
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", [1, *nightly(3)])
 def test_phrases_change_the_answers_of_those_who_ask_for_them_alone(
     runtime, job_of, trie, beam_size
 ):

@@ -10,7 +10,9 @@ import numpy as np
 import soundfile
 from av.stream import Disposition
 
+from serve.speech import audio
 from serve.speech.activity import FRAME
+from serve.speech.meter import Limits
 
 RATE = 16_000
 SECONDS = 3.0
@@ -34,6 +36,12 @@ def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
     middles = np.arange(seconds / 2, len(samples) / RATE, seconds)
     parts = [samples[int((at - 0.5) * RATE) :][:RATE] for at in middles]
     return [int(np.argmax(np.abs(np.fft.rfft(part)))) for part in parts if len(part) == RATE]
+
+
+def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
+    """All samples of a file, and the warnings; keywords are those of `Limits`."""
+    told: list[str] = []
+    return audio.whole(audio.decode(data, Limits(max_s, **limits), warn=told.append)), told
 
 
 def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.speech import audio
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, SECONDS, encode_ffmpeg, recording, tones_of
+from tests.serve.speech.sounds import RATE, SECONDS, decode, encode_ffmpeg, recording, tones_of
 
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: audio/mpeg\r\nicy-name: Radio\r\n\r\n"
 ICY = b"ICY 200 OK\r\nicy-notice1: <BR>hello<BR>\r\nicy-br: 64\r\n\r\n"
@@ -19,11 +17,6 @@ STREAMS = {
     "aac": lambda: encode_ffmpeg("adts", "aac", 48_000),
     "ac3": lambda: encode_ffmpeg("ac3", "ac3"),
 }
-
-
-def decode(data: bytes) -> tuple[np.ndarray, list[str]]:
-    warnings: list[str] = []
-    return audio.whole(audio.decode(data, Limits(60.0), warn=warnings.append)), warnings
 
 
 def assert_is_tone(samples: np.ndarray, least_s: float) -> None:

@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from serve.speech import audio
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, Sound, encode, tracks
+from tests.serve.speech.sounds import RATE, Sound, decode, encode, tracks
 
 CLIP = Path(__file__).parents[2] / "data" / "en_two.wav"
 FIVE_ONE = ("FL", "FR", "FC", "LFE", "BL", "BR")
 SEVEN_ONE = (*FIVE_ONE, "SL", "SR")
-
-
-def decode(data: bytes, **limits) -> tuple[np.ndarray, list[str]]:
-    told: list[str] = []
-    return audio.whole(audio.decode(data, Limits(100.0, **limits), warn=told.append)), told
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.speech import audio
 from serve.speech.clock import FileClock
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, Sound, tone, tracks
+from tests.serve.speech.sounds import RATE, Sound, decode, tone, tracks
 
 S = 4.0
 TONE = tone(24_000, S)
@@ -23,11 +21,6 @@ CLOCKED = [
     ("mpegts", "aac", {}),
     ("flv", "aac", {}),
 ]
-
-
-def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
-    told: list[str] = []
-    return audio.whole(audio.decode(data, Limits(max_s, **limits), warn=told.append)), told
 
 
 def begin_s(samples: np.ndarray) -> float:

@@ -5,18 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.speech import audio
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, Sound, encode, tracks
+from tests.serve.speech.sounds import RATE, Sound, decode, encode, tracks
 
 DATA = Path(__file__).parents[2] / "data"
 LEAK = 0.1  # -20 dB
-
-
-def decode(data: bytes, channel: int = -1) -> tuple[np.ndarray, list[str]]:
-    told: list[str] = []
-    limits = Limits(100.0, channel=channel)
-    return audio.whole(audio.decode(data, limits, warn=told.append)), told
 
 
 def clip(name: str) -> np.ndarray:
@@ -59,8 +51,8 @@ def noise(n: int, level: float, seed: int) -> np.ndarray:
 def test_the_same_sound_in_both_channels_is_heard_once(turns, make, gain: float):
     both = turns[0] + turns[1]
     data = make(both, gain * both)
-    first, told_first = decode(data, 0)
-    second, told_second = decode(data, 1)
+    first, told_first = decode(data, channel=0)
+    second, told_second = decode(data, channel=1)
     assert left(first, both) > 0.99
     assert told_first == []
     assert left(second, both) < 0.01
@@ -71,8 +63,8 @@ def test_the_same_sound_in_both_channels_is_heard_once(turns, make, gain: float)
 def test_the_louder_copy_is_kept(turns):
     both = turns[0] + turns[1]
     data = wav(0.2 * both, both)
-    assert left(decode(data, 0)[0], both) < 0.05
-    assert left(decode(data, 1)[0], both) > 0.99
+    assert left(decode(data, channel=0)[0], both) < 0.05
+    assert left(decode(data, channel=1)[0], both) > 0.99
 
 
 @pytest.mark.parametrize(("make", "delay"), [(wav, 0), (opus, 48)])  # samples
@@ -83,7 +75,7 @@ def test_a_speaker_who_is_heard_quietly_in_the_others_channel(turns, make, delay
         b + LEAK * np.roll(a, delay) + noise(len(a), 0.0005, 2),
     )
     for channel, own, other in ((0, a, b), (1, b, a)):
-        samples, told = decode(data, channel)
+        samples, told = decode(data, channel=channel)
         assert left(samples, own) > 0.99
         assert left(samples, other) < 0.25
         assert len(told) == 1
@@ -93,6 +85,6 @@ def test_a_speaker_who_is_heard_quietly_in_the_others_channel(turns, make, delay
 def test_channels_of_their_own_are_left_bit_by_bit(turns):
     a, b = (voice + noise(len(voice), 0.0005, seed) for seed, voice in enumerate(turns))
     for channel in (0, 1):
-        samples, told = decode(wav(a, b), channel)
+        samples, told = decode(wav(a, b), channel=channel)
         np.testing.assert_array_equal(samples, decode(wav((a, b)[channel]))[0])
         assert told == []

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError, AudioLimitError, CancelledError
-from serve.speech import audio, joined, sources
+from serve.speech import joined, sources
 from serve.speech.meter import Limits
 from tests.serve.speech.sounds import (
     RATE,
     SECONDS,
+    decode,
     encode,
     encode_variant,
     tone,
@@ -18,12 +19,6 @@ from tests.serve.speech.sounds import (
 )
 
 LIMITS = Limits(60.0)
-PARTIAL = Limits(60.0, partial=True)
-
-
-def decode(data: bytes, limits: Limits = LIMITS) -> tuple[np.ndarray, list[str]]:
-    warnings: list[str] = []
-    return audio.whole(audio.decode(data, limits, warn=warnings.append)), warnings
 
 
 def wav(hertz: int = 300, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> bytes:
@@ -109,7 +104,7 @@ def test_a_part_that_is_cut_short(make, number: int):
     parts[number - 1] = parts[number - 1][: len(parts[number - 1]) * 5 // 6]
     with pytest.raises(AudioError, match=rf"cut short.*part {number} of 2.*; send the whole file"):
         decode(b"".join(parts))
-    samples, warnings = decode(b"".join(parts), PARTIAL)
+    samples, warnings = decode(b"".join(parts), partial=True)
     assert 5.0 < len(samples) / RATE < 5.8
     assert tones_of(samples)[0] == 300
     assert tones_of(samples[::-1])[0] == 500
@@ -121,30 +116,30 @@ def test_a_part_that_cannot_be_read():
     broken[20:22] = struct.pack("<H", 0x1234)  # an unknown coding
     with pytest.raises(AudioError, match=r"cannot be read|not decoded"):
         decode(wav(300) + broken)
-    samples, warnings = decode(wav(300) + broken + wav(700), PARTIAL)
+    samples, warnings = decode(wav(300) + broken + wav(700), partial=True)
     assert tones_of(samples) == [300, 700]
     assert "part 2 of 3" in warnings[0]
 
 
 def test_limits_are_of_all_parts():
     data = wav() * 3
-    assert len(decode(data, Limits(9.0, max_values=9.0 * RATE))[0]) == 9.0 * RATE
+    assert len(decode(data, 9.0, max_values=9.0 * RATE)[0]) == 9.0 * RATE
     with pytest.raises(AudioLimitError, match=r"lasts 9\.0 s, the limit is 8 s"):
-        decode(data, Limits(8.0))
+        decode(data, 8.0)
     with pytest.raises(AudioLimitError, match="million samples or more"):
-        decode(data, Limits(60.0, max_values=8.0 * RATE))
+        decode(data, 60.0, max_values=8.0 * RATE)
     mixed = wav(rate=8_000) + wav(rate=48_000)
     with pytest.raises(AudioLimitError, match="the limit is 5 s"):
-        decode(mixed, Limits(5.0))
+        decode(mixed, 5.0)
 
 
 def test_channels_one_by_one_must_be_the_same_in_all_parts():
     stereo = wav(channels=2)
     for channel in (0, 1):
-        assert len(decode(stereo * 2, Limits(60.0, channel=channel))[0]) == 2 * SECONDS * RATE
+        assert len(decode(stereo * 2, 60.0, channel=channel)[0]) == 2 * SECONDS * RATE
     three = wav(channels=3)
     with pytest.raises(AudioError, match=r"from 2 to 3 channels after 3\.00 s.*channels = mix"):
-        decode(stereo + three, Limits(60.0, channel=1))
+        decode(stereo + three, 60.0, channel=1)
 
 
 def test_more_parts_than_files_have_are_refused():

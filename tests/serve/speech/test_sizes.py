@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.speech import audio
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, SECONDS, encode, tone
+from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, tone
 
-LIMITS = Limits(60.0)
 NOT_COMPLETED = (
     r"audio's header was not completed: it declares .* of sound, and the file holds 3\.00 s"
 )
-
-
-def decode(data: bytes, limits: Limits = LIMITS) -> tuple[np.ndarray, list[str]]:
-    warnings: list[str] = []
-    return audio.whole(audio.decode(data, limits, warn=warnings.append)), warnings
 
 
 def noisy() -> np.ndarray:
@@ -95,7 +87,7 @@ def test_a_plausible_size_is_that_of_a_file_cut_short(fmt: str, factor: float):
     cut = data[: int(len(data) / factor)]
     with pytest.raises(AudioError, match="cut short"):
         decode(cut)
-    samples, warnings = decode(cut, Limits(60.0, partial=True))
+    samples, warnings = decode(cut, partial=True)
     assert len(samples) / RATE == pytest.approx(4 * SECONDS / factor, abs=0.3)
     assert warnings[0].startswith("audio is cut short")
 

@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import OptionError
-from serve.speech import audio
-from serve.speech.meter import Limits
-from tests.serve.speech.sounds import RATE, Sound, encode, tone, tracks
+from tests.serve.speech.sounds import RATE, Sound, decode, encode, tone, tracks
 
 LEVELS = (0.1, 0.2, 0.4)
 
 
-def decode(data: bytes, track: str = "") -> tuple[float, list[str]]:
+def taken(data: bytes, track: str = "") -> tuple[float, list[str]]:
     """How loud the track is that is taken, and what is told."""
-    told: list[str] = []
-    samples = audio.whole(audio.decode(data, Limits(100.0, track=track), warn=told.append))
+    samples, told = decode(data, track=track)
     return float(np.abs(samples[RATE // 2 : RATE]).max()), told
 
 
@@ -35,7 +32,7 @@ def film(fmt: str, default: int | None, languages: tuple[str, ...] = ("eng", "sp
 
 @pytest.mark.parametrize(("fmt", "default"), [("matroska", 0), ("mp4", 1), ("mov", 2)])
 def test_the_default_track_is_taken(fmt: str, default: int):
-    level, told = decode(film(fmt, default))
+    level, told = taken(film(fmt, default))
     assert level == pytest.approx(LEVELS[default], rel=0.1)
     assert len(told) == 1
     assert f"3 audio tracks; track {default + 1} (" in told[0]
@@ -44,7 +41,7 @@ def test_the_default_track_is_taken(fmt: str, default: int):
 
 
 def test_without_a_default_it_is_the_first():
-    level, told = decode(film("mpegts", None))
+    level, told = taken(film("mpegts", None))
     assert level == pytest.approx(LEVELS[0], rel=0.1)
     assert len(told) == 1
 
@@ -57,7 +54,7 @@ def test_without_a_default_it_is_the_first():
     ],
 )
 def test_a_track_is_chosen_by_number_or_language(fmt: str, track: str, place: int):
-    level, told = decode(film(fmt, 1 if fmt != "mpegts" else None), track)
+    level, told = taken(film(fmt, 1 if fmt != "mpegts" else None), track)
     assert level == pytest.approx(LEVELS[place], rel=0.1)
     assert told == []
 
@@ -65,7 +62,7 @@ def test_a_track_is_chosen_by_number_or_language(fmt: str, track: str, place: in
 @pytest.mark.parametrize("track", ["4", "de", "und", "xyz"])
 def test_a_track_that_is_not_there_is_an_error_that_lists_those_that_are(track: str):
     with pytest.raises(OptionError) as refused:
-        decode(film("matroska", 1), track)
+        taken(film("matroska", 1), track)
     text = str(refused.value)
     assert text.startswith(f"audio_track = '{track}'")
     assert "1 (eng, aac, mono), 2 (spa, aac, mono, default), 3 (fra, aac, mono)" in text
@@ -74,7 +71,7 @@ def test_a_track_that_is_not_there_is_an_error_that_lists_those_that_are(track: 
 @pytest.mark.parametrize("fmt", ["WAV", "FLAC", "MP3"])
 def test_files_of_one_track_have_a_first(fmt: str):
     data = encode(tone(), fmt)
-    assert decode(data, "1") == decode(data)
+    assert taken(data, "1") == taken(data)
     for track in ("2", "es"):
         with pytest.raises(OptionError, match=r"expected one of 1 \(no language"):
-            decode(data, track)
+            taken(data, track)

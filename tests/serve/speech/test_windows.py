@@ -145,31 +145,27 @@ def test_the_cut_is_in_the_pause(begin: float, floor: float):
     assert begin + 0.2 < first.duration_s < begin + 0.4
 
 
-def test_a_longer_pause_beats_a_shorter_one_even_if_later():
-    samples = with_pauses(45, [(18, 18.9), (26, 26.4)], 0.001)
-    assert cut(samples)[0].duration_s == pytest.approx(18.45, abs=EDGE)
+GAPS = [(15 + 0.4 * i, 15.06 + 0.4 * i) for i in range(36)]
 
 
-def test_of_equal_pauses_the_later_wins():
-    samples = with_pauses(45, [(17, 17.6), (21, 21.6), (25, 25.6)], 0.001)
-    assert cut(samples)[0].duration_s == pytest.approx(25.3, abs=EDGE)
-
-
-def test_long_pauses_are_equal_and_the_cut_is_close_to_the_next_speech():
-    samples = with_pauses(45, [(16, 20), (24, 26)], 0.001)
-    assert cut(samples)[0].duration_s == pytest.approx(25.5, abs=0.2)
+@pytest.mark.parametrize(
+    ("pauses", "end_s", "within_s"),
+    [
+        ([(18, 18.9), (26, 26.4)], 18.45, EDGE),  # the longer one, even if it is earlier
+        ([(17, 17.6), (21, 21.6), (25, 25.6)], 25.3, EDGE),  # of equal ones the last
+        ([(16, 20), (24, 26)], 25.5, 0.2),  # long ones are equal, and end with the next speech
+        ([*GAPS, (20.2, 20.8)], 20.5, 0.2),  # gaps between words are none
+    ],
+)
+def test_the_best_pause_is_cut_in(pauses, end_s, within_s):
+    samples = with_pauses(45, pauses, 0.001)
+    assert cut(samples)[0].duration_s == pytest.approx(end_s, abs=within_s)
 
 
 def test_digital_silence_does_not_beat_a_pause_with_room_noise():
     samples = with_pauses(45, [(26, 26.8)], 0.0005)
     samples[17 * SAMPLE_RATE : round(17.4 * SAMPLE_RATE)] = 0
     assert cut(samples)[0].duration_s == pytest.approx(26.4, abs=EDGE)
-
-
-def test_gaps_between_words_do_not_look_like_pauses():
-    gaps = [(15 + 0.4 * i, 15.06 + 0.4 * i) for i in range(36)]
-    samples = with_pauses(45, [*gaps, (20.2, 20.8)], 0.001)
-    assert 20.3 < cut(samples)[0].duration_s < 20.7
 
 
 def test_speech_without_a_pause_is_cut_at_its_quietest_place():

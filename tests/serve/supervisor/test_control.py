@@ -25,7 +25,7 @@ def test_an_end_that_is_interrupted_is_one(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert b"KeyboardInterrupt" in ended.stderr

@@ -14,7 +14,7 @@ from serve.supervisor.installation import find_installation
 @pytest.fixture
 def image(tmp_path, monkeypatch):
     """A folder that stands for /opt/tritonserver; empty, so there is no image."""
-    monkeypatch.setattr(installation_module, "_IMAGE", tmp_path / "opt")
+    monkeypatch.setattr(installation_module, "IMAGE", tmp_path / "opt")
     return tmp_path / "opt"
 
 
@@ -44,6 +44,16 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """The place of libpython as Python was built; it is not there, and the loader knows none."""
+    folder = str(tmp_path / "lib")
+    monkeypatch.setattr(installation_module.sysconfig, "get_config_var", lambda name: folder)
+    monkeypatch.setattr(installation_module.ctypes.util, "find_library", lambda name: None)
+    (tmp_path / "lib").mkdir()
+    return tmp_path / "lib" / f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+
+
 def test_the_wheels_server_gets_a_backend_folder_of_the_run_s_own(image, wheel, folder):
     found = find_installation(folder)
     assert found.binary == wheel / "bin" / "tritonserver"
@@ -57,20 +67,21 @@ def test_the_wheels_server_gets_a_backend_folder_of_the_run_s_own(image, wheel, 
     assert all(wheel in path.resolve().parents for path in backend.iterdir())
 
 
-def test_its_libraries_and_this_python_come_first(image, wheel, folder, monkeypatch):
+def test_its_libraries_and_this_python_come_first(image, wheel, library, folder, monkeypatch):
+    library.touch()
+    own = str(library.parent)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/some/libraries")
     monkeypatch.setenv("PATH", "/some/bin")
     monkeypatch.setenv("EARSHOT_TEST", "kept")
-    monkeypatch.setattr(installation_module, "_libpython_folder", lambda: "/libpython")
     environment = find_installation(folder).environment()
     libraries = str(wheel.parent.parent / "nvidia_pytriton.libs")
-    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, "/libpython", "/some/libraries"]
+    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, own, "/some/libraries"]
     assert environment["PATH"].split(":") == [str(Path(sys.executable).parent), "/some/bin"]
     assert environment["EARSHOT_TEST"] == "kept"
     assert environment["EARSHOT_LD_LIBRARY_PATH"] == "/some/libraries"
     monkeypatch.delenv("LD_LIBRARY_PATH")
     environment = find_installation(folder / "another").environment()
-    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, "/libpython"]
+    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, own]
 
 
 def test_an_image_needs_nothing(image, folder):
@@ -97,30 +108,15 @@ def test_a_wheel_without_a_stub_for_this_python_is_refused(image, wheel, folder)
         find_installation(folder)
 
 
-class TestLibpython:
-    NAME = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+def test_libpython_is_left_to_the_loader_where_that_knows_it(
+    image, wheel, library, folder, monkeypatch
+):
+    monkeypatch.setattr(installation_module.ctypes.util, "find_library", lambda name: f"{name}.so")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    libraries = str(wheel.parent.parent / "nvidia_pytriton.libs")
+    assert find_installation(folder).environment()["LD_LIBRARY_PATH"] == libraries
 
-    @pytest.fixture
-    def library_folder(self, tmp_path, monkeypatch):
-        sysconfig = installation_module.sysconfig
-        monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
-        return tmp_path
 
-    @pytest.fixture
-    def loader(self, monkeypatch):
-        """What the dynamic loader finds by itself: at first nothing."""
-        found = {}
-        monkeypatch.setattr(installation_module.ctypes.util, "find_library", found.get)
-        return found
-
-    def test_it_is_named_where_python_was_installed(self, library_folder, loader):
-        (library_folder / self.NAME).touch()
-        assert installation_module._libpython_folder() == str(library_folder)
-
-    def test_the_loader_may_know_it(self, library_folder, loader):
-        loader[self.NAME.removeprefix("lib").removesuffix(".so.1.0")] = "libpython.so"
-        assert installation_module._libpython_folder() == ""
-
-    def test_a_python_without_it_is_refused(self, library_folder, loader):
-        with pytest.raises(UnavailableError, match=rf"{self.NAME} was not found"):
-            installation_module._libpython_folder()
+def test_a_python_without_its_library_is_refused(image, wheel, library, folder):
+    with pytest.raises(UnavailableError, match=rf"{library.name} was not found"):
+        find_installation(folder)

@@ -28,7 +28,7 @@ class FakeProcess:
 @pytest.fixture
 def clock():
     """Stands still until a test sets it."""
-    return SimpleNamespace(now=1000.0)
+    return SimpleNamespace(now=1000.0, needed=True)
 
 
 @pytest.fixture
@@ -39,11 +39,13 @@ def started():
 
 @pytest.fixture
 def part(clock, started):
+    """A part that the server ends with while `clock.needed`."""
+
     def launch():
         started.append(FakeProcess())
         return started[-1]
 
-    return Part("server", "The server", launch, 20.0, clock=lambda: clock.now)
+    return Part("server", "The server", launch, 20.0, lambda: clock.needed, lambda: clock.now)
 
 
 def make_ready(part, started):
@@ -140,11 +142,11 @@ def test_it_is_given_up_after_starts_in_a_row_of_which_none_was_ready(part, star
 
 
 def test_one_of_several_is_never_given_up_while_others_work(part, started, clock):
-    part._needed = lambda: False
+    clock.needed = False
     make_ready(part, started)
     for _ in range(2 * MAX_FAILED_STARTS):
         fail(part, started, clock, "the device is gone")
-    part._needed = lambda: True
+    clock.needed = True
     started[-1].reason = "the device is gone"
     with pytest.raises(EarshotError, match="gave up after 10 starts"):
         part.look()

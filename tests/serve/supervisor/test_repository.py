@@ -7,67 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serve.supervisor.repository import write_repository
-
-INPUTS = [
-    ("AUDIO", "TYPE_STRING", [1]),
-    ("SAMPLES", "TYPE_FP32", [-1]),
-    ("SAMPLE_RATE", "TYPE_INT32", [1]),
-    ("LANGUAGE", "TYPE_STRING", [1]),
-    ("LANGUAGES", "TYPE_STRING", [-1]),
-    ("MULTILINGUAL", "TYPE_BOOL", [1]),
-    ("TASK", "TYPE_STRING", [1]),
-    ("PROMPT", "TYPE_STRING", [1]),
-    ("HOTWORDS", "TYPE_STRING", [1]),
-    ("PHRASES", "TYPE_STRING", [-1]),
-    ("PREFIX", "TYPE_STRING", [1]),
-    ("MODE", "TYPE_STRING", [1]),
-    ("PARTIAL", "TYPE_BOOL", [1]),
-    ("AUDIO_TRACK", "TYPE_STRING", [1]),
-    ("TIMESTAMPS", "TYPE_BOOL", [1]),
-    ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
-    ("TRY_WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
-    ("TOKEN_LOGPROBS", "TYPE_BOOL", [1]),
-    ("LOW_CONFIDENCE", "TYPE_FP32", [1]),
-    ("CHANNELS", "TYPE_STRING", [1]),
-    ("DIARIZE", "TYPE_BOOL", [1]),
-    ("NUM_SPEAKERS", "TYPE_INT32", [1]),
-    ("MIN_SPEAKERS", "TYPE_INT32", [1]),
-    ("MAX_SPEAKERS", "TYPE_INT32", [1]),
-    ("KNOWN_SPEAKER_NAMES", "TYPE_STRING", [-1]),
-    ("KNOWN_SPEAKER_REFERENCES", "TYPE_STRING", [-1]),
-    ("CLIP_TIMESTAMPS", "TYPE_FP64", [-1]),
-    ("HALLUCINATION_SILENCE_THRESHOLD", "TYPE_FP32", [1]),
-    ("VAD", "TYPE_STRING", [1]),
-    ("VOICE", "TYPE_FP64", [-1]),
-    ("VAD_THRESHOLD", "TYPE_FP32", [1]),
-    ("VAD_MIN_SPEECH_S", "TYPE_FP32", [1]),
-    ("VAD_MIN_SILENCE_S", "TYPE_FP32", [1]),
-    ("VAD_PAD_S", "TYPE_FP32", [1]),
-    ("TEMPERATURE", "TYPE_FP32", [1]),
-    ("MAX_TOKENS", "TYPE_INT32", [1]),
-    ("BEAM_SIZE", "TYPE_INT32", [1]),
-    ("PATIENCE", "TYPE_FP32", [1]),
-    ("LENGTH_PENALTY", "TYPE_FP32", [1]),
-    ("BEST_OF", "TYPE_INT32", [1]),
-    ("REPETITION_PENALTY", "TYPE_FP32", [1]),
-    ("NO_REPEAT_NGRAM_SIZE", "TYPE_INT32", [1]),
-    ("SUPPRESS_BLANK", "TYPE_BOOL", [1]),
-    ("SHORT_ENCODER", "TYPE_BOOL", [1]),
-    ("UNFINISHED", "TYPE_BOOL", [1]),
-    ("DRAFT", "TYPE_INT32", [-1]),
-    ("STREAM", "TYPE_BOOL", [1]),
-]
-OUTPUTS = [
-    ("TEXT", "TYPE_STRING", [1]),
-    ("SEGMENTS", "TYPE_STRING", [1]),
-    ("LANGUAGE", "TYPE_STRING", [1]),
-    ("LANGUAGE_PROB", "TYPE_FP32", [1]),
-    ("DURATION", "TYPE_FP64", [1]),
-    ("TIMINGS", "TYPE_STRING", [1]),
-    ("TOKENS", "TYPE_INT32", [-1]),
-    ("WARNINGS", "TYPE_STRING", [-1]),
-    ("PHASES", "TYPE_STRING", [1]),
-]
+from serve.wire.tensors import INPUTS, OUTPUTS
 
 
 @pytest.fixture
@@ -90,7 +30,15 @@ def read(repository, name):
 
 def tensors(items):
     types = model_config_pb2.DataType
-    return [(item.name, types.Name(item.data_type), list(item.dims)) for item in items]
+    return {item.name: (types.Name(item.data_type), tuple(item.dims)) for item in items}
+
+
+def declared(specs):
+    """What Triton is to be told of the tensors of the wire."""
+    return {
+        name: (f"TYPE_{spec.datatype}".replace("BYTES", "STRING"), tuple(spec.dims))
+        for name, spec in specs.items()
+    }
 
 
 def test_the_model_is_configured_for_triton(repository):
@@ -99,9 +47,9 @@ def test_the_model_is_configured_for_triton(repository):
     assert config.model_transaction_policy.decoupled
     (group,) = config.instance_group
     assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
-    assert tensors(config.input) == INPUTS
+    assert tensors(config.input) == declared(INPUTS)
     assert all(item.optional for item in config.input)
-    assert tensors(config.output) == OUTPUTS
+    assert tensors(config.output) == declared(OUTPUTS)
 
 
 def test_the_model_has_the_run_and_this_code(repository, folder):

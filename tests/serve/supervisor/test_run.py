@@ -23,34 +23,11 @@ from serve.supervisor.server import config_to_toml
 from serve.wire.alive import STALE_S, age_s
 from serve.wire.client import Client
 from serve.wire.folder import ALIVE, shared_memory
-from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, outcomes, wait_until
+from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
 START_S = 180.0
-
-
-def answered(server):
-    return outcomes(server)["ok"] > 1  # the warm-up is one
-
-
-def test_readiness_and_a_clean_end(nano_config):
-    config = nano_config()
-    address = f"127.0.0.1:{config.server.grpc_port}"
-    with Client(address, timeout_s=120) as client, running_server(config) as server:
-        assert is_ready(server.http) and server.failure() is None
-        (triton,) = server.pids
-        family = [triton, *live_children(triton), gateway_of(server)]
-        assert len(family) == 3 and all(map(is_alive, family))
-        folder = server.folder
-        assert client.ready()
-        call = client.start(Request(audio=LONG))
-        wait_until(lambda: outcomes(server)["pending"] or answered(server), "not accepted")
-        server.stop()
-        assert call.result().duration == 75.0  # accepted before the end, so answered
-    assert not is_ready(server.http)
-    assert not any(map(is_alive, family))
-    assert not folder.exists() and not shared_memory(folder)
 
 
 def gateway_of(server):
@@ -169,20 +146,29 @@ def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
     comes_back(survivor)
 
 
+def test_the_end_answers_what_was_accepted_and_leaves_nothing(survivor):
+    """The last that has the survivor."""
+    (triton,) = survivor.pids
+    family = [triton, *live_children(triton), gateway_of(survivor)]
+    assert len(family) == 3 and all(map(is_alive, family))
+    with Client(survivor.grpc, timeout_s=120) as client:
+        assert client.ready() and survivor.failure() is None
+        requests = accepted(survivor)
+        call = client.start(Request(audio=LONG))
+        wait_until(lambda: accepted(survivor) > requests, "not accepted")
+        survivor.stop()
+        assert call.result().duration == 75.0
+    assert not is_ready(survivor.http)
+    assert not any(map(is_alive, family))
+    assert not shared_memory(survivor.folder)
+
+
 # ---------------------------------------------------------------- starts that fail
 
 
 def never(config, *arguments):
     with running_server(config, *arguments):
         raise AssertionError("the server started")
-
-
-def test_a_missing_engine_is_said_in_one_sentence(nano_config, tmp_path):
-    with pytest.raises(
-        EarshotError, match=rf"no engine at {tmp_path}/none .*build one with"
-    ) as one:
-        never(nano_config(), str(tmp_path / "none"))
-    assert len(str(one.value).splitlines()) == 1
 
 
 @pytest.mark.nightly

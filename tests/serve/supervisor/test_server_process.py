@@ -43,9 +43,10 @@ def test_too_little_shared_memory_is_refused_with_what_to_do(tmp_path, monkeypat
 
 
 def test_numpy_2_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.wire.numpy_version.np.__version__", "2.0.1")
-    with pytest.raises(UnavailableError, match=r"numpy 2\.0\.1 is installed.*install numpy below"):
-        prepare(tmp_path, Config(), "engines/none")
+    for version in ("2.0.1", "10.0"):
+        monkeypatch.setattr("serve.wire.numpy_version.np.__version__", version)
+        with pytest.raises(UnavailableError, match=f"numpy {version} is installed.*numpy below"):
+            prepare(tmp_path, Config(), "engines/none")
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
@@ -222,16 +223,6 @@ def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
             wait_until(triton.failure, "nobody noticed")
             assert "Triton gave up requests" in triton.failure()
             assert "not healthy" in call.result().error_message
-
-
-@pytest.mark.nightly
-@pytest.mark.server
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_model_that_dies_is_a_failure(alone, number):
-    with alone() as (_, triton):
-        os.kill(model_of(triton), number)
-        wait_until(triton.failure, "nobody noticed")
-        assert "process ended" in triton.failure()
 
 
 @pytest.mark.nightly

@@ -202,7 +202,7 @@ class TestTheRuntimesFault(TranscriberTests):
 
     def test_a_broken_invariant_ends_the_server(self, start, echo, monkeypatch, caplog):
         transcriber, _ = start(echo)
-        monkeypatch.setattr(transcriber._intake, "held_ids", lambda: {99})
+        monkeypatch.setattr("serve.transcriber.intake.Intake.held_ids", lambda _: {99})
         Client().send(transcriber, request())  # the check is before the next sleep
         until(lambda: not transcriber.healthy)
         with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):

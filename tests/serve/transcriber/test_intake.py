@@ -27,7 +27,8 @@ def request(seconds):
     return Request(np.zeros(round(seconds * SAMPLE_RATE), np.float32), sample_rate=SAMPLE_RATE)
 
 
-SECOND, LONG = request(1), request(150)
+LONG_S = 100.0
+SECOND, LONG = request(1), request(LONG_S)
 WINDOWS = len(list(cut([LONG.audio])))  # of the long one
 
 
@@ -48,7 +49,7 @@ class Harness:
 
     def settle(self):
         """Wait until the workers have nothing more that they may do."""
-        until(lambda: self.intake._working == 0)
+        until(lambda: self.intake.working == 0)
 
     def windows(self):
         """How many windows each request has been given."""
@@ -113,7 +114,7 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
     for each in requests:
         windows = [window for id, window in harness.said if id == each.id]
         assert [w.start_s for w in windows] == sorted({w.start_s for w in windows})
-        assert sum(w.duration_s for w in windows) == 150.0
+        assert sum(w.duration_s for w in windows) == LONG_S
         assert [w.last for w in windows] == [False] * (len(windows) - 1) + [True]
     assert harness.intake.held_windows() == 0
 

@@ -242,39 +242,6 @@ class TestDetection(TranscriberTests):
         assert transcriber.transcribe(request("so", language="es")).language == "es"
         assert DETECT_LANGUAGE not in runtime.jobs[0].prompt
 
-    @pytest.mark.parametrize(
-        ("able", "options", "message"),
-        [
-            ({}, {"languages": "en"}, "languages = 'en'; expected a list of codes"),
-            ({}, {"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
-            (
-                {},
-                {"languages": ["en", "de"], "language": "en"},
-                r"languages = \['en', 'de'\] with language = 'en'; expected one of them",
-            ),
-            (
-                {"languages": False},
-                {"languages": ["en"]},
-                r"languages = \['en'\], but the runtime fake cannot choose among some languages",
-            ),
-            ({}, {"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
-            (
-                {},
-                {"multilingual": True, "language": "en"},
-                "multilingual = true with language = 'en'; expected one",
-            ),
-            (
-                {"detect_language": False},
-                {"multilingual": True},
-                "multilingual = true, but the runtime fake cannot",
-            ),
-        ],
-    )
-    def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
-        transcriber, _ = start(echo, dataclasses.replace(CAPABILITIES, **able))
-        with pytest.raises(OptionError, match=message):
-            transcriber.transcribe(request(**{"language": None, **options}))
-
     def test_an_english_only_engine_refuses_them(self, start, echo, tmp_path):
         transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
         for asked, told in (({"languages": ["en"]}, r"\['en'\]"), ({"multilingual": True}, "true")):

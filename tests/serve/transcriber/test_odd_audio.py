@@ -42,17 +42,6 @@ class TestOddAudio(TranscriberTests):
         with pytest.raises(OptionError, match=r"audio_track = 'de'.*1 \(eng.*2 \(spa.*3 \(fra"):
             transcriber.transcribe(file(film, audio_track="de"))
 
-    @pytest.mark.parametrize("track", ["0", "a" * 60, 2, "es;"])
-    def test_tracks_that_cannot_be(self, start, echo, track):
-        transcriber, _ = start(echo)
-        with pytest.raises(OptionError, match=r"^audio_track = .*; expected the number"):
-            transcriber.transcribe(file(encode(noise(1.0), "WAV"), audio_track=track))
-
-    def test_samples_have_no_tracks(self, start, echo):
-        transcriber, _ = start(echo)
-        with pytest.raises(OptionError, match=r"^audio_track = '1' came with samples"):
-            transcriber.transcribe(request(audio_track="1"))
-
     def test_sound_too_low_for_speech_is_told_and_not_tried_again(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, **UNSURE))
         low = encode(tone(1_000), "WAV", "PCM_16", 1_000)

@@ -67,6 +67,13 @@ def test_more_than_a_thousand_are_refused():
     assert phrases_of(Request(b"", phrases=many[:1000]), CONFIG) == many[:1000]
 
 
+def test_phrases_of_too_many_bytes_are_refused_before_they_are_tokenized():
+    long = tuple(f"{i:04}{'é' * 90}" for i in range(400))
+    with pytest.raises(OptionError, match="has 73600 bytes; expected at most 65536"):
+        phrases_of(Request(b"", phrases=long), CONFIG)
+    assert phrases_of(Request(b"", phrases=long[:350]), CONFIG) == long[:350]
+
+
 def test_a_phrase_is_looked_for_with_a_space_and_without_and_capitalised(tokenizer):
     trie = trie_of(("fox^2",), tokenizer)
     spaced, bare = tokenizer.phrases_ids("phrases", ["fox", "Fox"])

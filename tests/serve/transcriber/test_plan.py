@@ -20,7 +20,9 @@ from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 N_TEXT_CTX = 448
 SECOND = np.zeros(16_000, np.float32)
 TRANSLATED = {"task": "translate"}
-SEARCH = {"beam_width": 8, "search_options": True}
+SEARCH = {"beam_width": 8, "search_options": True, "words": True}
+FILE = {"audio": b"RIFF", "sample_rate": None}
+VOICE = "data:audio/wav;base64,UklGRg=="
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,14 @@ def test_who_never_learnt_to_translate_does_not(plan):
         plan(config=TranscriberConfig(translate=False), **asked)
 
 
+def known(names, *references):
+    return {
+        "diarize": True,
+        "known_speaker_names": tuple(names) if len(references) > 1 else (names,),
+        "known_speaker_references": references,
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
@@ -111,7 +121,29 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"voice": (0.0, 1.0), "clip_timestamps": (0.0,)}, "voice came with clip_timestamps"),
         ({"unfinished": 1}, "unfinished = 1; expected true or false"),
         ({"language": "xx"}, "language"),
+        ({"languages": "en"}, "languages = 'en'; expected a list of codes"),
+        ({"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
+        ({"languages": ["de", "es"]}, r"languages = \['de', 'es'\] with language = 'en'; expec"),
+        ({"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
+        ({"multilingual": True}, "multilingual = true with language = 'en'; expected one"),
         ({"task": "summarise"}, "task"),
+        ({"hotwords": "fox <|en|>"}, "hotwords holds the special token"),
+        ({"hotwords": "word " * 400}, "hotwords has 1999 characters, more than 223 tokens"),
+        ({"prefix": "fox " * 60, "hotwords": "word " * 40}, "prefix has 239 characters, more"),
+        ({"audio_track": "1"}, "audio_track = '1' came with samples"),
+        ({**FILE, "audio_track": "es;"}, "audio_track = 'es;'; expected the number"),
+        ({**FILE, "audio_track": 2}, "audio_track = 2; expected the number"),
+        ({"channels": "split"}, "samples have one channel; send a file"),
+        ({**FILE, "channels": "left"}, "channels = 'left'; expected "),
+        ({**FILE, "channels": "split", "diarize": True}, "channels = .*; expected "),
+        ({"diarize": 1}, "diarize = 1; expected true or false"),
+        ({"diarize": True, "num_speakers": 0}, "num_speakers = 0; expected 1 to 100"),
+        ({"diarize": True, "min_speakers": 3, "max_speakers": 2}, "can all be right"),
+        ({"num_speakers": 2}, "no speakers are told apart"),
+        ({"diarize": True, **TRANSLATED}, "diarize = true, but a translation's words"),
+        ({"diarize": True, "known_speaker_names": ("Ann",)}, "known_speaker_names has 1 and "),
+        (known("Ann", "ann.wav"), "expected data URLs in base64"),
+        (known("AA", VOICE, VOICE), "expected different names"),
         ({"sample_rate": None}, "sample_rate"),
     ],
 )
@@ -126,7 +158,12 @@ def test_wrong_options_are_refused_by_name(plan, options, name):
         ({"sampling": False}, {"temperature": 0.5}, "temperature"),
         ({"timestamps": False}, {}, "timestamps"),
         ({"detect_language": False}, {"language": None}, "language"),
+        ({"detect_language": False}, {"language": None, "multilingual": True}, "multilingual"),
+        ({"languages": False}, {"language": None, "languages": ["en"]}, "languages"),
         ({"short_windows": False}, {"short_encoder": True}, "short_encoder"),
+        ({"previous_text": False}, {"mode": "sequential"}, "mode = sequential"),
+        ({"previous_text": False}, {"hotwords": "fox"}, "hotwords is given"),
+        ({"previous_text": False}, {"prefix": "fox"}, "prefix is given"),
     ],
 )
 def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):

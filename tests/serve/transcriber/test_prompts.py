@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from serve.contract.errors import OptionError
 from serve.transcriber.prompts import Texts
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
@@ -20,7 +19,6 @@ from tests.harness import (
 
 START = (100, 101)
 TEXTS = Texts(99, limit=8, previous_limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
-MUTE = dataclasses.replace(CAPABILITIES, previous_text=False)
 
 
 class TestPrompts:
@@ -151,32 +149,3 @@ class TestSequence(TranscriberTests):
             client.handle.cancel()
             assert client.error
         assert len(runtime.jobs) == 3, "one window of each at a time"
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"mode": "sequential"}, "mode = sequential, but the runtime fake cannot begin with"),
-            ({"hotwords": "fox"}, "hotwords is given, but the runtime fake cannot begin with"),
-            ({"prefix": "fox"}, "prefix is given, but the runtime fake cannot begin with text"),
-        ],
-    )
-    def test_a_runtime_without_text_in_prompts_refuses_it_by_name(
-        self, start, echo, tokenizer, options, message
-    ):
-        transcriber, _ = start(echo, MUTE)
-        with pytest.raises(OptionError, match=message):
-            transcriber.transcribe(request(**{"prompt": "", **options}))
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"hotwords": "fox <|en|>"}, "hotwords holds the special token"),
-            ({"hotwords": "word " * 400}, "hotwords has 1999 characters, more than 223 tokens"),
-            ({"prefix": "fox " * 60, "hotwords": "word " * 40}, "prefix has 239 characters, more"),
-        ],
-    )
-    def test_hotwords_that_cannot_be_are_the_requests_failure(self, start, echo, options, message):
-        transcriber, runtime = start(echo)
-        with pytest.raises(OptionError, match=message):
-            transcriber.transcribe(request(**options))
-        quiescent(transcriber, runtime)

@@ -8,7 +8,7 @@ import pytest
 from serve.triton import metrics
 from serve.triton.metrics import FAMILIES, Offers, Publisher
 from tests import fake_triton
-from tests.serving import STATS, wait_until
+from tests.serving import STATS, WAIT_S, wait_until
 
 EXPECTED = {
     ("requests_total", "ok"): 2,
@@ -65,7 +65,7 @@ def families():
 @pytest.fixture
 def publish(families, monkeypatch):
     """Start a publisher that looks all the time."""
-    monkeypatch.setattr(metrics, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(metrics, "INTERVAL_S", 0.001)
     started = []
 
     def start(stats):
@@ -137,8 +137,8 @@ def test_nothing_is_published_after_the_end(publish):
         return STATS
 
     publisher = publish(stats)
-    assert looked.wait(10)
+    assert looked.wait(WAIT_S)
     publisher.close()
     before = len(looks)
-    assert not publisher._thread.is_alive()
+    assert "earshot-metrics" not in {thread.name for thread in threading.enumerate()}
     assert len(looks) == before

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from serve.contract.messages import Finished, Phase, Request, SegmentReady
 from serve.triton import heartbeat
 from serve.wire import tensors
 from tests import fake_triton
-from tests.serving import SEGMENT, TRANSCRIPT, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
 
 MODEL = Path(__file__).parents[3] / "serve/triton/model_repository/whisper/1/model.py"
 
@@ -67,7 +68,7 @@ def failure(tmp_path):
 @pytest.fixture
 def start(module, backend, failure, monkeypatch):
     """Start the model as Triton does."""
-    monkeypatch.setattr(module, "_open_backend", lambda parameters: backend)
+    monkeypatch.setattr(module, "open_backend", lambda parameters: backend)
     models = []
     interval = sys.getswitchinterval()
 
@@ -92,8 +93,12 @@ def asked(segments=False, priority="file", **options):
     return request
 
 
+def threads():
+    return {thread.name for thread in threading.enumerate()}
+
+
 def last(request):
-    response, final = request.sender.sent.get(timeout=10)
+    response, final = request.sender.sent.get(timeout=WAIT_S)
     assert final and request.sender.sent.empty()
     return response
 
@@ -107,7 +112,7 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
     for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
         on_event(event)
     if stream:
-        response, final = request.sender.sent.get(timeout=10)
+        response, final = request.sender.sent.get(timeout=WAIT_S)
         assert not final and tensors.segments_from_outputs(response.outputs.get) == (SEGMENT,)
     assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
 
@@ -197,7 +202,7 @@ def test_the_end_sends_what_the_drain_still_answers(start, backend):
     backend.close = lambda: backend.started[0][1](Finished(TRANSCRIPT))
     model.finalize()
     assert "TIMINGS" in last(request).outputs
-    assert not model._responses._thread.is_alive()
+    assert "earshot-responses" not in threads()
     del backend.close
 
 
@@ -209,7 +214,7 @@ def test_it_says_that_it_lives_from_its_start_to_its_end(start, failure, monkeyp
     wait_until(alive.exists, "no further sign of life")
     model.finalize()
     alive.unlink()
-    assert not model._heartbeat._thread.is_alive()
+    assert "earshot-heartbeat" not in threads()
 
 
 class TestOpenBackend:
@@ -229,7 +234,7 @@ class TestOpenBackend:
         """Whatever is made is the list of its name and arguments."""
         for name in ("EngineBackend", "open_transcriber"):
             monkeypatch.setattr(module, name, lambda *a, name=name: [name, *a])
-        return module._open_backend
+        return module.open_backend
 
     def test_it_has_the_engine(self, made, parameters):
         name, transcriber, *others = made(parameters)
@@ -248,7 +253,7 @@ def test_a_start_that_fails_leaves_its_reason(
     def fail(parameters):
         raise error
 
-    monkeypatch.setattr(module, "_open_backend", fail)
+    monkeypatch.setattr(module, "open_backend", fail)
     with pytest.raises(fake_triton.TritonModelException, match=f"^{error}$"):
         start()
     assert failure.read_text() == told

@@ -8,7 +8,7 @@ from serve.contract.errors import AudioError
 from serve.contract.messages import Finished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import tensors
-from tests.serving import SEGMENT, TRANSCRIPT, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
 
 SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), Finished(TRANSCRIPT)
 
@@ -24,17 +24,17 @@ class Sender:
         self.go_on.set()
 
     def response(self, outputs):
-        self._maybe_break("response")
+        self.maybe_break("response")
         return sorted(outputs)
 
     def error_response(self, error):
-        self._maybe_break("error_response")
+        self.maybe_break("error_response")
         return error
 
     def send(self, response, final):
         self.sending.set()
-        assert self.go_on.wait(10)
-        self._maybe_break("send")
+        assert self.go_on.wait(WAIT_S)
+        self.maybe_break("send")
         assert not (self.sent and self.sent[-1][1]), "a response after the last one"
         self.sent.append((response, final))
 

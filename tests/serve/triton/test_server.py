@@ -3,10 +3,7 @@
 import dataclasses
 import io
 import re
-import subprocess
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import grpc
@@ -18,10 +15,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from serve.contract.errors import (
-    AudioError,
     CancelledError,
     EarshotError,
-    OptionError,
     OverloadedError,
 )
 from serve.contract.messages import Finished, Request, SegmentReady
@@ -35,6 +30,7 @@ from tests.serving import (
     audio_file,
     http_inputs,
     metrics_page,
+    outcomes,
     settled,
     wait_until,
 )
@@ -176,33 +172,16 @@ INVALID = {
     "nothing": ({}, "AUDIO"),
     "both kinds of audio": ({"AUDIO": CLIP, "SAMPLES": NAN, "SAMPLE_RATE": 16_000}, "AUDIO"),
     "empty file": ({"AUDIO": b""}, "audio has 0 bytes"),
-    "truncated FLAC": ({"AUDIO": LONG[: len(LONG) // 2]}, "audio is cut short"),
     "truncated WAV": ({"AUDIO": WAV[: len(WAV) // 2]}, "audio is cut short"),
-    "no audio at all": ({"AUDIO": b"GET / HTTP/1.1\r\n" * 40}, "audio"),
     "no samples": ({"SAMPLES": np.zeros(0, "f4"), "SAMPLE_RATE": 16_000}, "audio holds no samples"),
-    "file without sound": ({"AUDIO": audio_file(0.0, "WAV")}, "audio"),
     "NaN": ({"SAMPLES": NAN, "SAMPLE_RATE": 16_000}, "NaN"),
-    "16-bit numbers": ({"SAMPLES": NAN * 0 + 9.0, "SAMPLE_RATE": 16_000}, "audio"),
     "too long": ({"AUDIO": audio_file(121.0)}, "the limit is 120 s"),
-    "samples without a rate": ({"SAMPLES": np.zeros(1600, "f4")}, "sample_rate"),
-    "rate of 7": ({"SAMPLES": np.zeros(1600, "f4"), "SAMPLE_RATE": 7}, "7 samples a second"),
-    "rate with a file": ({"AUDIO": CLIP, "SAMPLE_RATE": 16_000}, "sample_rate"),
     "unknown language": ({"AUDIO": CLIP, "LANGUAGE": "klingon"}, "klingon"),
     "language not in UTF-8": ({"AUDIO": CLIP, "LANGUAGE": b"\xff\xfe"}, "LANGUAGE"),
-    "unknown task": ({"AUDIO": CLIP, "TASK": "sing"}, "TASK = 'sing'"),
-    "temperature": ({"AUDIO": CLIP, "TEMPERATURE": 2.5}, "temperature = 2.5"),
-    "temperature NaN": ({"AUDIO": CLIP, "TEMPERATURE": float("nan")}, "temperature"),
     "no tokens": ({"AUDIO": CLIP, "MAX_TOKENS": 0}, "max_tokens"),
-    "too many tokens": ({"AUDIO": CLIP, "MAX_TOKENS": 10**6}, "max_tokens"),
-    "9 beams": ({"AUDIO": CLIP, "BEAM_SIZE": 9}, "beam_size = 9; expected at most 8"),
-    "patience NaN": ({"AUDIO": CLIP, "PATIENCE": float("nan")}, "patience = nan; expected a"),
-    "negative penalty": ({"AUDIO": CLIP, "LENGTH_PENALTY": -1.0}, "length_penalty = -1.0; expec"),
-    "beams as text": ({"AUDIO": CLIP, "BEAM_SIZE": "five"}, "BEAM_SIZE"),
     "unknown option": ({"AUDIO": CLIP, "VOLUME": 3}, "VOLUME"),
-    "audio of another type": ({"AUDIO": np.zeros(1, "f4")}, "AUDIO"),
     "samples of another type": ({"SAMPLES": ("INT16", [2], b"\0" * 4)}, "SAMPLES"),
     "samples in two dimensions": ({"SAMPLES": np.zeros((2, 80), "f4")}, "SAMPLES"),
-    "option of another type": ({"AUDIO": CLIP, "LANGUAGE": 3}, "LANGUAGE"),
     "two languages": ({"AUDIO": CLIP, "LANGUAGE": ("BYTES", [2], b"\x01\0\0\0a" * 2)}, "LANGUAGE"),
     "torn BYTES": ({"AUDIO": ("BYTES", [1], b"\xff\xff\xff\x7fabc")}, "AUDIO"),
     "torn FP32": ({"SAMPLES": ("FP32", [2], b"\0\0\0")}, "SAMPLES"),
@@ -232,13 +211,6 @@ def test_a_refusal_by_http_has_its_status_too(server):
         assert refused.value.status() == "400"
 
 
-def test_the_client_raises_what_the_server_meant(client):
-    with pytest.raises(AudioError, match=r"^audio has 0 bytes"):
-        client.transcribe(b"")
-    with pytest.raises(OptionError, match="klingon"):
-        list(client.stream(Request(audio=CLIP, language="klingon")))
-
-
 def test_whisper_does_not_pretend_to_stream(server):
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -247,15 +219,18 @@ def test_whisper_does_not_pretend_to_stream(server):
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.nightly
 def test_a_full_queue_refuses_and_recovers(server, client):
     before = settled(server)
     calls = [client.start(Request(audio=LONG)) for _ in range(150)]
-    # Told to the client, not only counted by the server: a cancel overtakes a refusal on its way.
-    wait_until(lambda: any(map(was_refused, calls)), "nothing was refused")
-    for call in calls:
-        call.cancel()
-    errors = [error_of(call) for call in calls]
-    assert any(isinstance(error, OverloadedError) for error in errors), errors
+    with ThreadPoolExecutor(len(calls)) as pool:
+        ends = [pool.submit(error_of, call) for call in calls]
+        # Told to the client, not only counted by the server: a cancel overtakes a refusal.
+        told = (end.result() for end in as_completed(ends))
+        assert any(isinstance(error, OverloadedError) for error in told), "nothing was refused"
+        for call in calls:
+            call.cancel()
+        errors = [end.result() for end in ends]
     kinds = {type(error) for error in errors}
     assert kinds <= {OverloadedError, CancelledError, type(None)}, kinds
     settled(server)  # cancels take a moment to be seen
@@ -264,11 +239,6 @@ def test_a_full_queue_refuses_and_recovers(server, client):
     ended = {name: counts[name] - before[name] for name in counts}
     assert ended["rejected"] > 0 and ended["failed"] == ended["timed_out"] == 0
     assert sum(ended.values()) <= 151  # a call cancelled very early never reached the model
-
-
-def was_refused(call):
-    answer = call._answer
-    return answer.done() and isinstance(answer.exception(), OverloadedError)
 
 
 def error_of(call):
@@ -293,84 +263,10 @@ def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client
     stream.close()
     for call in calls:
         call.cancel()
-    cancelled = sum(isinstance(error_of(call), CancelledError) for call in calls)
+    assert any(isinstance(error_of(call), CancelledError) for call in calls)
+    wait_until(lambda: outcomes(server)["cancelled"] > before["cancelled"], "none was cancelled")
     after = settled(server)
-    assert cancelled > 0 and after["cancelled"] > before["cancelled"]
     assert after["failed"] == before["failed"] and after["timed_out"] == before["timed_out"]
-
-
-def test_a_client_that_vanishes_is_cancelled(server):
-    """The connection breaks without a word: what `kill -9` does to a client."""
-    before, requests = settled(server), accepted(server)
-    code = (
-        "import sys\nfrom serve.contract.messages import Request\n"
-        "from serve.wire.client import Client\n"
-        "client = Client(sys.argv[1]); audio = sys.stdin.buffer.read()\n"
-        "calls = [client.start(Request(audio=audio)) for _ in range(30)]\n"
-        "print('sent', flush=True); [call.result() for call in calls]\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, server.grpc],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    with process:
-        process.stdin.write(audio_file(119.0))
-        process.stdin.close()
-        assert process.stdout.readline() == b"sent\n"
-        wait_until(lambda: accepted(server) > requests + 5, "no request arrived")
-        process.kill()
-    after = settled(server)
-    assert after["cancelled"] > before["cancelled"]
-
-
-@pytest.mark.nightly
-def test_100_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, client):
-    before = settled(server)
-    clips = [audio_file(0.5 + i % 7, ("WAV", "FLAC", "OGG", "MP3")[i % 4], i) for i in range(28)]
-    endings = []
-    lock = threading.Lock()
-
-    def one(i):
-        audio, cancel = clips[i % len(clips)], i % 5 == 0
-        try:
-            if i % 2:
-                ending = stream(audio, cancel)
-            elif i % 4 == 0 or cancel:
-                call = client.start(Request(audio=audio))
-                if cancel:
-                    call.cancel()
-                call.result()
-                ending = "ok"
-            else:
-                with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
-                    http.infer("whisper", http_inputs(Request(audio=audio)))
-                ending = "ok"
-        except CancelledError:
-            ending = "cancelled"
-        with lock:
-            endings.append(ending)
-
-    def stream(audio, cancel):
-        events = client.stream(Request(audio=audio))
-        if cancel:
-            next(events)
-            events.close()
-            return "cancelled"
-        assert isinstance(list(events)[-1], Finished)
-        return "ok"
-
-    with ThreadPoolExecutor(100) as pool:
-        list(pool.map(one, range(100)))
-    assert len(endings) == 100 and endings.count("ok") >= 80
-
-    counts = settled(server)
-    ended = {name: counts[name] - before[name] for name in counts}
-    assert ended["failed"] == ended["timed_out"] == ended["rejected"] == 0, ended
-    # A call that was cancelled before Triton had read it never reached the model.
-    assert endings.count("ok") <= ended["ok"] and 80 <= ended["ok"] + ended["cancelled"] <= 100
 
 
 # ---------------------------------------------------------------- metrics

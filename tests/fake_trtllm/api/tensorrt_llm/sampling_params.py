@@ -1,4 +1,4 @@
-"""`SamplingParams` of the stand-in: the fields that `facts` lists, with the real refusals."""
+"""`SamplingParams` of the stand-in: what NVIDIA's own Whisper test passes, with the refusals."""
 
 import dataclasses
 

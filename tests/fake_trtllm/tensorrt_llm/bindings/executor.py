@@ -21,8 +21,6 @@ from safetensors.torch import load_file
 
 ModelType = enum.Enum("ModelType", "DECODER_ONLY ENCODER_ONLY ENCODER_DECODER")
 BatchingType = enum.Enum("BatchingType", "STATIC INFLIGHT")
-CommunicationType = enum.Enum("CommunicationType", "MPI")
-CommunicationMode = enum.Enum("CommunicationMode", "LEADER ORCHESTRATOR")
 FinishReason = enum.Enum(
     "FinishReason", "NOT_FINISHED END_ID STOP_WORDS LENGTH TIMED_OUT CANCELLED"
 )

@@ -1,7 +1,5 @@
 """What comparisons of kernels with their plain torch twins share."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -25,18 +23,6 @@ def nightly(*values):
     """Mark parameters, tuples or single ones, as nightly."""
     several = (value if isinstance(value, tuple) else (value,) for value in values)
     return [pytest.param(*value, marks=pytest.mark.nightly) for value in several]
-
-
-def covering(*axes):
-    """Combine the values of axes; every second combination is nightly.
-
-    The others hold each value, and of three axes each pair of values if the third axis has two.
-    """
-    found = []
-    for places in itertools.product(*(range(len(axis)) for axis in axes)):
-        values = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
-        found += nightly(values) if sum(places) % 2 else [values]
-    return found
 
 
 def close(got, twin, at_least=0.0):

@@ -2,6 +2,7 @@
 
 import importlib
 
+import pytest
 import torch
 
 from serve.native.alignment import LEAST, smoothed
@@ -37,6 +38,7 @@ def test_of_one_frame_there_are_numbers(kernels):
     assert found[0, :, 0].isfinite().all()
 
 
+@pytest.mark.nightly
 def test_several_programs_share_a_windows_frames(kernels):
     generator = torch.Generator().manual_seed(1)
     compare(torch.randn(1, 2, 6, 1030, generator=generator) * 4, [(6, 1029)])

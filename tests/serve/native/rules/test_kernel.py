@@ -161,34 +161,6 @@ def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     assert twin.tokens[17].count_nonzero() == 2 and not twin.tokens[[1, 5]].any()
 
 
-@pytest.mark.nightly
-def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
-    together, alone = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    mixed(together), mixed(alone)
-    choosers = [kernels[1].TritonChoice(rules, 18, searching=True) for _ in range(2)]
-    for step, logits in enumerate(steps_of(3)):
-        choosers[0].advance(together, picks_of(together, step == 0, list(range(18))), logits)
-        for rows in ([4], [6, 7, 8, 9, 10]):
-            choosers[1].advance(alone, picks_of(alone, step == 0, rows), logits[rows].contiguous())
-    for rows in (4, slice(6, 11)):
-        for field in ("tokens", "source", "logprob_sum", "best_logprob_sum", "best_score"):
-            a, b = getattr(together, field)[rows], getattr(alone, field)[rows]
-            assert torch.equal(a, b), field
-
-
-def test_without_searches_the_kernels_choose_as_with_them(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
-    states = [new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2)]
-    for searching, state in zip((False, True), states, strict=True):
-        mixed(state)
-        chooser = kernels[1].TritonChoice(rules, 18, searching)
-        for logits in steps_of(4):
-            chooser.advance(state, picks_of(state, False, [0, 1, 2, 3, 4, 17]), logits[:6])
-    assert torch.equal(states[0].tokens, states[1].tokens)
-    assert states[0].position[[0, 1, 2, 3, 4, 17]].tolist() == [6, 7, 9, 8, 6, 6]
-
-
 def test_loops_end_where_the_rules_end_them(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     chooser = kernels[1].TritonChoice(rules, 8, searching=True)
@@ -248,6 +220,7 @@ def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
     assert advanced.tolist() == [1, 2, 3, 4, 5, 5]
 
 
+@pytest.mark.nightly
 def test_a_beam_without_a_continuation_stays_without(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
@@ -263,6 +236,7 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
         assert int(twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)
 
 
+@pytest.mark.nightly
 def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
     rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))

@@ -46,7 +46,7 @@ class TritonPythonModel:
         folder = Path(parameters["folder"])
         try:
             require_numpy_1()
-            self._backend = _open_backend(parameters)
+            self._backend = open_backend(parameters)
         except Exception as error:
             if not isinstance(error, EarshotError):
                 logger.exception("the model failed to start")
@@ -98,7 +98,12 @@ class TritonPythonModel:
         self._heartbeat.close()
 
 
-def _open_backend(parameters: dict[str, str]) -> EngineBackend:
+def open_backend(parameters: dict[str, str]) -> EngineBackend:
+    """Open the engine that the parameters of config.pbtxt name.
+
+    Raises:
+        EarshotError: the config or the engine cannot be had.
+    """
     config = load_config(parameters["config"])
     return EngineBackend(
         open_transcriber(config, parameters["engine"]),
