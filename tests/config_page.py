@@ -1,16 +1,16 @@
 """The page docs/config.md, made of the dataclasses: `python -m tests.config_page` writes it."""
 
-import ast
 import dataclasses
 import inspect
-import textwrap
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eval.config import Config
-from serve.contract.codec import to_json
+from serve.contract.codec import read_toml, to_json
+from serve.contract.config import REMOVED as REMOVED_FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
 BEGIN = """\
@@ -23,7 +23,17 @@ below is a section of it. A key that the file leaves out has its default.
 `python -m tests.config_page` makes this page.
 """
 _TYPES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+_COMMENTED = re.compile(r"((?:^    # .*\n)+)    (\w+):", re.MULTILINE)
 _LARGE = 1e7  # a bound that only keeps numbers finite
+
+
+def _places(table: dict[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        yield from _places(value, f"{before}{key}.") if isinstance(value, dict) else [before + key]
+
+
+REMOVED = frozenset(_places(read_toml(REMOVED_FILE)))
+"""Places that a file may not set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +53,10 @@ def keys(kind: Any = Config, section: str = "") -> Iterator[Key]:
     meanings = dict(_meanings(kind))
     inner = []
     for field in dataclasses.fields(kind):
-        if field.metadata:  # no key
-            continue
+        place = f"{section}.{field.name}".lstrip(".")
         if dataclasses.is_dataclass(field.default):
-            inner.append((type(field.default), f"{section}.{field.name}".lstrip(".")))
-        else:
+            inner.append((type(field.default), place))
+        elif place not in REMOVED:
             shown = _type(hints[field.name])
             yield Key(section, field.name, shown, field.default, meanings.get(field.name, ""))
     for sub, name in inner:
@@ -55,16 +64,10 @@ def keys(kind: Any = Config, section: str = "") -> Iterator[Key]:
 
 
 def _meanings(kind: type) -> Iterator[tuple[str, str]]:
-    """Return the text behind each field of a dataclass and of those that it inherits from."""
+    """Return the comment above each field of a dataclass and of those that it inherits from."""
     for one in kind.__mro__[-2::-1]:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                yield field.target.id, inspect.cleandoc(text.value.value).replace("\n", " ")
+        for comment, name in _COMMENTED.findall(inspect.getsource(one)):
+            yield name, " ".join(line.strip(" #") for line in comment.splitlines())
 
 
 def _type(hint: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from serve.contract.codec import from_table, read_toml, to_json
+from serve.contract.codec import from_table, read_toml
 from serve.contract.errors import ConfigError
 from serve.contract.fields import (
     Beams,
@@ -26,18 +26,15 @@ from serve.contract.fields import (
     ShortEncoder,
     Temperatures,
     VoiceActivity,
-    no_key,
 )
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import (
-    SEARCH_OPTIONS,
-    SPEECH_OPTIONS,
     Request,
     SearchOptions,
     SpeechOptions,
 )
 from serve.contract.options import options_of
-from serve.contract.runtimes import REMOVED_KEYS, RuntimeSections
+from serve.contract.runtimes import RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
     LiveConfig,
@@ -61,79 +58,79 @@ SECTIONS_OF_OTHERS = ("build", "eval")
 class RuntimeConfig(RuntimeSections):
     """Keys of how an engine is executed. What one runtime alone knows has a section of its own."""
 
+    # `cpu`, `cuda` or `cuda:N`; a server has an engine on each of several, as `cuda:0,1`, `cuda:*`
+    # or `cpu,cpu`, and the numbers below hold for each.
     device: Device = "cpu"
-    """`cpu`, `cuda` or `cuda:N`; a server has an engine on each of several, as `cuda:0,1`, `cuda:*`
-    or `cpu,cpu`, and the numbers below hold for each."""
+    # Windows that decode at the same time.
     slots: Count = 8
-    """Windows that decode at the same time."""
+    # Sequences that decode at the same time: one for a greedy window, five for a beam of 5; 0: one
+    # for each slot.
     rows: CountOrNone = 0
-    """Sequences that decode at the same time: one for a greedy window, five for a beam of 5; 0: one
-    for each slot."""
+    # Tokens that the engine's draft guesses at a time; 0: none.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
-    """Tokens that the engine's draft guesses at a time; 0: none."""
+    # Windows that are encoded in one batch at most.
     encoder_batch: Count = 4
-    """Windows that are encoded in one batch at most."""
+    # CPU threads that compute; 0: one for each core, shared equally by several engines.
     threads: CountOrNone = 0
-    """CPU threads that compute; 0: one for each core, shared equally by several engines."""
     # "triton" on CUDA, "onednn" on a CPU; "torch": plain, for tests and the bench.
-    kernels: Kernels = no_key("auto", "leave it out, the device chooses them")
+    kernels: Kernels = "auto"
+    # Precision of a CPU's products; `auto`: bfloat16 where the processor multiplies it (AMX-BF16,
+    # AVX512-BF16), else float32.
     compute_type: ComputeType = "auto"
-    """Precision of a CPU's products; `auto`: bfloat16 where the processor multiplies it (AMX-BF16,
-    AVX512-BF16), else float32."""
+    # Replay CUDA graphs; needs a CUDA device.
     cuda_graph: bool = False
-    """Replay CUDA graphs; needs a CUDA device."""
+    # Share of a GPU's memory that the engine may take.
     memory_share: Share = 0.9
-    """Share of a GPU's memory that the engine may take."""
+    # Precision of the cross-attention cache; `int8` takes half the memory.
     cross_kv: CrossPrecision = "full"
-    """Precision of the cross-attention cache; `int8` takes half the memory."""
+    # `fp8` needs Hopper or later; `auto`: FP8 where the engine's manifest proves that it changes no
+    # more of the text than INT8 weights do.
     encoder_precision: EncoderPrecision = "full"
-    """`fp8` needs Hopper or later; `auto`: FP8 where the engine's manifest proves that it changes
-    no more of the text than INT8 weights do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TranscriberConfig:
     """Bounds of what requests may ask for, and of when a window is decoded again."""
 
+    # Seconds of audio of a request at most.
     max_audio_s: Seconds = 3600.0
-    """Seconds of audio of a request at most."""
+    # Requests that are accepted and not yet answered, at most.
     max_pending: Count = 256
-    """Requests that are accepted and not yet answered, at most."""
+    # Threads that decode audio files.
     decode_workers: Count = 2
-    """Threads that decode audio files."""
+    # Seconds after which a request ends with an error.
     request_timeout_s: Seconds = 600.0
-    """Seconds after which a request ends with an error."""
+    # New tokens of a window at most.
     max_tokens: Count = 224
-    """New tokens of a window at most."""
+    # Languages that are detected where a request names none; empty: all that the engine knows.
     languages: tuple[Name, ...] = ()
-    """Languages that are detected where a request names none; empty: all that the engine knows."""
+    # Whether requests may ask for English; false for a checkpoint that never learnt it.
     translate: bool = True
-    """Whether requests may ask for English; false for a checkpoint that never learnt it."""
+    # Tokens of text before a window at most; a checkpoint that was trained with less may stop early
+    # where it gets more.
     previous_tokens: Annotated[int, Field(ge=1, le=223)] = 223
-    """Tokens of text before a window at most; a checkpoint that was trained with less may stop
-    early where it gets more."""
+    # Whether earlier text keeps its timestamps in a prompt, as OpenAI's does.
     previous_timestamps: bool = True
-    """Whether earlier text keeps its timestamps in a prompt, as OpenAI's does."""
+    # Names and terms that are to come out right where a request names none, as `Karenina^2` with a
+    # weight.
     phrases: tuple[Name, ...] = ()
-    """Names and terms that are to come out right where a request names none, as `Karenina^2` with
-    a weight."""
+    # Hypotheses of a search, and samples at temperatures above 0, where a request does not say; 1:
+    # greedy.
     beam_size: Beams = SearchOptions.beam_size
-    """Hypotheses of a search, and samples at temperatures above 0, where a request does not say;
-    1: greedy."""
+    # Temperatures at which a window is tried until one gives text that is trusted.
     temperatures: Temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    """Temperatures at which a window is tried until one gives text that is trusted."""
+    # A text that compresses better repeats itself and is decoded again.
     compression_ratio_threshold: Finite = 2.4
-    """A text that compresses better repeats itself and is decoded again."""
+    # A text whose mean log-probability is lower is decoded again.
     logprob_threshold: Finite = -1.0
-    """A text whose mean log-probability is lower is decoded again."""
+    # A doubted text is left out as silence where the probability of no speech is higher.
     no_speech_threshold: Finite = 0.6
-    """A doubted text is left out as silence where the probability of no speech is higher."""
+    # `on`: decode speech alone; `off`: decode all; `auto`: speech alone in audio of more than 30 s,
+    # and nothing where nobody speaks.
     vad: VoiceActivity = "auto"
-    """`on`: decode speech alone; `off`: decode all; `auto`: speech alone in audio of more than
-    30 s, and nothing where nobody speaks."""
+    # `on`: encode a short window and a second of silence; `off`: 30 s; `auto`: 10, 15 or 20 s for
+    # windows of 3 to 19 s.
     short_encoder: ShortEncoder = "auto"
-    """`on`: encode a short window and a second of silence; `off`: 30 s; `auto`: 10, 15 or 20 s for
-    windows of 3 to 19 s."""
 
 
 OPTIONS = options_of(Request, SearchOptions, SpeechOptions)
@@ -144,10 +141,10 @@ OPTIONS = options_of(Request, SearchOptions, SpeechOptions)
 class Config:
     """One product, as far as serve knows it: what to run and how to serve it."""
 
+    # Name of the product, by which clients may ask for its model; default: the file's name.
     name: Name = "demo"
-    """Name of the product, by which clients may ask for its model; default: the file's name."""
+    # Folder of the engine, which build writes and serve opens.
     engine: Name = "engines/demo"
-    """Folder of the engine, which build writes and serve opens."""
     runtime: RuntimeConfig = RuntimeConfig()
     transcriber: TranscriberConfig = TranscriberConfig()
     server: ServerConfig = ServerConfig()
@@ -158,52 +155,7 @@ class Config:
     shadow: ShadowConfig = ShadowConfig()
 
 
-_REMOVED = {
-    "upstreams": "named other Earshots that requests were passed on to; put a load balancer before "
-    "servers of the same model, and let clients address others by their own urls",
-    "shadow.model": "named another Earshot's model as the reference; name the folder of its engine "
-    "in shadow.engine",
-    "gateway.price_per_audio_hour": "was the price that /v1/usage told; multiply its audio_seconds "
-    "by your price",
-    "gateway.currency": "was the currency of the price that /v1/usage told; leave it out",
-    **{
-        f"transcriber.{name}": f"was the default of the option {name}; leave it out, and let "
-        f"requests ask for it where {default} does not suit"
-        for name, default in {
-            **{name: to_json(getattr(SearchOptions, name)) for name in SEARCH_OPTIONS[1:]},
-            **{name: to_json(getattr(SpeechOptions, name)) for name in SPEECH_OPTIONS},
-            **{"best_of": "transcriber.beam_size", "partial": "false", "mode": '"parallel"'},
-            "hallucination_silence_threshold": "0",
-        }.items()
-    },
-    **{
-        f"transcriber.{name}": f"was a limit, which is now fixed at {limit}; leave it out"
-        for name, limit in {
-            "max_audio_mb": "768 MiB",
-            "max_pending_mb": "1024 MiB",
-            "max_decoded_msamples": "1500 million samples",
-            "max_decode_s": "60 s of processor time",
-        }.items()
-    },
-    **dict.fromkeys(
-        (f"transcriber.language_{name}" for name in ("certainty", "tries", "switch")),
-        "said when a window is decoded in another language, too; leave it out, the measured value "
-        "is now fixed",
-    ),
-    **dict.fromkeys(
-        ("runtime.decode_target_s", "runtime.steps_per_sync"),
-        "tuned the order of work on a GPU; leave it out, the measured value is now fixed",
-    ),
-    **dict.fromkeys(
-        ("build.calibrate_clips", "build.fp8_clips"),
-        "named a manifest of speech; leave it out, the build hears the bundled clips of people",
-    ),
-    "server.reload_clips": "named clips that a new engine hears; use `serve reload --clips`",
-    "server.reload_max_cer": "bounded errors in these clips; use `serve reload --max-cer`",
-    "jobs.store": "was an object store for the audio of jobs; servers that share jobs.database now "
-    "share jobs.folder by a network file system",
-}
-"""Keys that were removed: what each did, and what to do now."""
+REMOVED = Path(__file__).with_name("removed_keys.toml")
 
 
 def load_config(path: str | Path) -> Config:
@@ -234,8 +186,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
             "the file, above its first section"
         )
-    _refuse_removed(table, path)
-    _refuse_settings(kind, table, path)
+    _refuse_removed(table, read_toml(REMOVED), path)
     known = {field.name for field in dataclasses.fields(kind)}
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
@@ -246,24 +197,15 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     return config
 
 
-def _refuse_removed(table: Mapping[str, Any], path: Path) -> None:
-    for place, advice in (_REMOVED | REMOVED_KEYS).items():
-        *parents, key = place.split(".")
-        section: Any = table
-        for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
-        if isinstance(section, dict) and key in section:
+def _refuse_removed(
+    table: Mapping[str, Any], removed: Mapping[str, Any], path: Path, parents: str = ""
+) -> None:
+    for key, advice in removed.items():
+        place, value = f"{parents}{key}", table.get(key)
+        if isinstance(advice, str) and value is not None:
             raise ConfigError(f"{path}: {place} was removed; it {advice}")
-
-
-def _refuse_settings(kind: Any, table: Mapping[str, Any], path: Path, parents: str = "") -> None:
-    """Refuse what a config has and its file may not say; see `no_key`."""
-    for field in dataclasses.fields(kind):
-        value, place = table.get(field.name), f"{parents}{field.name}"
-        if isinstance(value, dict) and dataclasses.is_dataclass(field.default):
-            _refuse_settings(type(field.default), value, path, f"{place}.")
-        elif value is not None and "instead" in field.metadata:
-            raise ConfigError(f"{path}: {place} is no key; {field.metadata['instead']}")
+        if isinstance(advice, dict) and isinstance(value, dict):
+            _refuse_removed(value, advice, path, f"{place}.")
 
 
 def _check_server(server: ServerConfig, path: Path) -> None:

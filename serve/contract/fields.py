@@ -1,22 +1,13 @@
 """Types of a config's keys: numbers with their bounds, texts with what they must look like."""
 
-import dataclasses
 import ipaddress
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
 from serve.contract.codec import text_that
 from serve.contract.options import Switch, as_switch
-
-T = TypeVar("T")
-
-
-def no_key(default: T, instead: str) -> T:
-    """Declare a setting that is no key of the file; `instead` tells what to do about one there."""
-    field: T = dataclasses.field(default=default, metadata={"instead": instead})
-    return field
 
 
 def _is_device(text: str) -> bool:

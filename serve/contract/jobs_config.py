@@ -42,31 +42,31 @@ Database = Annotated[
 class JobsConfig:
     """Keys of jobs. Without a folder there are none."""
 
+    # Folder of jobs' audio and, without `database`, of their table; empty: there are no jobs.
     folder: NameOrNone = ""
-    """Folder of jobs' audio and, without `database`, of their table; empty: there are no jobs."""
+    # PostgreSQL database of jobs, as `postgresql://host/name`; empty: a SQLite file.
     database: Database = ""
-    """PostgreSQL database of jobs, as `postgresql://host/name`; empty: a SQLite file."""
+    # Jobs that are transcribed at a time.
     workers: Count = 2
-    """Jobs that are transcribed at a time."""
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
     # as all engines together have slots.
     below: CountOrNone = 0
     # So often a job is begun whose server is lost; then it has failed.
     tries: Count = 10
     give_up_s: Seconds = 259_200.0  # a job that has no end by then has failed
+    # Seconds for which an ended job and its result are kept.
     keep_s: Seconds = 86_400.0
-    """Seconds for which an ended job and its result are kept."""
+    # Jobs without an end at most.
     max_queued: Count = 10_000
-    """Jobs without an end at most."""
     # MiB of their audio, and of all jobs' fields and results, ended ones among them; shared alike.
     max_queued_mb: Count = 10_240
+    # Hosts that audio is fetched from and webhooks go to; empty: none.
     allowed_hosts: tuple[Place, ...] = ()
-    """Hosts that audio is fetched from and webhooks go to; empty: none."""
+    # Private networks in which these hosts may lie.
     allowed_networks: tuple[Network, ...] = ()
-    """Private networks in which these hosts may lie."""
     fetch_timeout_s: Seconds = 600.0  # until a url's audio is here
     # Until each MiB of it, or its end, is here; what comes more slowly is tried again later.
     fetch_mb_timeout_s: Seconds = 60.0
+    # File of the secret that signs webhooks, `whsec_` and base64; empty: there are no webhooks.
     webhook_secret_file: NameOrNone = ""
-    """File of the secret that signs webhooks, `whsec_` and base64; empty: there are no webhooks."""
     webhook_give_up_s: Seconds = 86_400.0  # after a job's end a webhook is tried no more

@@ -35,47 +35,46 @@ UnknownFields = Literal["refuse", "ignore"]
 class ServerConfig:
     """The gateway's addresses, what it lets in, and how long things may take."""
 
+    # IPv4 address to listen on; 0.0.0.0: on every interface.
     host: Address = "127.0.0.1"
-    """IPv4 address to listen on; 0.0.0.0: on every interface."""
+    # Port of HTTP and WebSockets: OpenAI's API, KServe v2, live text, the page.
     http_port: Port = 8000
-    """Port of HTTP and WebSockets: OpenAI's API, KServe v2, live text, the page."""
+    # Port of gRPC: KServe v2.
     grpc_port: Port = 8001
-    """Port of gRPC: KServe v2."""
+    # Port of Prometheus metrics.
     metrics_port: Port = 8002
-    """Port of Prometheus metrics."""
+    # File of API keys, which `python -m serve keys new` writes; the server reads it again when it
+    # changes.
     keys_file: NameOrNone = ""
-    """File of API keys, which `python -m serve keys new` writes; the server reads it again when it
-    changes."""
+    # Let everybody in; without keys the server needs it to listen beyond this machine.
     open: bool = False
-    """Let everybody in; without keys the server needs it to listen beyond this machine."""
+    # SQLite file that counts what each key has had by day; empty: forgotten at the end.
     usage_file: NameOrNone = ""
-    """SQLite file that counts what each key has had by day; empty: forgotten at the end."""
+    # Pages of other hosts whose requests browsers may send, as `https://example.org`.
     allowed_origins: tuple[Origin, ...] = ()
-    """Pages of other hosts whose requests browsers may send, as `https://example.org`."""
+    # Names besides localhost by which clients may call the server; then, and on loopback, other
+    # `Host` headers are refused.
     allowed_hosts: tuple[Host, ...] = ()
-    """Names besides localhost by which clients may call the server; then, and on loopback, other
-    `Host` headers are refused."""
+    # PEM file with the whole chain; HTTP and gRPC then speak TLS.
     tls_certificate: NameOrNone = ""
-    """PEM file with the whole chain; HTTP and gRPC then speak TLS."""
+    # PEM file with the certificate's key, without a password.
     tls_key: NameOrNone = ""
-    """PEM file with the certificate's key, without a password."""
+    # Seconds within which the server must be ready.
     start_timeout_s: Seconds = 180.0
-    """Seconds within which the server must be ready."""
+    # Seconds for accepted requests when the server stops.
     drain_timeout_s: SecondsOrNone = 30.0
-    """Seconds for accepted requests when the server stops."""
+    # MiB of one request at most.
     max_request_mb: Count = 256
-    """MiB of one request at most."""
-    # Each byte of them is there about 6 times for a moment: in the gateway, Triton, shared memory,
-    # the model. Files of more than 1 MiB in forms count once, and lie on disk.
+    # MiB of all requests between arrival and answer; each byte is there six times for a moment, so
+    # 1024 may take 6 GB beside the engine.
     max_inflight_mb: Count = 1024
-    """MiB of all requests between arrival and answer; 1024 may take 6 GB of memory beside the
-    engine."""
+    # Requests between arrival and answer at most.
     max_inflight: Count = 1024
-    """Requests between arrival and answer at most."""
     # Where there are several keys: the most that one of them may have of `max_inflight`,
     # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
     key_share: Share = 0.5
-    # The defaults are what known clients send.
+    # What clients of OpenAI's API may write for `model`; * is any text, and the default is what
+    # known clients send.
     model_aliases: tuple[Name, ...] = (
         "whisper-1",
         "gpt-*transcribe*",
@@ -83,14 +82,12 @@ class ServerConfig:
         "whisper-*",
         "*/*whisper-*",
     )
-    """What clients of OpenAI's API may write for `model`; * is any text."""
+    # Seconds within which a request must arrive.
     upload_timeout_s: Seconds = 60.0
-    """Seconds within which a request must arrive."""
+    # Seconds without a sign of life after which a model's process is started again.
     stall_timeout_s: Seconds = 60.0
-    """Seconds without a sign of life after which a model's process is started again."""
+    # Seconds without a request after which engines are unloaded until the next request; 0: never.
     idle_unload_s: SecondsOrNone = 0.0
-    """Seconds without a request after which engines are unloaded until the next request; 0:
-    never."""
 
     @property
     def on_loopback(self) -> bool:
@@ -102,29 +99,29 @@ class ServerConfig:
 class GatewayConfig:
     """The gateway's processes, and what they say of requests."""
 
+    # Gateway processes, which share the addresses and, in equal parts, the limits.
     processes: Count = 1
-    """Gateway processes, which share the addresses and, in equal parts, the limits."""
+    # Seconds within which 99 of 100 files are answered; a request that would miss it is refused at
+    # once; 0: no target.
     target_p99_s: SecondsOrNone = 0.0
-    """Seconds within which 99 of 100 files are answered; a request that would miss it is refused at
-    once; 0: no target."""
+    # A log line for each request: text, JSON, or none.
     log: LogKind = "text"
-    """A log line for each request: text, JSON, or none."""
+    # Form fields that no API has: refuse them, or ignore and name them in the answer.
     unknown_fields: UnknownFields = "ignore"
-    """Form fields that no API has: refuse them, or ignore and name them in the answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LiveConfig:
     """Keys of live text, and of what a stream may cost."""
 
+    # Seconds between two decodings of an utterance that is not over.
     update_s: Seconds = 0.5
-    """Seconds between two decodings of an utterance that is not over."""
     # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
+    # As `transcriber.short_encoder`, for live text; `auto`: as that key says.
     short_encoder: ShortEncoder = "auto"
-    """As `transcriber.short_encoder`, for live text; `auto`: as that key says."""
+    # Live streams at a time at most.
     max_streams: Count = 64
-    """Live streams at a time at most."""
     idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
     max_session_s: Seconds = 3600.0  # one that lasts longer as well
 
@@ -153,34 +150,34 @@ class ShadowBaseline:
     none is, no drift is told.
     """
 
+    # Mean and standard deviation of the logarithm of gaps in log-probability.
     log_probability: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
-    """Mean and standard deviation of the logarithm of gaps in log-probability."""
+    # The same of gaps in the probability of no speech.
     no_speech: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
-    """The same of gaps in the probability of no speech."""
+    # The same of gaps in the language's probability.
     language: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
-    """The same of gaps in the language's probability."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShadowConfig:
     """The shadow monitor: a reference answers some requests again, to be compared."""
 
+    # Share of answered requests that the reference answers again; 0: none.
     share: Annotated[Finite, Field(ge=0, le=1)] = 0.0
-    """Share of answered requests that the reference answers again; 0: none."""
+    # Folder of the reference's engine, opened beside the product's; empty: the product's own.
     engine: NameOrNone = ""
-    """Folder of the reference's engine, opened beside the product's; empty: the product's own."""
+    # Beam of the reference's requests; 0: as they came.
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0
-    """Beam of the reference's requests; 0: as they came."""
+    # Device of the reference's engine.
     device: Device = "cpu"
-    """Device of the reference's engine."""
     memory_share: Share = 0.2  # of a GPU's memory that it may take there
     idle_s: SecondsOrNone = 1.0  # so long must nothing be under way before it is asked
     # MiB of requests that wait for that, in memory or, if they were spooled, on disk; beyond that
     # the oldest are dropped.
     max_pending_mb: Count = 64
     worst: CountOrNone = 20  # texts of so many answers are kept: those that differ most
+    # Names of the keys that may read the texts that differ most.
     readers: tuple[Name, ...] = ()
-    """Names of the keys that may read the texts that differ most."""
     baseline: ShadowBaseline = ShadowBaseline()
 
     @property

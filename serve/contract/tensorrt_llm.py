@@ -13,9 +13,9 @@ READ_BY_LLM_API = (*READ_BY_ENGINES, "cuda_graph")
 class TrtllmConfig:
     """TensorRT-LLM's own keys. Engines are built for `beam_width`; the rest is for serving."""
 
+    # The `beam_size` above 1 that the engine has; with more than 1 there is no streaming.
     beam_width: Count = 1
-    """The `beam_size` above 1 that the engine has; with more than 1 there is no streaming."""
+    # Share for the KV cache of the GPU memory that is left once all is loaded.
     kv_cache_fraction: Fraction = 0.85
-    """Share for the KV cache of the GPU memory that is left once all is loaded."""
+    # Interpreter of the environment with the LLM API; empty: the server's own.
     python: NameOrNone = ""
-    """Interpreter of the environment with the LLM API; empty: the server's own."""
