@@ -121,7 +121,7 @@ def test_the_page_on_configuration_is_that_of_the_dataclasses():
     told = list(config_page.keys())
     assert len(told) <= 119
     for key in told:
-        if key.meaning:
+        if key.section.split(".")[0] in ("", "runtime", "transcriber", "build"):
             assert key.meaning.endswith(".") and len(key.meaning.split()) <= 32, key
 
 

@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     whole = parser()
     args, unknown = whole.parse_known_args(arguments)  # some read a file
     if unknown:
-        whole.error(unrecognized(unknown))
+        whole.error(unrecognized(unknown, args))
     return int(args.run(args))
 
 

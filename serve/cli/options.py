@@ -161,13 +161,19 @@ def _add_table(
     )
 
 
-def unrecognized(arguments: Sequence[str]) -> str:
-    """Say of arguments that no command knows how they are spelled now, if they were flags."""
+def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
+    """Say of arguments that a command does not know how they are spelled now, if they were flags.
+
+    Args:
+        arguments: the unknown ones.
+        args: what the command knows.
+    """
+    table = CUE_OPTIONS | (_TABLE if hasattr(args, "known_speakers") else {})
     for argument in arguments:
         flag, _, value = argument.partition("=")
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        option = (OPTIONS | CUE_OPTIONS).get(name)
-        if flag.startswith("--") and option:
+        option = table.get(name)
+        if flag.startswith("--") and option and name not in FLAGS:
             if option.kind is bool:
                 value = "false" if flag.startswith("--no-") else "true"
             return f"{flag} is now {spelled(name, value or 'VALUE')}"

@@ -411,6 +411,12 @@ def test_an_earlier_flag_is_told_as_it_is_now(toml, files, capsys, words, now):
     assert now in capsys.readouterr().err
 
 
+def test_a_flag_that_a_command_never_had_is_unrecognized(toml, capsys):
+    with pytest.raises(SystemExit):
+        main(["live", "--config", str(toml), "a.wav", "--patience", "2"])
+    assert "unrecognized arguments: --patience 2" in capsys.readouterr().err
+
+
 def test_the_earlier_command_of_the_server_is_told(toml, capsys):
     assert main(["triton", "--config", str(toml)]) == 2
     assert "python -m serve start" in capsys.readouterr().err
