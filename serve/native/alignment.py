@@ -1,12 +1,12 @@
-"""The frames that each text token attends to: a forced pass over windows that have just ended.
+"""Find the audio frames that each text token attends to, by teacher forcing of finished windows.
 
-OpenAI's `find_alignment` of `whisper/timing.py`: the text alone, without timestamps and previous
-text, but with the words of a prefix, which are in the audio as well, is fed in one step to the row
-that said it, while its audio is still in its slot. The queries of the checkpoint's alignment heads,
-times the slot's keys, give each token's weights over the window's frames. They are put beside each
-other's (z-scores over tokens), smoothed (a median over frames) and averaged over heads on the
-device. The way through them is found there too where a kernel can; else it is left to whoever gets
-them.
+It follows `find_alignment` in OpenAI's `whisper/timing.py`. One decoder step computes the text in
+the row that decoded it, while the slot still holds the window's audio. The input has no timestamps
+and no previous text, but it has the words of a prefix, which are in the audio too. The queries of
+the checkpoint's alignment heads times the slot's keys give each token's weights over the frames.
+The device normalises the weights (z-scores over tokens), smooths them (a median over frames) and
+averages them over heads. A kernel also finds the monotonic path through them if there is one;
+otherwise the caller does.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
 
 MEDIAN_FRAMES = 7
-_COPIES = {True: 3, False: 12}  # of all weights at a time; where kernels smooth, and elsewhere
-LEAST = 1e-30  # where no token attends, nothing is divided by 0
-_EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
+_COPIES = {True: 3, False: 12}  # copies of the weights in memory, with and without kernels
+LEAST = 1e-30  # avoids a division by 0 where no token attends
+_EXCHANGES = (  # the part of a sorting network of 7 that decides its median
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
     *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
 )
@@ -36,24 +36,24 @@ _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
 
 @dataclasses.dataclass(frozen=True)
 class EndedWindow:
-    """A window that has ended; its slot still holds its audio."""
+    """A finished window whose slot still holds its audio."""
 
     job: Job
-    place: Place  # its first row is free to be fed
-    event: Event  # its last one
+    place: Place  # its first row is free to use
+    event: Event  # the window's last event
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """A pass under way on the device, and what it will have left on the host."""
+    """A pass in flight on the device, and its results on the host."""
 
     windows: Sequence[Forced]
-    token_probs: torch.Tensor  # float32, of each window's text, one behind the other
-    # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): where the tokens of
-    # each window's text, and what follows it, begin
+    token_probs: torch.Tensor  # float32, of each window's text in turn
+    # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): the first frame of
+    # each text token and of what follows the text
     attended: torch.Tensor
-    copied: torch.cuda.Event | None  # None: at once
-    held: tuple[torch.Tensor, ...]  # by another stream than theirs, until then
+    copied: torch.cuda.Event | None  # when the results are on the host; None: already
+    held: tuple[torch.Tensor, ...]  # tensors that another stream reads until then
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -77,16 +77,16 @@ class _Pass:
 
 
 class Aligner:
-    """Aligns windows that have finished, many in one pass.
+    """Aligns finished windows, many in one pass.
 
-    A pass is only launched: whoever gives the windows' slots and rows away after that does it
-    behind the pass on the device's stream.
+    A pass is launched without waiting. Later work on the device's stream, such as that of the next
+    windows in these slots and rows, runs after it.
 
     Args:
-        decoder, cache: of the same slots and rows.
-        facts: the checkpoint's, with alignment heads.
-        rows: how many there are.
-        graphs: whether steps are to be replayed from CUDA graphs.
+        decoder, cache: the decoder, and its cache for all slots and rows.
+        facts: the checkpoint's token ids and alignment heads.
+        rows: the number of rows.
+        graphs: whether to replay the steps from CUDA graphs.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Aligner:
         self._layers, self._heads = (
             upload(column, self._device) for column in zip(*heads, strict=True)
         )
-        # Warping keeps few of a GPU's processors busy, and decoder steps need not wait for it.
+        # Finding the path uses few of a GPU's processors, so it runs beside the decoder steps.
         self._aside: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class Aligner:
         self._dropped: set[int] = set()  # job ids
 
     def launch(self, ended: Sequence[EndedWindow]) -> list[Event]:
-        """Begin to align the windows that ask for it; return the events of the others."""
+        """Launch the alignment of the windows that need it; return the events of the others."""
         windows = [self._forced(window) for window in ended if self._asks(window)]
         while windows:
             longest = itertools.accumulate((len(window.tokens) for window in windows), max)
@@ -132,7 +132,7 @@ class Aligner:
         return [window.event for window in ended if not self._asks(window)]
 
     def by_head(self, ended: Sequence[EndedWindow]) -> list[torch.Tensor]:
-        """Return the weights of each window by each head alone: for whoever chooses among heads.
+        """Return the weights of each window by head, to choose alignment heads from.
 
         Returns:
             float32 (heads, n + 1, frames) for a window of n text tokens, by layer and head; empty
@@ -151,7 +151,7 @@ class Aligner:
         return by_window
 
     def collect(self, wait: bool) -> list[Event]:
-        """Return events of windows whose alignment is there; with `wait`, of all."""
+        """Return the events of windows whose alignment is ready; with `wait`, of all windows."""
         events: list[Event] = []
         while self._passes and (wait or self._passes[0].ready()):
             first = self._passes.pop(0)
@@ -161,7 +161,7 @@ class Aligner:
         return events
 
     def drop(self, job_id: int) -> bool:
-        """Drop a job, of which nothing more comes; return whether it was being aligned."""
+        """Drop a job, which gets no further event; return whether it was being aligned."""
         for under_way in self._passes:
             if any(window.event.job_id == job_id for window in under_way.windows):
                 self._dropped.add(job_id)
@@ -169,12 +169,12 @@ class Aligner:
         return False
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all jobs."""
         self._passes.clear()
         self._dropped.clear()
 
     def warm_up(self) -> None:
-        """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
+        """Compile kernels and allocate memory for passes of every size; all rows are free."""
         most = max(1, MOST_TOKENS // self._context)
         sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (most, self._context, 1.0))
         for windows, tokens, seen in sizes:
@@ -189,9 +189,9 @@ class Aligner:
         return window.job.align_frames > 0 and any(t < self._facts.eot for t in window.event.tokens)
 
     def _forced(self, window: EndedWindow) -> Forced:
-        """Make a window's feed: no previous text, no timestamps, and the language that was found.
+        """Make a window's input: its language and text, without previous text and timestamps.
 
-        End of text, which is for the z-scores alone, may find no room.
+        End of text is left out if there is no room; only the z-scores use it.
         """
         facts, prompt, scores = self._facts, window.job.prompt, window.event.scores
         begins = len(prompt) - window.job.prefix
@@ -233,18 +233,18 @@ class Aligner:
         weights: torch.Tensor,
         sizes: tuple[torch.Tensor, ...] = (),
     ) -> _Pass:
-        """Begin to copy a pass's results to the host, on a GPU beside what comes next.
+        """Start to copy a pass's results to the host, on a GPU beside later work.
 
         Args:
-            windows: whose they are.
-            probs: of their tokens.
+            windows: the windows of the pass.
+            probs: the probabilities of their tokens.
             weights: (windows, tokens, frames), smoothed.
-            sizes: which rows and frames are whose, for the kernel that warps, if there is one.
+            sizes: the windows' rows and frames for the kernel that finds the path, if there is one.
         """
         held, copied, attended = (probs, weights, *sizes), None, weights
         if self._aside is not None:
             self._aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._aside):  # of None nothing comes
+        with torch.cuda.stream(self._aside):  # no effect if there is no second stream
             if self._ops.warp is not None:
                 attended = self._ops.warp(weights, *sizes)
             if self._device.type == "cuda":
@@ -254,12 +254,12 @@ class Aligner:
         return _Pass(windows, probs, attended, copied, held)
 
     def _attended(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
-        """Feed the windows' text.
+        """Compute the windows' texts.
 
         Returns:
-            Its tokens' probabilities, float32 (n,); the scores of frames by alignment heads,
-            float32 (windows, heads, tokens, frames), of a shorter window its last token's for those
-            that it lacks; and the windows' sizes.
+            The probabilities of the tokens, float32 (n,); the frames' scores by alignment head,
+            float32 (windows, heads, tokens, frames), where a shorter window repeats its last
+            token; and the windows' sizes.
         """
         probs, queries = self._step.run(windows)
         longest = max(len(window.tokens) for window in windows)
@@ -272,14 +272,14 @@ class Aligner:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Sizes of each window of a pass, for kernels: int64 (windows,), of one upload."""
+    """Sizes of each window of a pass for kernels, int64 (windows,), uploaded together."""
 
     slots: torch.Tensor
-    tokens: torch.Tensor  # that it is fed
+    tokens: torch.Tensor  # tokens of the input
     frames: torch.Tensor
     first: torch.Tensor  # as in `Forced`
     rows: torch.Tensor
-    at: torch.Tensor  # (windows, tokens): the feeds that are its tokens, the last one repeated
+    at: torch.Tensor  # (windows, tokens): indices of the tokens, the last one repeated
 
 
 def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Sizes:
@@ -290,8 +290,8 @@ def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Si
     ]
     begins = np.cumsum(lengths) - lengths
     at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
-    # Each fact begins at a multiple of 16 bytes, however many windows there are: for pointers of
-    # another alignment kernels would be compiled, while somebody waits.
+    # Align each tensor to 16 bytes for any number of windows. Kernels are compiled anew for
+    # pointers of another alignment, which would delay a request.
     count = len(windows)
     apart = count + count % 2
     columns = np.zeros((5, apart), np.int64)
@@ -308,26 +308,26 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
-    """Return the bytes that the largest pass takes on a device: logits, weights while smoothed."""
+    """Return the bytes of the largest pass on a device: logits, and the weights to smooth."""
     weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
     return MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 
 
 def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-    """Take softmax over frames, z-score over tokens, median over neighbouring frames.
+    """Apply a softmax over frames, z-scores over tokens, and a median over adjacent frames.
 
     Args:
         scores: float32 (windows, heads, tokens, frames).
-        tokens, frames: int64 (windows,), how many of them are each window's.
+        tokens, frames: int64 (windows,), the size of each window.
 
     Returns:
-        float32, as scores; what is not a window's own is undefined.
+        float32, shaped as `scores`; values beyond a window's size are undefined.
     """
     most_tokens, most_frames = scores.shape[2:]
     time = torch.arange(most_frames, device=scores.device)
     beyond = time >= frames[:, None]
     weights = scores.masked_fill(beyond[:, None, None], -torch.inf).softmax(dim=-1)
-    # z-scores know no scale, and the squares of numbers near 1 do not vanish.
+    # z-scores do not depend on scale, and the squares of numbers near 1 do not underflow.
     weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(LEAST)
     fed = torch.arange(most_tokens, device=scores.device) < tokens[:, None]
     fed = fed[:, None, :, None]
@@ -341,12 +341,12 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     mirrored = torch.where(mirrored > last, 2 * last - mirrored, mirrored).clamp_min(0)
     wide = scored.gather(3, mirrored[:, None, None].expand(*scored.shape[:3], -1))
     middle = median_of_7([wide[..., i : i + most_frames] for i in range(MEDIAN_FRAMES)])
-    short = (frames <= half)[:, None, None, None]  # too short to be mirrored at its ends
+    short = (frames <= half)[:, None, None, None]  # too short to mirror at its ends
     return torch.where(short, scored, middle)
 
 
 def median_of_7(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the middle of seven tensors, number by number; sorting each seven takes far longer."""
+    """Return the elementwise median of seven tensors; sorting them takes much longer."""
     sorted_so_far = list(values)
     for low, high in _EXCHANGES:
         a, b = sorted_so_far[low], sorted_so_far[high]

@@ -1,4 +1,4 @@
-"""An engine's tensors, ready to compute with."""
+"""Turn an engine's tensors into weights to compute with."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ Weights = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Weights of one attention block; in cross-attention `qkv` is the query alone."""
+    """Weights of one attention block; in cross-attention `qkv` has only the query."""
 
     norm: Norm
     qkv: Matrix
@@ -29,32 +29,31 @@ class Mlp:
 
 
 class Loader:
-    """Turns an engine's tensors into compute-ready weights on one device.
+    """Loads an engine's tensors onto one device.
 
-    INT8 matrices are expanded once, which on a CPU measures faster than reading them as stored, and
-    which the encoder's arithmetic on a GPU wants too. `keep_int8` leaves them as they are for
-    kernels that read them so.
+    INT8 matrices are expanded once. On a CPU this is faster than reading INT8 in each step, and a
+    GPU's encoder needs it. `keep_int8` keeps them for kernels that read INT8.
     """
 
     def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
         self._weights = weights
         self._device = device
         self._dtype = dtype
-        # Of what is added up from layer to layer, for which bfloat16 has too few digits.
+        # The residual stream is a sum over layers, for which bfloat16 has too few digits.
         self._stream = torch.float32 if dtype == torch.bfloat16 else dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A plain tensor in the compute dtype, or the one given."""
+        """Load a tensor in the compute dtype, or in `dtype`."""
         return self._weights[name].to(self._device, dtype or self._dtype)
 
     def positions(self, side: str) -> torch.Tensor:
-        """Embeddings of positions, as the residual stream is."""
+        """Load the position embeddings in the dtype of the residual stream."""
         return self.tensor(f"{side}.positions", self._stream)
 
     def matrix(
         self, name: str, factor: float = 1.0, bias: bool = True, keep_int8: bool = False
     ) -> Matrix:
-        """A linear layer times a power of two; int8 only if stored and kept so."""
+        """Load a linear layer times a power of two; int8 only if stored as such and kept."""
         offset = None
         if bias:
             offset = (self.tensor(f"{name}.bias", torch.float32) * factor).to(self._dtype)
@@ -64,9 +63,9 @@ class Loader:
         return Matrix((_expanded(stored, scale) * factor).to(self._dtype), offset)
 
     def vocabulary(self, side: str, keep_int8: bool) -> tuple[torch.Tensor, Matrix]:
-        """The embedding in the compute dtype, and the projection that is tied to it.
+        """Load the token embedding in the compute dtype, and the output projection tied to it.
 
-        Logits are as the residual stream is: bfloat16 has too few digits for them.
+        Logits have the dtype of the residual stream, since bfloat16 has too few digits for them.
         """
         stored, scale = self._stored(f"{side}.tokens")
         whole = _expanded(stored, scale)
@@ -76,24 +75,24 @@ class Loader:
         return tokens, Matrix(tokens if self._stream == self._dtype else whole, None)
 
     def _stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A matrix as stored, and where that is int8 the float32 scale of its rows."""
+        """Load a stored matrix and, if it is int8, the float32 scales of its rows."""
         scale = self._weights.get(scale_name(name))
         stored = self._weights[name].to(self._device)
         return stored, None if scale is None else scale.to(self._device).float()
 
     def norm(self, name: str) -> Norm:
-        """Layer norm parameters, float32."""
+        """Load the float32 parameters of a layer norm."""
         return Norm(
             self.tensor(f"{name}.weight", torch.float32), self.tensor(f"{name}.bias", torch.float32)
         )
 
     def convolution(self, name: str) -> Matrix:
-        """A convolution as a matrix over its taps' inputs, taps outermost."""
+        """Load a convolution as a matrix over the inputs of its taps, taps outermost."""
         weight = self.tensor(f"{name}.weight").transpose(1, 2).flatten(1).contiguous()
         return Matrix(weight, self.tensor(f"{name}.bias"))
 
     def attention(self, prefix: str, packed: bool, keep_int8: bool = False) -> Attention:
-        """Self-attention with q, k and v in one matrix, or cross-attention with q alone."""
+        """Load self-attention with q, k and v in one matrix, or cross-attention with only q."""
         query = self.matrix(f"{prefix}.q", factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
         if packed:
             key = self.matrix(f"{prefix}.k", bias=False, keep_int8=keep_int8)
@@ -102,7 +101,7 @@ class Loader:
         return Attention(self.norm(f"{prefix}_norm"), query, out)
 
     def mlp(self, prefix: str, keep_int8: bool = False) -> Mlp:
-        """One feed-forward block."""
+        """Load a feed-forward block."""
         return Mlp(
             self.norm(f"{prefix}.mlp_norm"),
             self.matrix(f"{prefix}.mlp.fc1", keep_int8=keep_int8),
@@ -110,7 +109,7 @@ class Loader:
         )
 
     def cross_kv(self, side: str, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight and bias of every layer's cross-attention keys and values, one below the other."""
+        """Load the stacked weights and biases of all layers' cross-attention keys and values."""
         weights, biases = [], []
         for i in range(layers):
             key = self.matrix(f"{side}.layers.{i}.cross.k", bias=False)
@@ -122,12 +121,12 @@ class Loader:
 
 
 def _expanded(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return the matrix that is stored, float32."""
+    """Return a stored matrix in float32."""
     return stored.float() if scale is None else stored.float() * scale[:, None]
 
 
 def _packed(query: Matrix, key: Matrix, value: Matrix) -> Matrix:
-    """One matrix that gives query, key and value side by side."""
+    """Stack the matrices of query, key and value into one."""
     assert query.bias is not None and value.bias is not None
     scales = [m.scale for m in (query, key, value) if m.scale is not None]
     return Matrix(

@@ -1,4 +1,4 @@
-"""Which implementation of the token rules runs: the definition, or its twin on the GPU."""
+"""Choose the implementation of the token rules: the reference in torch, or Triton kernels."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from serve.native.rules.state import Picks, RowState
 
 
 class Advance(Protocol):
-    """Chooses rows' next tokens from logits."""
+    """A function that chooses the next tokens of rows from logits."""
 
     def __call__(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
@@ -18,7 +18,7 @@ class Advance(Protocol):
 
 
 class Guess(Protocol):
-    """Writes what a draft decoder guesses."""
+    """A function that writes draft tokens from the draft decoder's logits."""
 
     def __call__(
         self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
@@ -26,7 +26,7 @@ class Guess(Protocol):
 
 
 def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:
-    """The implementation that goes with a network's kernels."""
+    """Return the draft sampler for a network's kernels."""
     if kernels != "triton":
         return rules.guess
     from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - only where triton is
@@ -37,14 +37,13 @@ def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:
 
 
 def choose_advance(kernels: KernelsName, rules: Rules, most: int, searching: bool) -> Advance:
-    """The implementation that goes with a network's kernels.
+    """Return the sampler for a network's kernels.
 
     Args:
-        kernels: what the network computes with.
-        rules: the checkpoint's.
-        most: the most picks of any call.
-        searching: whether any row may be part of a search; only the GPU's kernels ask, which are
-            compiled for it.
+        kernels: the kernels of the network.
+        rules: the checkpoint's token rules.
+        most: the most picks of a call.
+        searching: whether any row may be part of a beam search; Triton kernels are compiled for it.
     """
     if kernels != "triton":
         return rules.advance

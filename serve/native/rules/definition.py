@@ -1,10 +1,10 @@
-"""The next token of each row, as tensors on the device: rules, choice, scores, end.
+"""Reference implementation of sampling in plain torch: token rules, choice, scores, end of text.
 
 Suppression, timestamp rules, language detection, the no-speech probability and the average
-log-probability follow OpenAI's `whisper/decoding.py`; penalties for repetition follow CTranslate2's
-`src/decoding_utils.cc`, and `search.py` its beam search. A row's result never depends on its
-neighbours, the other beams of its search apart: every operation works row by row, and the noise for
-sampling is a hash of the row's own seed.
+log-probability follow OpenAI's `whisper/decoding.py`. Repetition penalties follow CTranslate2's
+`src/decoding_utils.cc`, and `search.py` follows its beam search. A row's result depends only on the
+row and the other beams of its search: every operation works row by row, and the sampling noise is a
+hash of the row's seed.
 """
 
 import torch
@@ -27,14 +27,14 @@ def lists_of(options: SearchOptions) -> int:
 
 
 class Rules:
-    """The checkpoint's decoding rules for one device.
+    """A checkpoint's token rules on one device.
 
     Args:
         facts: special tokens and suppress lists from the engine's manifest.
         dims: sizes from the engine's manifest.
-        device: where logits live.
-        book: the phrases that rows may have; None: no row has any.
-        numerals: ids of tokens that hold numbers.
+        device: the device of the logits.
+        book: the phrase lists of rows; None: no row has phrases.
+        numerals: the ids of tokens that hold numbers.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Rules:
         logits: torch.Tensor,
         candidates: torch.Tensor | None = None,
     ) -> None:
-        """Keep the no-speech probability and the likeliest language, which fills its place.
+        """Record the no-speech probability and the likeliest language, and write its token.
 
-        Does not wait for the device.
+        The call does not wait for the device.
 
         Args:
             state: changed at `rows`.
-            rows: int64 (m,), rows that were fed start-of-transcript.
-            logits: float32 (m, n_vocab), what followed it.
-            candidates: bool (m, languages), of those in `languages` which a row may be in, and
-                among which its language's probability is; None: any.
+            rows: int64 (m,), rows that computed start-of-transcript.
+            logits: float32 (m, n_vocab), the logits after it.
+            candidates: bool (m, languages), the languages allowed for each row, among which the
+                probability of its language is computed; None: all.
         """
         logprobs = logits.log_softmax(dim=-1)
         of_languages = logits[:, self._languages]
@@ -96,13 +96,13 @@ class Rules:
         state.language_prob[rows] = prob
 
     def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
-        """Write the likeliest token that is never suppressed so many places behind the rows' own.
+        """Write the likeliest token that is not suppressed as a draft token.
 
         Args:
-            state: its tokens are changed at `rows`, but for places beyond the last.
+            state: its tokens are changed at `rows`, unless the position is beyond the last one.
             rows: int64 (m,).
-            logits: float32 (m, n_vocab), a draft decoder's.
-            ahead: 1 is the place of the next token.
+            logits: float32 (m, n_vocab) of the draft decoder.
+            ahead: the position relative to the last known token; 1 is the next token.
         """
         place = state.position[rows] + ahead
         inside = place < state.tokens.shape[1]
@@ -110,7 +110,7 @@ class Rules:
         state.tokens[rows[inside], place[inside]] = likeliest[inside]
 
     def begin_draft(self, state: RowState, rows: torch.Tensor) -> None:
-        """Trust what stands after the next token of some rows, int64 (m,), as far as it holds."""
+        """Start to verify the drafts of some rows, int64 (m,)."""
         state.trusted.index_fill_(0, rows, True)
 
     def advance(
@@ -118,15 +118,15 @@ class Rules:
     ) -> None:
         """Choose the next token of rows that are not finished, and update their state in place.
 
-        What the rows ask for is looked up in the state, for which a GPU would be waited for.
+        The call reads the rows' options from the state, and would wait for a GPU.
 
         Args:
             state: changed at the rows.
-            picks: m rows; those of one search together.
-            logits: float32 (lines, n_vocab), what followed the tokens at the rows' `position`.
-            drafted: the token that follows `position` is a guess, and the logits after it were
-                computed with it: rows whose last guess was not what was chosen are passed over,
-                from `begin_draft` on. Such a row must stand for itself.
+            picks: m rows; the rows of one search are adjacent.
+            logits: float32 (lines, n_vocab), the logits after the tokens at the rows' `position`.
+            drafted: the token after `position` is a draft token, and the logits after it depend on
+                it. Rows with a rejected draft token since `begin_draft` are skipped. No such row
+                may be part of a beam search.
         """
         live = (picks.rows != NO_ROW) & ~state.finished[picks.rows]
         if drafted:
@@ -160,14 +160,14 @@ class Rules:
         logprob: torch.Tensor,
         drafted: bool,
     ) -> None:
-        """Append a token to each of some rows that stand for themselves; all (m,)."""
+        """Append a token to each of some rows without a beam search; all tensors are (m,)."""
         follow = state.position[rows] + 1
         if drafted:
             state.trusted[rows] = state.tokens[rows, follow] == chosen
         state.tokens[rows, follow] = chosen
         state.logprob_sum[rows] += logprob
         if (book := self._book_of(state, rows)) is not None:
-            near = torch.ones_like(chosen, dtype=torch.bool)  # or it would not have been chosen
+            near = torch.ones_like(chosen, dtype=torch.bool)  # the chosen token is always likely
             after = steps(book, state, rows, chosen[:, None], near[:, None])
             state.node[rows] = after.nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
@@ -176,7 +176,7 @@ class Rules:
         state.position[rows] = follow
 
     def _choose(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        """The likeliest token, or where the temperature is above 0 a sample: int64 (m,)."""
+        """Return the likeliest tokens, or samples at temperatures above 0: int64 (m,)."""
         chosen = allowed.argmax(dim=-1)
         if (book := self._book_of(state, rows)) is not None:
             chosen = _boosted(book, state, rows, allowed)
@@ -186,11 +186,11 @@ class Rules:
         return chosen
 
     def _book_of(self, state: RowState, rows: torch.Tensor) -> Phrasebook | None:
-        """Return the phrases that boost some rows; None: none does."""
+        """Return the phrase lists if any of the rows has phrases, otherwise None."""
         return self.book if bool((state.root[rows] >= 0).any()) else None
 
     def _penalise(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> None:
-        """Make what a row said already less likely, in place, where the row asks for it."""
+        """Apply the rows' repetition penalties in place."""
         penalties, sizes = state.repetition_penalty[rows], state.no_repeat_ngram[rows]
         for line in ((penalties != 1) | (sizes > 0)).nonzero()[:, 0].tolist():
             row = rows[line]
@@ -204,19 +204,19 @@ class Rules:
                 allowed[line, grams[again, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Put every forbidden token at -inf, in place; does not wait for the device.
+        """Set the logits of forbidden tokens to -inf in place, without waiting for the device.
 
-        Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
+        Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: of `rows` it reads `tokens`, `position`, `text_begin`, `lists` and both
+            state: read at `rows`: `tokens`, `position`, `text_begin`, `lists` and both
                 timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
         """
         begin, eot = self.facts.timestamp_begin, self.facts.eot
         position = state.position[rows]
-        length = position + 1 - state.text_begin[rows]  # of the text before the token chosen now
+        length = position + 1 - state.text_begin[rows]  # tokens of the text so far
         last = state.tokens[rows, position]
         before = state.tokens[rows, (position - 1).clamp_min(0)]
         timed, first = state.timestamps[rows], length == 0
@@ -239,16 +239,16 @@ class Rules:
         wrong = (stamps < lowest[:, None]) | (stamps > highest[:, None])
         times.masked_fill_(wrong & timed[:, None], NEVER)
 
-        # Text that may not be said is forbidden last, and all of it at once.
+        # If timestamps together are likelier than any text, all text is forbidden.
         best = torch.maximum(text.amax(1).masked_fill(open_pair, NEVER), others.amax(1))
-        # log-sum-exp; torch's own is several times slower where much is -inf
+        # log-sum-exp; torch's own is several times slower with many -inf
         mass = times.amax(1) - times.log_softmax(1).amax(1)
         must = timed & (first | (mass > best))
         text.masked_fill_((must | open_pair)[:, None], NEVER)
         others.masked_fill_(must[:, None], NEVER)
 
     def _draw(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        """Sample by the Gumbel-max trick, with noise that only seed and position decide."""
+        """Sample by the Gumbel-max trick, with noise from the row's seed and position."""
         key = state.seed[rows] * 1_000_003 + state.position[rows]
         bits = _mix(_mix(key)[:, None] + self._ids)
         uniform = ((bits & 0xFFFFFF).double() + 0.5) / 2**24
@@ -260,7 +260,7 @@ class Rules:
 def _boosted(
     book: Phrasebook, state: RowState, rows: torch.Tensor, allowed: torch.Tensor
 ) -> torch.Tensor:
-    """The likeliest token of each row, phrases counted in: int64 (m,)."""
+    """Return the likeliest token of each row with its phrases' boosts: int64 (m,)."""
     likeliest = best_tokens(allowed, LIKELIEST)
     values = allowed.gather(1, likeliest)
     near = values >= values[:, :1] - MARGIN
@@ -269,7 +269,7 @@ def _boosted(
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Steele, Lea and Flood's SplitMix64 finaliser on int64, which wraps as C's does."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood) to int64, which wraps as in C."""
     x = x + _signed(0x9E3779B97F4A7C15)
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
@@ -277,5 +277,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
-    """A 64-bit constant as the int64 with the same bits."""
+    """Return the int64 with the bits of a 64-bit constant."""
     return value - (1 << 64)
