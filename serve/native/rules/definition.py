@@ -17,8 +17,8 @@ from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
 
 LISTS = ("suppress_blank", "suppress_numerals")
-"""Options of a search that forbid a list of tokens; each is a bit of
-`RowState.lists`, the first one of a text's first token alone."""
+"""Options that forbid a list of tokens, each a bit of `RowState.lists`; the first list applies to a
+text's first token alone."""
 
 
 def lists_of(options: SearchOptions) -> int:
@@ -51,8 +51,10 @@ class Rules:
         lists = (facts.begin_suppress_tokens, numerals)
         self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
         """Bits of the lists that hold each token."""
-        self._lists = [torch.tensor(ids, dtype=torch.int64, device=device) for ids in lists]
-        for bit, tokens in enumerate(self._lists):
+        self._lists = {
+            bit: torch.tensor(ids, device=device) for bit, ids in enumerate(lists) if ids
+        }
+        for bit, tokens in self._lists.items():
             self.lists[tokens] |= 1 << bit
         self._ids = torch.arange(dims.n_vocab, device=device)
         self.languages = sorted(facts.languages.values()) or [facts.sot]
@@ -204,7 +206,7 @@ class Rules:
                 allowed[line, grams[again, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Set the logits of forbidden tokens to -inf in place, without waiting for the device.
+        """Set the logits of forbidden tokens to -inf in place; wait for the device only if there are numerals.
 
         Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
 
@@ -226,7 +228,7 @@ class Rules:
 
         logits += self.suppress
         lists = torch.where(first, state.lists[rows], state.lists[rows] & LATER)
-        for bit, ids in enumerate(self._lists):
+        for bit, ids in self._lists.items():
             forbids = (lists >> bit & 1).bool()
             if bit == 0 or bool(forbids.any()):
                 logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEVER)
