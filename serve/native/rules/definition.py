@@ -206,7 +206,9 @@ class Rules:
                 allowed[line, grams[again, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Set the logits of forbidden tokens to -inf in place; wait for the device only if there are numerals.
+        """Set the logits of forbidden tokens to -inf in place.
+
+        Waits for the device only if there are numerals.
 
         Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
 
