@@ -1,8 +1,8 @@
-"""Sequences that have begun to repeat themselves, and are ended: in plain torch.
+"""End sequences that repeat themselves; the reference implementation in plain torch.
 
-A decoder that finds nothing to go by often says the same few words over and over until its limit.
-Tokens alone tell: all of the last ones are those that stand a period before them. Timestamps differ
-from one time to the next and stand for each other.
+If the audio gives a decoder no clue, it often repeats a few words until its limit. Such a loop
+shows in the tokens: each of the last tokens equals the one that precedes it by one period. All
+timestamps count as equal, since they differ between repetitions.
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ import torch
 
 from serve.native.rules.state import RowState
 
-PERIODS = 32  # tokens of the longest words that are repeated; a power of two
-REPEATS = 4  # times that they are said again
-EVERY = 8  # sampled tokens between two looks
-MATCH = 8  # of so many last tokens the shortest period is taken
+PERIODS = 32  # the longest period in tokens; a power of two
+REPEATS = 4  # the number of repetitions that makes a loop
+EVERY = 8  # sampled tokens between two checks
+MATCH = 8  # the number of last tokens that decide the period
 
 
 def end_loops(state: RowState, rows: torch.Tensor, timestamp_begin: int) -> None:
-    """Let the next token be the last of rows that repeat themselves, by lowering their limit.
+    """Lower the limit of rows that repeat themselves, so that their next token is the last.
 
-    Of a search only the leader's sequence, its likeliest, is looked at.
+    For a beam search only the leader's sequence, the likeliest one, is checked.
 
     Args:
         state: `limit` is changed at `rows`.
-        rows: int64 (m,), about to choose a token.
-        timestamp_begin: token id.
+        rows: int64 (m,), the rows about to choose a token.
+        timestamp_begin: the first timestamp token.
     """
     for row in rows[state.position[rows] >= state.loop_at[rows]].tolist():
         begin, end = int(state.prompt_len[row]), int(state.position[row]) + 1
@@ -37,10 +37,11 @@ def end_loops(state: RowState, rows: torch.Tensor, timestamp_begin: int) -> None
 
 
 def repetition(tokens: Sequence[int]) -> tuple[int, int]:
-    """Count the tokens at the end that repeat those a period before them.
+    """Count the tokens at the end that equal the tokens one period before them.
 
     Returns:
-        So many, and the period: the shortest that fits the last `MATCH` tokens. Or (0, 0).
+        Their number and the period, the shortest one that fits the last `MATCH` tokens; (0, 0) if
+        no period fits.
     """
     for period in range(1, min(PERIODS, len(tokens) - MATCH) + 1):
         if tokens[-MATCH:] == tokens[-MATCH - period : -period]:

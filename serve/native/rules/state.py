@@ -1,4 +1,4 @@
-"""The token rules' state of every row of the pool, in memory that one copy moves."""
+"""The state of the token rules for every row, in one block of memory that one copy moves."""
 
 import dataclasses
 import math
@@ -7,11 +7,11 @@ from typing import Annotated, get_origin, get_type_hints
 import torch
 
 NEVER = -math.inf
-NOWHERE = 1 << 30  # a position that no sequence reaches
-NO_ROW = -1  # in place of a row: nobody chooses
+NOWHERE = 1 << 30  # a position beyond every sequence
+NO_ROW = -1  # instead of a row: no choice
 FIRST = 1  # bit of the list that applies to the first token alone
-LATER = 0xFF - FIRST  # bits of the others
-NO_GUESS = -2  # in place of a token: nothing is guessed, and nothing that is chosen is this
+LATER = 0xFF - FIRST  # bits of the other lists
+NO_GUESS = -2  # instead of a draft token; equals no token
 
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
@@ -21,65 +21,65 @@ Uint8 = Annotated[torch.Tensor, torch.uint8]
 
 @dataclasses.dataclass(frozen=True)
 class RowState:
-    """Every row's sequence and scores. All tensors but `memory` have one entry a row of the pool.
+    """The sequence and the scores of every row; all tensors but `memory` have one entry per row.
 
-    Those of a number a row lie in memory as they stand here, the widest first, so that each is
-    aligned.
+    The tensors of one number per row lie in memory in the order below, the widest dtype first, so
+    that each is aligned.
 
-    A slot's rows stand side by side, the leader first. What a slot has once stands at its leader:
-    what was heard at start-of-transcript, and the best hypothesis of a search.
+    The rows of a slot are adjacent, the leader first. The leader holds the values of the slot:
+    those at start-of-transcript, and the best hypothesis of a beam search.
     """
 
-    memory: torch.Tensor  # uint8, of all that follow: what has one entry a row, then the tables
-    tokens: torch.Tensor  # int64 (rows, n_text_ctx): prompt, then what was sampled
-    source: torch.Tensor  # int32 (rows, n_text_ctx): whose cache holds each position of its past
-    best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best ended hypothesis
-    position: Int64  # the next token to feed
+    memory: torch.Tensor  # uint8: the memory of all other tensors, the tables last
+    tokens: torch.Tensor  # int64 (rows, n_text_ctx): the prompt, then the sampled tokens
+    source: torch.Tensor  # int32 (rows, n_text_ctx): the row whose cache holds each past position
+    best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best hypothesis
+    position: Int64  # position of the next token to compute
     prompt_len: Int64
-    text_begin: Int64  # rules count from here; before prompt_len after a prefix
+    text_begin: Int64  # where the text begins for the rules; before prompt_len with a prefix
     limit: Int64  # the sequence ends when it has this many tokens
-    loop_at: Int64  # from this position on it may be ended as a loop; see `loops.py`
+    loop_at: Int64  # the first position at which it may end as a loop; see `loops.py`
     seed: Int64
-    last_timestamp: Int64  # highest timestamp id said; 0 = none yet
-    language: Int64  # the likeliest language's token id at start-of-transcript; -1 = not known yet
+    last_timestamp: Int64  # highest timestamp token so far; 0 = none yet
+    language: Int64  # token id of the likeliest language at start-of-transcript; -1 = unknown
     leader: Int64  # the first row of its slot
-    beam: Int64  # rows of the search that it is part of; 1 = it stands for itself
-    needed: Int64  # so many hypotheses end a search
-    ended: Int64  # hypotheses of the search so far
-    best_length: Int64  # sampled tokens of the best hypothesis, no end of text
-    no_repeat_ngram: Int64  # so many tokens are never sampled twice; 0 = off
-    root: Int64  # of the trie of its phrases; -1 = none
-    node: Int64  # where it is in that
+    beam: Int64  # the number of rows of its beam search; 1 = no beam search
+    needed: Int64  # the number of hypotheses that ends a search
+    ended: Int64  # the number of hypotheses so far
+    best_length: Int64  # sampled tokens of the best hypothesis without end of text
+    no_repeat_ngram: Int64  # the length of n-grams that are never sampled twice; 0 = off
+    root: Int64  # root of the trie of its phrases; -1 = none
+    node: Int64  # current node of that trie
     temperature: Float32  # 0 = greedy
-    logprob_sum: Float32  # over the sampled tokens, end of text included
+    logprob_sum: Float32  # sum over the sampled tokens with end of text
     no_speech_prob: Float32
     language_prob: Float32
     length_penalty: Float32  # exponent of the length that divides a hypothesis's sum
     repetition_penalty: Float32  # 1 = off
     best_score: Float32
-    best_logprob_sum: Float32  # of the best hypothesis, end of text included
-    boost: Float32  # what phrases have earned of a search's `logprob_sum`
-    timestamps: Bool  # timestamp rules apply
-    lists: Uint8  # of forbidden tokens that apply to it, a bit each: see `definition.LISTS`
+    best_logprob_sum: Float32  # sum over the best hypothesis with end of text
+    boost: Float32  # the part of a beam search's `logprob_sum` that phrases have added
+    timestamps: Bool  # the timestamp rules apply
+    lists: Uint8  # the lists of forbidden tokens that apply, a bit each: see `definition.LISTS`
     finished: Bool  # free rows count as finished
-    best_is_ended: Bool  # end of text ended the best hypothesis, not its limit
-    trusted: Bool  # every token of its draft so far was what the rules chose
+    best_is_ended: Bool  # the best hypothesis ended with end of text, not at its limit
+    trusted: Bool  # all draft tokens so far were accepted
 
     def to(self, device: torch.device) -> "RowState":
-        """A copy on another device; from pinned memory, without waiting."""
+        """Copy to another device, from pinned memory without waiting."""
         return self._at(self.memory.to(device, non_blocking=True))
 
     def pinned(self) -> "RowState":
-        """A copy in host memory that the device can read and write while the host goes on."""
+        """Copy into pinned host memory, which the device can access asynchronously."""
         return self._at(self.memory.pin_memory())
 
     def follow(self, other: "RowState", rows: int, *, searched: bool) -> None:
-        """Become what another is, without waiting where this one is pinned.
+        """Copy another state into this one, without waiting if this one is pinned.
 
         Args:
-            other: of as many rows.
-            rows: only so many, from the first on, have their tokens copied.
-            searched: whether their best hypotheses' tokens are copied, too.
+            other: a state with as many rows.
+            rows: the number of rows, from the first on, whose tokens are copied.
+            searched: whether to copy the tokens of their best hypotheses too.
         """
         end = _begin_of_tables(len(self.tokens)) + self.tokens[:rows].nbytes
         self.memory[:end].copy_(other.memory[:end], non_blocking=True)
@@ -87,13 +87,13 @@ class RowState:
             self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
 
     def put(self, rows: torch.Tensor, new: "RowState") -> None:
-        """Let some rows begin anew.
+        """Overwrite some rows with the initial state of new jobs.
 
         Args:
-            rows: int64 (m,), of this state.
-            new: m rows as the host wrote them; `leader` counts this state's rows. It has as many
-                columns as its longest prompt. What it says of `source` is not read: a prompt is fed
-                to its leader, and all that follows to the row itself.
+            rows: int64 (m,), the rows to overwrite.
+            new: a state of m rows with as many columns as its longest prompt. `leader` has indices
+                of this state's rows. `source` is ignored: the prompt is in the leader's cache, and
+                later tokens are in the row's own cache.
         """
         self.tokens[rows, : new.tokens.shape[1]] = new.tokens
         for name in _LAYOUT:
@@ -102,7 +102,7 @@ class RowState:
         self.source[rows] = torch.where(prompt, new.leader[:, None], rows[:, None]).int()
 
     def _at(self, memory: torch.Tensor) -> "RowState":
-        """The same in other memory."""
+        """Return the state with the same layout in other memory."""
         return _carved(memory, *self.tokens.shape)
 
 
@@ -114,7 +114,7 @@ _LAYOUT: dict[str, torch.dtype] = {  # of what has one entry a row; the tables s
 
 
 def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
-    """State of free rows, each of which would stand for itself and be decoded greedily."""
+    """Make the state of free rows, with greedy decoding and no beam search."""
     state = _carved(
         torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device), rows, n_text_ctx
     )
@@ -138,7 +138,7 @@ _TABLES = {"tokens": torch.int64, "best_tokens": torch.int64, "source": torch.in
 
 
 def _begin_of_tables(rows: int) -> int:
-    """Behind what has one entry a row, aligned as kernels like it."""
+    """Return the aligned offset of the tables, after the tensors of one number per row."""
     size = rows * sum(dtype.itemsize for dtype in _LAYOUT.values())
     return size + -size % 16
 
@@ -149,7 +149,7 @@ def _bytes(rows: int, n_text_ctx: int) -> int:
 
 
 def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
-    """The fields as views of their memory."""
+    """Return the fields as views of their memory."""
     fields, begin = {}, 0
     for name, dtype in _LAYOUT.items():
         end = begin + rows * dtype.itemsize
@@ -165,11 +165,11 @@ def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
 
 @dataclasses.dataclass(frozen=True)
 class Picks:
-    """Which rows choose a token, and from which logits.
+    """The rows that choose a token, and the lines of logits that they read.
 
-    The rows of a search stand side by side, its leader first, and choose together. In its first
-    choice all of them read its leader's logits, and `logprob_sum` of all but the leader is -inf.
+    The rows of a beam search are adjacent, the leader first, and choose together. In the first
+    choice all of them read the leader's logits, and `logprob_sum` of the others is -inf.
     """
 
     rows: torch.Tensor  # int64 (m,); `NO_ROW` = none
-    at: torch.Tensor  # int64 (m,): the line of the logits that each reads
+    at: torch.Tensor  # int64 (m,): the line of the logits that each row reads
