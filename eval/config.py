@@ -26,7 +26,7 @@ class EvalConfig:
     limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
     timed_limit: CountOrNone = 0  # likewise, of `manifest` alone; 0 = as many as `limit` says
     seed: CountOrNone = 0  # of the draw
-    # Of a manifest's two, whose clips alone are drawn; the other chose settings. "" = both.
+    # The half of a manifest to draw from; settings were chosen on the other. "" = both.
     half: NameOrNone = "report"
     language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
     tell_language: bool = False  # whether every system is told the language of each clip
