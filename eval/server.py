@@ -1,4 +1,4 @@
-"""Start a server as a user does, by `python -m serve triton`, and look at it from outside."""
+"""Start a server as a user does, by `python -m serve start`, and look at it from outside."""
 
 import contextlib
 import dataclasses
@@ -74,7 +74,7 @@ class RunningServer:
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "serve", "triton", "--config", str(self.toml)]
+        command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
         command += ["--engine", self._engine] if self._engine else []
         command += ["--log", str(self.server_log)]
         with self.log.open("ab") as log:
@@ -264,7 +264,7 @@ def role_of(command: Sequence[str]) -> str:
         return "sandbox"
     if command and Path(command[0]).name == "tritonserver":
         return "tritonserver"
-    return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"
+    return "supervisor" if "-m serve start" in line else line[:60] or "unnamed"
 
 
 def samples(page: str, name: str) -> list[Sample]:

@@ -1,6 +1,7 @@
 """What Whisper base makes of people: what nobody could see on the small checkpoint."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,13 @@ def test_it_understands_people(transcribe, human_clips, file):
     texts = (normalize(text, clip.language) for text in (clip.text, heard.text))
     counts = char_counts(*texts)
     assert counts.errors <= MOST * counts.length, heard.text
+
+
+def test_numbers_are_words_where_that_is_asked_for(transcribe, human_clips):
+    clip = human_clips["en_an4_test_an391-mjwl-b.ogg"]
+    assert re.search(r"\d", transcribe(clip, language="en").text)
+    heard = transcribe(clip, language="en", suppress_numerals=True).text
+    assert not re.search(r"[0-9%$£]", heard) and "two" in heard.lower(), heard
 
 
 def test_an_unsure_language_is_told_by_its_text(transcribe, human_clips):

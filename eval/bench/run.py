@@ -92,7 +92,7 @@ def installed_peers(progress: Say) -> tuple[str, ...]:
 
 def configured(config: Config, plan: BenchPlan) -> Config:
     """Set the plan's beam as the default, with a row for each beam, and its draft."""
-    config = changed(config, "transcriber", beam_size=plan.beam_size, best_of=1)
+    config = changed(config, "transcriber", beam_size=plan.beam_size)
     slots = plan.slots[0] if plan.devices else config.runtime.slots
     runtime = with_slots(config, slots)
     if plan.draft_acceptance is not None:

@@ -8,7 +8,7 @@ from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, Keys, keys_of
 from eval.accuracy.report import percent
-from eval.config import Config, changed
+from eval.config import Config, EvalConfig, changed
 from eval.figures import rate_chart
 from eval.long.compose import (
     CONTENTS,
@@ -32,6 +32,8 @@ from eval.long.systems import listen, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
 from eval.record import Figure, Result, Run, Section, Table, Text, facts
 
+PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
+PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
 
 RULES = (
@@ -93,13 +95,14 @@ def _fair(config: Config) -> Config:
     """Set one recording at a time, the same threads for ours, and time for the longest."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
-    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S)
+    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S)
 
 
 def _speech(config: Config) -> list[Clip]:
     """Return the clips of the config's half that recordings are made of."""
     of = config.eval
-    places = dict.fromkeys((of.manifest, of.heldout, of.passages))  # some may be equal
+    passages = PASSAGES if of.manifest == EvalConfig.manifest else ""
+    places = dict.fromkeys((of.manifest, of.heldout, passages))  # some may be equal
     clips = [clip for place in places if place for clip in load_clips(place)]
     return [clip for clip in clips if not of.half or clip.half in ("", of.half)]
 

@@ -101,7 +101,7 @@ def _opened(config: Config, random_weights: bool) -> Iterator[Transcriber]:
     with contextlib.ExitStack() as stack:
         folder = Path(config.engine)
         if random_weights:
-            config = changed(config, "transcriber", temperatures=(0.0,), language_tries=1)
+            config = changed(config, "transcriber", temperatures=(0.0,))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earshot-")))
             engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
             write_engine(engine, folder, config.runtime.device)

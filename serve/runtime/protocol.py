@@ -11,9 +11,8 @@ from typing import Literal, Protocol
 import torch
 
 from serve.contract.codec import to_json
-from serve.contract.config import SEARCH_OPTIONS, SearchConfig
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Alignment
+from serve.contract.messages import SEARCH_OPTIONS, Alignment, SearchOptions
 from serve.contract.phrases import Trie
 
 # "loop": the text repeats itself, see `Job.loop_tokens`; the scores cover the tokens until then.
@@ -37,7 +36,7 @@ class Capabilities:
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may hold previous text and `Job.prefix`
-    search_options: bool = False  # all of `SearchConfig` but `beam_size` and `best_of`
+    search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; other runtimes ignore it
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
@@ -48,7 +47,7 @@ class Capabilities:
     # The only values of `beam_size` of an engine built for them, without `best_of`; (): all.
     beam_sizes: tuple[int, ...] = ()
 
-    def refusal(self, wanted: SearchConfig) -> str | None:
+    def refusal(self, wanted: SearchOptions) -> str | None:
         """Return which search option is not supported and what to do; None if all are."""
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
@@ -69,7 +68,7 @@ class Capabilities:
     def _unable(self, name: str, value: float) -> str | None:
         """Return why the runtime does not support an option's value."""
         if name not in ("beam_size", "best_of"):
-            neutral = getattr(SearchConfig, name)
+            neutral = getattr(SearchOptions, name)
             if self.search_options or value == neutral:
                 return None
             expected = to_json(neutral)
@@ -89,7 +88,7 @@ class Capabilities:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingOptions(SearchConfig):
+class DecodingOptions(SearchOptions):
     """The decoding options of one window; the search options are off by default."""
 
     timestamps: bool = True

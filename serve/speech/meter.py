@@ -20,11 +20,11 @@ _SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most that a request's audio may be; each is a key of [transcriber]."""
+    """The most that a request's audio may be."""
 
-    max_s: float  # max_audio_s: seconds that it lasts
-    max_values: float = math.inf  # max_decoded_msamples: samples as decoded, of all channels
-    max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
+    max_s: float  # transcriber.max_audio_s: seconds that it lasts
+    max_values: float = math.inf  # samples as decoded, of all channels
+    max_cpu_s: float = math.inf  # seconds of processor time that decoding takes
     partial: bool = False  # partial: what is there of audio that was cut short is taken
     channel: int = -1  # that alone is decoded, of several; -1: all of them together
     track: str = ""  # audio_track: number or language of the file's track; empty: the default one
@@ -34,7 +34,7 @@ def too_slow(limits: Limits) -> AudioLimitError:
     """Return the error of a file that takes more than its processor time."""
     return AudioLimitError(
         f"decoding the audio takes more processor time than the {limits.max_cpu_s:g} s that "
-        "transcriber.max_decode_s allows; send it in parts, or as 16 kHz mono WAV"
+        "are allowed; send it in parts, or as 16 kHz mono WAV"
     )
 
 
@@ -133,8 +133,8 @@ class Meter:
         if (total := self._values + values) > (limit := self.limits.max_values):
             raise AudioLimitError(
                 f"audio holds {total / 1e6:.1f} million samples or more in all its channels, "
-                f"transcriber.max_decoded_msamples allows {limit / 1e6:g} million; send fewer "
-                "channels, a lower rate or parts"
+                f"expected at most {limit / 1e6:g} million; send fewer channels, a lower rate or "
+                "parts"
             )
 
     def warn(self, text: str) -> None:

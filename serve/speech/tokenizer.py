@@ -20,6 +20,7 @@ from serve.speech.languages import TO_LANGUAGE_CODE, language_code
 
 _MAX_LANGUAGE_CHARS = 60
 _CLOSE = 0.75  # of a language's name to what may be a slip of it
+_NUMERALS = (*"0123456789%$", "Â£")  # the last as byte-level BPE writes £
 # Characters that are looked at for each token that counts; text has about four a token.
 _MAX_TOKEN_CHARS = 32
 
@@ -83,6 +84,13 @@ class Tokenizer:
     def languages(self) -> frozenset[str]:
         """Codes of the languages that the engine knows; only "en" if it is English-only."""
         return frozenset(self._facts.languages or {"en"})
+
+    @property
+    def numerals(self) -> tuple[int, ...]:
+        """Ids of text that holds a digit, %, $ or £, in order."""
+        vocabulary = self._pieces.get_vocab(with_added_tokens=False)
+        found = (id for piece, id in vocabulary.items() if any(mark in piece for mark in _NUMERALS))
+        return tuple(sorted(id for id in found if id < self._facts.eot))
 
     def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of languages, each once.

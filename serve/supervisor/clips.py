@@ -86,7 +86,7 @@ def require_right(clips: Sequence[Clip], heard: Sequence[str], max_cer: float) -
         worst = max(range(len(clips)), key=wrong.__getitem__)
         raise EngineError(
             f"it has {100 * cer:.1f} % of the characters of {len(clips)} clips wrong, expected at "
-            f"most {100 * max_cer:g} (server.reload_max_cer): of {clips[worst].name} it makes "
+            f"most {100 * max_cer:g} (--max-cer): of {clips[worst].name} it makes "
             f"{heard[worst][:_SHOWN]!r}, not {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer

@@ -22,6 +22,9 @@ _CONNECT_S = 5.0
 _POLL_S = 0.1  # the longest that closing waits
 
 
+MAX_CER = 0.25  # share of wrong characters in the clips that a new engine hears
+
+
 @dataclasses.dataclass(frozen=True)
 class Order:
     """A request to replace the engine."""
@@ -46,14 +49,19 @@ Tell = Callable[[News], object]
 """A function that receives reports, in any thread."""
 
 
-def order_for(config: Config, engine: str = "", in_place: bool = False) -> Order:
+def order_for(
+    config: Config,
+    engine: str = "",
+    clips: str = "",
+    max_cer: float = MAX_CER,
+    in_place: bool = False,
+) -> Order:
     """Make the request for the engine that `engine`, or else the config, names."""
-    clips = config.server.reload_clips
     return Order(
         config,
         str(Path(engine or config.engine).absolute()),
         str(Path(clips).absolute()) if clips else "",
-        config.server.reload_max_cer,
+        max_cer,
         in_place,
     )
 

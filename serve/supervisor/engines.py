@@ -267,7 +267,7 @@ class Engines:
                 cer = require_right(clips, heard, order.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
-                say(f"{engine.name}: open; no clips (server.reload_clips) say what it understands")
+                say(f"{engine.name}: open; no clips (--clips) say what it understands")
         for reason in filter(None, map(_failure, parts)):
             raise EarshotError(reason)
         return parts

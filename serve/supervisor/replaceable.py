@@ -13,8 +13,7 @@ from serve.supervisor.processes import free_memory_bytes
 from serve.supervisor.server import TritonServer
 
 _MIB = 2**20
-# Keys of the reload itself, and the one that --open sets.
-_EXCHANGED = ("engine", "server.reload_clips", "server.reload_max_cer", "server.open")
+_EXCHANGED = ("engine", "server.open")  # the latter is what --open sets
 
 
 def require_replaceable(asked: Config, order: Order, engine: Path) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, AudioLimitError, OptionError, shown
 from serve.contract.messages import AudioFile, Request
 from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
+MAX_AUDIO_MB = 768  # MiB of a file, or of samples, as sent
 MAX_TIMES = 2048
 _TRACK = re.compile(r"[1-9][0-9]{0,3}|[^\W\d][\w -]{0,30}", re.ASCII)
 
@@ -28,7 +28,7 @@ def memory_bytes(request: Request) -> int:
     return 0 if isinstance(request.audio, AudioFile) else audio_bytes(request)
 
 
-def check_audio(request: Request, config: TranscriberConfig) -> None:
+def check_audio(request: Request) -> None:
     """Refuse audio that is none, or too large; it is decoded later.
 
     Raises:
@@ -46,10 +46,10 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
         raise AudioError(f"audio is {kind}; expected a file's bytes or an array of samples")
     elif request.sample_rate is None:
         raise OptionError("samples came without sample_rate; expected it in Hz")
-    if audio_bytes(request) > config.max_audio_mb * MIB:
+    if audio_bytes(request) > MAX_AUDIO_MB * MIB:
         raise AudioLimitError(
-            f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
-            f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
+            f"audio has {audio_bytes(request) / MIB:.1f} MiB; expected at most {MAX_AUDIO_MB}: "
+            "send it in parts, compressed or at a lower rate"
         )
 
 

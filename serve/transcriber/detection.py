@@ -10,6 +10,13 @@ from serve.runtime.protocol import Capabilities, Detection
 from serve.speech.languages import CLOSE_LANGUAGES
 from serve.speech.tokenizer import Tokenizer
 
+# While the languages that were tried are together less likely than this, a window is decoded in the
+# next one, too, and the likeliest text is taken; in so many languages at most.
+CERTAINTY, TRIES = 0.85, 2
+# Where one language is found for all windows, a later window that is at least so likely in another
+# language is decoded in that, too; the likelier text is taken.
+SWITCH = 0.5
+
 
 def detection_of(
     request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
@@ -34,14 +41,14 @@ def detection_of(
     if request.language is not None:
         return Detection()
     languages = tokenizer.language_ids(wanted or config.languages)
-    detection = Detection(languages, config.language_certainty, config.language_tries)
+    detection = Detection(languages, CERTAINTY, TRIES)
     if request.multilingual:  # a window's prompt then names its own
         return detection
     known = tokenizer.facts.languages
     close = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return dataclasses.replace(detection, switch=config.language_switch, close=close)
+    return dataclasses.replace(detection, switch=SWITCH, close=close)
 
 
 def check_languages(

@@ -31,6 +31,10 @@ from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
+# Samples, of all channels, that a request's audio may unpack to. An hour of 192 kHz stereo has
+# 1,382 million.
+MAX_SAMPLES = 1.5e9
+MAX_DECODE_S = 60.0  # processor time for decoding a request's audio; finding speech in it is apart
 _AHEAD_PER_SLOT = 2  # of all requests together, besides their first
 
 
@@ -79,9 +83,7 @@ class Intake:
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
     ) -> None:
-        self._limits = Limits(
-            config.max_audio_s, config.max_decoded_msamples * 1e6, config.max_decode_s
-        )
+        self._limits = Limits(config.max_audio_s, MAX_SAMPLES, MAX_DECODE_S)
         self._on_window = on_window
         self._on_error = on_error
         self._prepare = prepare

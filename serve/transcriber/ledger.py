@@ -13,6 +13,8 @@ from serve.transcriber.audio import MIB
 from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
 
+MAX_PENDING_MB = 1024  # MiB of requests' audio that is not yet decoded; more is refused
+
 
 class Ledger:
     """Takes requests in, or refuses them, and counts how they end. Thread-safe.
@@ -72,12 +74,11 @@ class Ledger:
         pending, limit = len(self._pending), self._config.max_pending
         if pending >= limit:
             raise OverloadedError(f"{pending} of {limit} requests are pending; try again later")
-        held, limit = sum(self._audio_bytes.values()), self._config.max_pending_mb
+        held, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
         if held + audio_bytes > limit * MIB:
             raise OverloadedError(
                 f"{held / MIB:.1f} MiB of audio wait to be decoded and the request brings "
-                f"{audio_bytes / MIB:.1f}, transcriber.max_pending_mb allows {limit}; "
-                "try again later"
+                f"{audio_bytes / MIB:.1f}, at most {limit} may wait; try again later"
             )
 
     def reject(self) -> None:

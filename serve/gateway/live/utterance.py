@@ -9,8 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from serve.contract.config import SpeechConfig
-from serve.contract.messages import Request, Samples, Timings, Transcript, Word
+from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
 from serve.speech.chinese import Script, script_in, script_of
@@ -136,8 +135,8 @@ class LiveUtterance:
 
     @property
     def silent(self) -> bool:
-        """Tell whether it has no speech, or too short a moment of it."""
-        return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
+        """Return whether it has no speech, or too short a moment of it."""
+        return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property
     def changed(self) -> int:

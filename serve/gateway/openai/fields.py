@@ -8,9 +8,8 @@ https://developers.openai.com/api/reference/resources/audio
 
 import dataclasses
 import difflib
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field as Bounds
@@ -20,7 +19,7 @@ from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.contract.options import SWITCH, Option, as_switch
+from serve.contract.options import SWITCH, Option, parse
 from serve.contract.server_config import UnknownFields
 from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -34,7 +33,6 @@ _KNOWN = ("known_speaker_names", "known_speaker_references")  # which may hold c
 _STRATEGY = "chunking_strategy"
 _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
 _INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keywords[0]
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
 _MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
 
@@ -151,7 +149,7 @@ def read_fields(
     ignored = _unknown_names(pairs, unknown)
     values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
     read = _Values(values)
-    format: Format = read.choice("response_format") or "json"
+    format: Format = read.value("response_format") or "json"
     words, segments = _granularities(read, format)
     if not words and read.value("low_confidence") is not None:
         raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
@@ -234,13 +232,7 @@ class _Values:
     def value(self, name: str) -> Any:
         """Return the value of a field; None: the form lacks it."""
         field, texts = FIELDS[name], self._texts.get(name)
-        if texts is None:
-            return None
-        parse = _switch if field.choices == SWITCH else _PARSERS[field.kind]
-        if not field.many:
-            return parse(name, texts[0])
-        items = [item for text in texts for item in text.split(",")]
-        return tuple(parse(name, item.strip()) for item in items)
+        return None if texts is None else _read(field, ",".join(texts))
 
     def many(self, name: str) -> Sequence[str]:
         """Return the texts of a field that may be repeated, or be a list in one text."""
@@ -253,41 +245,12 @@ class _Values:
                 raise field_error(name, f"{name}[] = {shown(text)}; expected {expected}")
         return texts
 
-    def choice(self, name: str) -> Any:
-        """Return the text of a field that has choices."""
-        text, choices = self.value(name), FIELDS[name].choices
-        if text is None or text in choices:
-            return text
-        raise field_error(name, f"{name} = {shown(text)}; expected one of {', '.join(choices)}")
 
-
-def _number(name: str, text: str) -> float:
+def _read(field: Option, text: str) -> Any:
     try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise field_error(name, f"{name} = {shown(text)}; expected a number")
-    return number
-
-
-def _whole(name: str, text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise field_error(name, f"{name} = {shown(text)}; expected a whole number")
-    return int(text)
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise field_error(name, f"{name} = {shown(text)}; expected true or false")
-    return text.lower() in _TRUE
-
-
-def _switch(name: str, text: str) -> str:
-    try:
-        return as_switch(name, text)
+        return parse(field, text)
     except OptionError as error:
-        raise field_error(name, str(error)) from error
+        raise field_error(field.name, str(error)) from error
 
 
 def _listed(text: str) -> list[str]:
@@ -297,18 +260,6 @@ def _listed(text: str) -> list[str]:
     except ValueError:
         items = [text]
     return [str(item).strip() for item in items]
-
-
-def _text(name: str, text: str) -> str:
-    return text
-
-
-_PARSERS: dict[type, Callable[[str, str], Any]] = {
-    str: _text,
-    float: _number,
-    int: _whole,
-    bool: _flag,
-}
 
 
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
@@ -397,7 +348,7 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         if text is not None:
             return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')
         table = {
-            name: part if name == "type" else _number(f"{_STRATEGY}[{name}]", part)
+            name: part if name == "type" else _read(Option(f"{_STRATEGY}[{name}]", float, ""), part)
             for name, part in parts.items()
         }
         whole = {

@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
+from serve.contract.messages import Request
 from serve.gateway.background import Background
 from serve.gateway.context import Services
 from serve.speech.languages import LANGUAGE_NAMES
@@ -88,7 +89,7 @@ class EngineStateReader(Background):
             "defaults": {
                 "beam_size": transcriber.beam_size,
                 "vad": transcriber.vad,
-                "mode": transcriber.mode,
+                "mode": Request.mode,
             },
             "jobs": bool(self._config.jobs.folder),
             "limits": {"request_bytes": server.max_request_mb * 2**20},

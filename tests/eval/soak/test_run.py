@@ -104,7 +104,7 @@ def test_a_server_that_does_not_start_fails_the_scenario(nano_config, tmp_path, 
 @pytest.mark.parametrize(
     ("command", "role"),
     [
-        (["python", "-m", "serve", "triton", "--config", "a"], "supervisor"),
+        (["python", "-m", "serve", "start", "--config", "a"], "supervisor"),
         (["python", "-m", "serve.gateway", "--folder", "a"], "gateway"),
         (["/x/bin/tritonserver", "--model-repository=/tmp/models"], "tritonserver"),
         (["/b/triton_python_backend_stub", "/tmp/e/models/whisper/1/model.py"], "whisper"),

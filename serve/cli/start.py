@@ -1,4 +1,4 @@
-"""`python -m serve triton`: a server in the foreground."""
+"""`python -m serve start`: a server in the foreground."""
 
 import argparse
 import contextlib
@@ -25,21 +25,21 @@ _WATCH_INTERVAL_S = 0.5
 
 def add_parser(commands: Any) -> None:
     """The command, among those of `python -m serve`."""
-    triton = commands.add_parser(
-        "triton",
-        help="run Triton Inference Server in the foreground",
+    parser = commands.add_parser(
+        "start",
+        help="run the server in the foreground",
         description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
         "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
         "once. What fails is started again. SIGHUP opens the engine that the config names now, as "
         "`python -m serve reload` does; that of a terminal that closes is as SIGTERM. The exit "
         "status is 1 where a request was accepted and not answered.",
     )
-    triton.set_defaults(run=_triton)
-    add_config(triton)
-    triton.add_argument(
+    parser.set_defaults(run=_start)
+    add_config(parser)
+    parser.add_argument(
         "--open", action="store_true", help="let everybody in; as server.open = true in the config"
     )
-    triton.add_argument(
+    parser.add_argument(
         "--log",
         type=Path,
         help="keep the server's log in this file; of several engines in FILE.0, FILE.1",
@@ -88,7 +88,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _triton(args: argparse.Namespace) -> int:
+def _start(args: argparse.Namespace) -> int:
     config = _served(args)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
     signals = _Signals()
