@@ -315,6 +315,7 @@ def _bench(flags: Flags) -> None:
         seconds,
         BenchPlan.request_s,
     )
+    flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")
     flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
     flags.add(
         "--peers A,B", "of faster-whisper and vllm; '' for none; default: what is installed", names

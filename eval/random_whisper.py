@@ -328,6 +328,10 @@ class RandomEngine(Engine):
         band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
+    def load_tokenizer(self) -> str:
+        """Make a byte-level tokenizer with the tokens of the shape."""
+        return str(byte_level_tokenizer(_pieces(self.shape)).to_str())
+
 
 def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
     """Make the engine of a multilingual shape, with a draft of so many layers if there are any."""
@@ -392,7 +396,7 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
             f"cannot write an engine to {folder}: {error.strerror}; free some space there or set "
             "TMPDIR"
         ) from error
-    byte_level_tokenizer(_pieces(engine.shape)).save(str(tokenizer))
+    tokenizer.write_text(engine.load_tokenizer(), encoding="utf-8")
     filters.write_bytes(save({"mel_filters": engine.load_mel_filters()}))
     paths = (weights, tokenizer, filters)
     files = {path.name: FileFacts(sha256_of(path), path.stat().st_size) for path in paths}

@@ -26,6 +26,7 @@ class BenchPlan:
     draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
     requests: int = 200  # counted of the latency workload, through Triton too
     request_s: float = 10.0  # of audio, for requests of latency and open-loop
+    ablate: bool = False  # measure each option of the runtime too
     through_server: bool = False
     devices: tuple[str, ...] = ()  # measure only a server on each of these in turn
     peers: tuple[str, ...] = ()

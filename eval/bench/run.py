@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from eval.bench.ablate import ablate
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers import PEERS, check_peers, measure_peer
 from eval.bench.plan import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
@@ -184,6 +185,8 @@ def measurements(
             if (row.workload, row.system) == ("throughput", system_name(config.runtime)):
                 reached = row.value
             yield row
+        if plan.ablate:
+            yield from ablate(engine, config, plan, ceilings, progress)
         if folder is not None and plan.through_server:
             from eval.bench.server import through_server  # noqa: PLC0415 - needs more packages
 
