@@ -320,7 +320,7 @@ def _sections(loaded: Loaded, scores: Sequence[LongScore]) -> list[Section]:
         return Section(title, [Table(("system", *columns), rows, note=note)])
 
     rates = {
-        title: {score.name: getattr(score.overall, name) for score in scores}
+        title: {score.name: [getattr(score.overall, name)] for score in scores}
         for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
     }
     charts = [chart for title, of in rates.items() if (chart := rate_chart(title, of))]
