@@ -293,7 +293,7 @@ def _bench(flags: Flags) -> None:
     flags.add("--workloads A,B", f"default: all. {workloads}", names, Plan.workloads)
     flags.add(
         "--slots N,M",
-        "throughput with each; latency, open-loop with the first, mlperf the last",
+        "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
         Plan.slots,
     )
@@ -305,7 +305,9 @@ def _bench(flags: Flags) -> None:
         f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}",
         within(1.0),
     )
-    flags.add("--requests N", "of latency, through Triton too", positive, Plan.requests)
+    flags.add(
+        "--requests N", "of the latency workload, through Triton too", positive, Plan.requests
+    )
     flags.add(
         "--request-s S",
         "of sound, of a request of latency and open-loop, at most 30",
@@ -314,18 +316,16 @@ def _bench(flags: Flags) -> None:
     )
     flags.add(
         "--short-encoder HOW",
-        "how much is encoded, as transcriber.short_encoder says",
+        "how much of these is encoded, as transcriber.short_encoder says",
         default=Plan.short_encoder,
         choices=get_args(ShortEncoder),
     )
     flags.switch("--ablate", "turn each option: its gain and its error")
-    flags.switch("--through-server", "the same load on a real server over gRPC")
-    flags.add(
-        "--peers A,B", "of faster-whisper and vllm; '' for none; default: what is installed", names
-    )
+    flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
+    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed", names)
     flags.add(
         "--device DEVICE",
-        "measure only a server on each of these in turn: how throughput grows; once for each",
+        "measure only a server on each device; once for each",
         action="append",
         dest="devices",
     )
