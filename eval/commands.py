@@ -317,12 +317,10 @@ def _bench(flags: Flags) -> None:
     )
     flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")
     flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
-    flags.add(
-        "--peers A,B", "of faster-whisper and vllm; '' for none; default: what is installed", names
-    )
+    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed", names)
     flags.add(
         "--device DEVICE",
-        "measure only a server on each of these in turn: how throughput grows; once for each",
+        "measure only a server on each device; once for each",
         action="append",
         dest="devices",
     )
