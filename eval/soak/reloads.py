@@ -36,6 +36,8 @@ from serve.contract.manifest import WEIGHTS_FILE
 _CALM_S = 20.0  # before the first exchange and after the last
 _LIMIT_S = 180.0  # longest wait of a client
 _BETWEEN_S = 2.0  # two exchanges
+# Jobs are left out: they would wait for requests, which never pause here.
+_CLIENTS = tuple(client for name, client in CLIENTS.items() if name != "job")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +64,8 @@ class _ReloadClients:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Send requests during a `with` block; its end waits for the last answers."""
-        with ThreadPoolExecutor(len(CLIENTS) + 1) as pool:
-            for client in CLIENTS.values():
+        with ThreadPoolExecutor(len(_CLIENTS) + 1) as pool:
+            for client in _CLIENTS:
                 pool.submit(self._ask_on, client)
             pool.submit(self._speak)
             try:
