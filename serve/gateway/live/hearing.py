@@ -87,8 +87,10 @@ class Hearing:
         if not (self._data or end):
             return []
         data, self._data = bytes(self._data), bytearray()
-        loop = asyncio.get_running_loop()
-        frames = loop.run_in_executor(self._pool, self._frames, data, end)
+        job = self._pool.submit(self._frames, data, end)
+        if job.done():  # always of a pool that runs jobs where they are submitted
+            return job.result()
+        frames = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(frames)
         except asyncio.CancelledError:

@@ -196,6 +196,7 @@ class LiveSession:
     async def _hear(self, data: bytes) -> None:
         self._charge(len(data) / self._hearing.bytes_per_s)
         await self._take(await self._hearing.hear(data))
+        await asyncio.sleep(0)  # `work` looks at each block
 
     async def _take(self, frames: Sequence[VadFrame]) -> None:
         for frame in frames:
