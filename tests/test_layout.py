@@ -123,7 +123,7 @@ BUDGETS = {"build": 3_100, "eval": 12_500, "serve": 33_600}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),
-    "opentelemetry": ("serve.gateway.telemetry",),
+    "opentelemetry": ("serve.gateway.observe.traces",),
     "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 import selectors
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
@@ -16,10 +18,10 @@ from serve.contract.codec import to_json
 from serve.contract.messages import Request, Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import Settings
-from serve.gateway.live.utterance import Window
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import SessionSettings
+from serve.gateway.live.utterance import UpdateWindow
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
@@ -150,25 +152,27 @@ class Simulated:
     def require_unbroken(self) -> None:
         """Do as `System` says."""
 
-    def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
+    def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
         """Make a session whose events go into a queue."""
 
-        async def transcribe(_model: str | None, window: Window) -> Transcript:
+        async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
             async with self._decoder:
-                transcript = self.whole(window.request(self._config))
+                request = window.request(self._config, np.concatenate(window.audio))
+                transcript = self.whole(request)
                 await asyncio.sleep(self._decode_s)
             return transcript
 
-        return Session(
+        return LiveSession(
             self._config,
             str,
             transcribe,
             send.put,
             lambda _: None,
             Detector(),
+            InlineExecutor(),
             self._metrics,
             lambda: self._streams,
-            Settings(),
+            SessionSettings(),
         )
 
 
@@ -194,6 +198,16 @@ class _Wire:
         if isinstance(event, Exception):
             raise event
         return to_json(event)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Return the result as a future that is done."""
+        future = Future[T]()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

@@ -1,7 +1,4 @@
-"""Descriptions of the HTTP addresses: OpenAPI for programs, a page for people.
-
-Both are made from the same fields that requests are read by.
-"""
+"""Descriptions of the HTTP routes: OpenAPI for programs, and a page for people made from it."""
 
 import re
 from html import escape
@@ -75,10 +72,13 @@ def openapi() -> dict[str, Any]:
 
 
 def page() -> str:
-    """Describe them on a page that loads nothing."""
-    rows = "".join(_row(name, text) for name, text in _AUDIO.items())
-    rows += _row(f"POST {_JOBS}", _JOB) + _row(f"POST {_SECRETS}", _SECRET)
-    rows += "".join(_row(name, text) for name, text in _OTHERS.items())
+    """Describe the addresses on an HTML page that loads nothing."""
+    document = openapi()
+    rows = "".join(
+        _row(f"{method.upper()} {path}", operation["summary"])
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    )
     fields = _row(
         "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
     )

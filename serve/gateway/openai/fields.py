@@ -21,7 +21,7 @@ from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import SWITCH, Option, parse
 from serve.contract.server_config import UnknownFields
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -143,7 +143,7 @@ def read_fields(
         unknown: what becomes of unknown ones; misspelled ones are always refused.
 
     Raises:
-        Refusal: one is unknown, malformed, or cannot be honoured.
+        ApiError: one is unknown, malformed, or cannot be honoured.
     """
     pairs = tuple(pairs)
     ignored = _unknown_names(pairs, unknown)
@@ -152,10 +152,10 @@ def read_fields(
     format: Format = read.value("response_format") or "json"
     words, segments = _granularities(read, format)
     if not words and read.value("low_confidence") is not None:
-        raise FieldRefusal("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
+        raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
-        raise FieldRefusal(
+        raise field_error(
             "stream",
             f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
         )
@@ -187,14 +187,14 @@ def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> 
     """List the names that neither OpenAI's API nor ours has.
 
     Raises:
-        FieldRefusal: one is nearly a known name, or none may be unknown.
+        ApiError: one is nearly a known name, or none may be unknown.
     """
     names = tuple(dict.fromkeys(name for name, _ in pairs if _is_unknown(name)))
     for name in names:
         base = _INDEX.sub("", name)[:60]
         if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
             message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], message, "unknown_parameter")
+            raise field_error(name[:60], message, "unknown_parameter")
     return names
 
 
@@ -214,12 +214,12 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
         if part := _NESTED.fullmatch(name):
             strategy[part[1]] = text
         elif base in _REFUSED:
-            raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
+            raise field_error(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
-            raise FieldRefusal(name, f"{name} came {len(texts)} times; expected it once")
+            raise field_error(name, f"{name} came {len(texts)} times; expected it once")
     return values, strategy
 
 
@@ -242,7 +242,7 @@ class _Values:
         for text in texts:
             if choices and text not in choices:
                 expected = " or ".join(choices)
-                raise FieldRefusal(name, f"{name}[] = {shown(text)}; expected {expected}")
+                raise field_error(name, f"{name}[] = {shown(text)}; expected {expected}")
         return texts
 
 
@@ -250,7 +250,7 @@ def _read(field: Option, text: str) -> Any:
     try:
         return parse(field, text)
     except OptionError as error:
-        raise FieldRefusal(field.name, str(error)) from error
+        raise field_error(field.name, str(error)) from error
 
 
 def _listed(text: str) -> list[str]:
@@ -268,7 +268,7 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
     wanted = read.many(name)
     words = "word" in wanted
     if words and format != "verbose_json":
-        raise FieldRefusal(
+        raise field_error(
             name,
             f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
             "holds words",
@@ -281,7 +281,7 @@ def _logprobs(read: _Values, format: Format) -> bool:
     name = "include"
     wanted = read.many(name)
     if wanted and format != "json":
-        raise FieldRefusal(
+        raise field_error(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
         )
     return bool(wanted)
@@ -292,13 +292,13 @@ def _cues(read: _Values, format: Format) -> CueOptions:
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
-            raise FieldRefusal(
+            raise field_error(
                 name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise FieldRefusal(name, f"{name} = {error}") from error
+            raise field_error(name, f"{name} = {error}") from error
     return CueOptions(**options)
 
 
@@ -307,7 +307,7 @@ def _hotwords(read: _Values) -> str | None:
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
-        raise FieldRefusal("keywords", "keywords came beside hotwords; expected one of them")
+        raise field_error("keywords", "keywords came beside hotwords; expected one of them")
     return ", ".join(keywords) or hotwords
 
 
@@ -321,7 +321,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
     """Read a `chunking_strategy` as options of ours."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
-        raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
+        raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
         return {}
     vad = _server_vad(text, strategy)
@@ -334,9 +334,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if read.value(name) not in (None, value):
-            raise FieldRefusal(
-                name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
-            )
+            raise field_error(name, f"{name} says otherwise than {_STRATEGY}; expected one of them")
     return given
 
 
@@ -359,4 +357,4 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         }
         return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
-        raise FieldRefusal(_STRATEGY, str(error)) from error
+        raise field_error(_STRATEGY, str(error)) from error

@@ -27,7 +27,7 @@ from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
-from serve.gateway.usage import Row, UsageFile
+from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
@@ -527,7 +527,9 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     assert "is not there" in capsys.readouterr().err
     file = UsageFile(path)
     days = ("2026-12-31", "2027-01-01", "2027-01-31", "2027-02-01")
-    file.add([Row(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0])
+    file.add(
+        [UsageRecord(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0]
+    )
     file.close()
     assert main([*usage, "--end", "2027-01-31"]) == 0
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())

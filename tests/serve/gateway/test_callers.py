@@ -9,8 +9,8 @@ from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
 from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
-from serve.gateway.callers import Caller, Callers
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey, ApiKeys
 from serve.gateway.run import share_of
 from tests.gateways import Clock
 
@@ -28,41 +28,41 @@ def path(tmp_path):
 
 
 def refused(act, *arguments):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         act(*arguments)
     return caught.value
 
 
 def test_without_keys_anybody_may_call(clock):
-    callers = Callers(Config(server=ServerConfig()), clock)
+    callers = ApiKeys(Config(server=ServerConfig()), clock)
     assert callers.identify(None).name == callers.identify("Bearer a").name == ""
 
 
 @pytest.mark.parametrize("said", [None, "", "a", "Bearer", "Bearer ", "Basic a", "Bearer b", "é"])
 def test_with_keys_one_is_needed(path, clock, said):
-    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert refused(callers.identify, said).status.grpc == "UNAUTHENTICATED"
     assert callers.identify("bearer a").name == "alice"
 
 
 def test_a_key_that_has_expired_is_known_no_more(path, clock):
     add_key(path, "bob", {"sha256": hash_of("b"), "expires": "2020-01-01"})
-    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     refusal = refused(callers.identify, "Bearer b")
     assert (refusal.status.grpc, "expired, 2020-01-01" in str(refusal)) == ("UNAUTHENTICATED", True)
 
 
 def test_keys_of_the_environment(path, clock, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, f"bob:{hash_of('b')}")
-    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert callers.identify("Bearer b").name == "bob"
     monkeypatch.setenv(ENVIRONMENT, f"alice:{hash_of('b')}")
     with pytest.raises(ConfigError, match="both have a key alice"):
-        Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+        ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
 
 
 def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
-    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     before = callers.identify("Bearer a")
     add_key(path, "bob", {"sha256": hash_of("b")})
     clock.now_s += 1
@@ -79,7 +79,7 @@ def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
 
 def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
     """As where a copy takes its original's age, or where who may read the file is changed."""
-    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     before = path.stat()
     path.write_text(path.read_text().replace(hash_of("a"), hash_of("b")))
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # the system's clock ticks
@@ -92,34 +92,34 @@ def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
 
 def test_others_reach_no_server_without_keys_unless_told(path):
     for server in ({}, {"host": "127.0.0.2"}, {"host": "0.0.0.0", "open": True}):
-        Callers(Config(server=ServerConfig(**server)))
-    Callers(Config(server=ServerConfig(host="0.0.0.0", keys_file=str(path))))
+        ApiKeys(Config(server=ServerConfig(**server)))
+    ApiKeys(Config(server=ServerConfig(host="0.0.0.0", keys_file=str(path))))
     for host in ("0.0.0.0", "192.168.0.1"):
         with pytest.raises(ConfigError, match="keys new"):
-            Callers(Config(server=ServerConfig(host=host)))
+            ApiKeys(Config(server=ServerConfig(host=host)))
 
 
 def test_requests_of_a_minute(clock):
-    caller = Caller("alice", Key("", requests_per_minute=3), clock)
+    caller = ApiKey("alice", Key("", requests_per_minute=3), clock)
     for _ in range(3):
-        caller.begin()
-    refusal = refused(caller.begin)
+        caller.count_request()
+    refusal = refused(caller.count_request)
     assert (refusal.reason, refusal.retry_after_s) == ("key_limit", 20)
     assert str(refusal) == "the key alice has used up its requests_per_minute; try again in 20 s"
     clock.now_s += 20
-    caller.begin()
-    assert refused(caller.begin).retry_after_s == 20
+    caller.count_request()
+    assert refused(caller.count_request).retry_after_s == 20
     clock.now_s += 10_000
     for _ in range(3):
-        caller.begin()
-    refused(caller.begin)
+        caller.count_request()
+    refused(caller.count_request)
 
 
 def test_what_is_left_is_told_as_openai_tells_it(clock):
-    caller = Caller("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
-    caller.begin()
+    caller = ApiKey("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
+    caller.count_request()
     caller.count_audio(40.0)
-    assert caller.left() == {
+    assert caller.limit_headers() == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -127,7 +127,7 @@ def test_what_is_left_is_told_as_openai_tells_it(clock):
         "x-ratelimit-remaining-audio-seconds": "0",
         "x-ratelimit-reset-audio-seconds": "80s",
     }
-    assert Caller("bob", Key(""), clock).left() == {}
+    assert ApiKey("bob", Key(""), clock).limit_headers() == {}
 
 
 def test_audio_that_is_limited_must_be_told(clock):
@@ -139,7 +139,7 @@ def test_audio_that_is_limited_must_be_told(clock):
         (Key("", audio_s_per_day=60), ["TEXT", "DURATION"], True),
         (Key(""), ["TEXT"], True),
     ):
-        caller = Caller("alice", key, clock)
+        caller = ApiKey("alice", key, clock)
         if may:
             caller.require_duration(outputs)
         else:
@@ -149,9 +149,9 @@ def test_audio_that_is_limited_must_be_told(clock):
 def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     add_key(path, "bob", {"sha256": hash_of("b"), "audio_s_per_day": 1.0})
     server = ServerConfig(keys_file=str(path), usage_file="usage.sqlite")
-    Callers(Config(server=server), clock)
+    ApiKeys(Config(server=server), clock)
     assert not caplog.text
-    Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert "no server.usage_file is named" in caplog.text
 
 
@@ -179,5 +179,5 @@ def test_so_are_those_of_keys(tmp_path):
     path.write_text(f'[keys.a]\nsha256 = "{hash_of("secret")}"\nrequests_per_minute = 60\n')
     config = shared(3)
     server = dataclasses.replace(config.server, keys_file=str(path))
-    caller = Callers(dataclasses.replace(config, server=server)).identify("Bearer secret")
+    caller = ApiKeys(dataclasses.replace(config, server=server)).identify("Bearer secret")
     assert caller.key == Key(hash_of("secret"), 20)

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from serve.gateway import envelope
-from serve.gateway.checks import check_request
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve import messages
+from serve.gateway.kserve.messages import check_request
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
-from serve.gateway.refusals import Refusal
 from tests.gateways import message
 
 Request = service_pb2.ModelInferRequest
@@ -26,8 +26,8 @@ Request = service_pb2.ModelInferRequest
     ],
 )
 def test_what_is_no_request_is_refused(sent, told):
-    with pytest.raises(Refusal) as caught:
-        envelope.read_envelope(sent)
+    with pytest.raises(ApiError) as caught:
+        messages.read_envelope(sent)
     assert told in caught.value.text
 
 
@@ -35,16 +35,16 @@ def test_deeply_nested_messages_are_refused():
     nested = b""
     for _ in range(300):  # contents of an input of an input ...
         nested = bytes([0x2A, len(nested) & 127 | 128, len(nested) >> 7]) + nested
-    found = envelope.read_envelope(nested)
-    with pytest.raises(Refusal):
+    found = messages.read_envelope(nested)
+    with pytest.raises(ApiError):
         check_request(found.request, found.raw, streamed=False)
 
 
 def refusal_of(change):
     request = Request.FromString(message())
     change(request)
-    found = envelope.read_envelope(request.SerializeToString())
-    with pytest.raises(Refusal) as caught:
+    found = messages.read_envelope(request.SerializeToString())
+    with pytest.raises(ApiError) as caught:
         check_request(found.request, found.raw, streamed=True)
     return caught.value.text
 
@@ -99,9 +99,9 @@ def test_any_bytes_are_read_as_protobuf_reads_them_or_refused(change):
         whole = message(samples=4)
         sent = whole[:position] + new + whole[position + len(new) :]
     try:
-        found = envelope.read_envelope(sent)
+        found = messages.read_envelope(sent)
         check_request(found.request, found.raw, streamed=False)
-    except Refusal:
+    except ApiError:
         return
     whole = Request.FromString(sent)
     assert list(whole.raw_input_contents) == [bytes(raw) for raw in found.raw]

@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 
 from serve.contract import errors
 from serve.contract.errors import EarshotError, OverloadedError, RequestError
-from serve.gateway.refusals import REASONS, Refusal
+from serve.gateway.errors import REASONS, ApiError
 from tests.gateways import WAIT_S, Running, message
 
 INVALID, LATER = "INVALID_ARGUMENT", "UNAVAILABLE"
@@ -60,8 +60,8 @@ SAID = "what is wrong"
 def refusal_of(name):
     """For the name of an error's class, or of a reason."""
     if name in CLASSES:
-        return Refusal(getattr(errors, name)(SAID))
-    return Refusal((OverloadedError if wait_of(BY_REASON[name]) else RequestError)(SAID), name)
+        return ApiError(getattr(errors, name)(SAID))
+    return ApiError((OverloadedError if wait_of(BY_REASON[name]) else RequestError)(SAID), name)
 
 
 def wait_of(row):
@@ -84,8 +84,8 @@ def refuse(gateway, monkeypatch):
         def no_one(authorization_or_caller):
             raise refusal_of(name)
 
-        monkeypatch.setattr(gateway.door.callers, "identify", no_one)
-        monkeypatch.setattr(gateway.door.callers, "require_good", no_one)
+        monkeypatch.setattr(gateway.services.keys, "identify", no_one)
+        monkeypatch.setattr(gateway.services.keys, "require_good", no_one)
         return refusal_of(name)
 
     return refuse

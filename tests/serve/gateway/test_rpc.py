@@ -10,10 +10,10 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.log import Line
-from serve.gateway.refusals import Refusal
-from serve.gateway.rpc_stream import Stream
-from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.engine import SERVICE
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.grpc import InferStream
+from serve.gateway.observe.log import LogRecord
 from serve.triton.keys import owner_of
 from serve.wire import tensors
 from tests.fake_upstream import LEAK
@@ -150,7 +150,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
     async def kept(context):
         context.takes = asyncio.Event()
         before, _ = tracemalloc.get_traced_memory()
-        stream = asyncio.create_task(Stream(running.door, context, Line()).run())
+        stream = asyncio.create_task(InferStream(running.services, context, LogRecord()).run())
         async with asyncio.timeout(WAIT_S):
             while context.sent <= most:
                 await asyncio.sleep(0)
@@ -158,9 +158,9 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
             await asyncio.sleep(0)
         after, _ = tracemalloc.get_traced_memory()
         sent = context.sent
-        running.door.admission.start_draining()
+        running.services.admission.start_draining()
         context.takes.set()
-        with pytest.raises(Refusal, match="is stopping"):
+        with pytest.raises(ApiError, match="is stopping"):
             await asyncio.wait_for(stream, WAIT_S / 2)
         return after - before, sent
 
@@ -188,7 +188,7 @@ def test_no_more_connections_than_requests_and_some(start, monkeypatch):
 
 
 def test_a_model_that_never_answers_is_given_up(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream.pool.GRACE_S", 0.1)
+    monkeypatch.setattr("serve.gateway.engines.GRACE_S", 0.1)
     running = start(request_timeout_s=0.1)
     status, text = refused(running, message("wait"))
     assert (status, text.split(":")[0]) == ("UNAVAILABLE", "DeadlineError")

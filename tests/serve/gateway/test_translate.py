@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.refusals import Refusal
-from serve.gateway.translate import answer_to_http, request_from_http
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.http import answer_to_http, request_from_http
 from serve.wire.tensors import INPUTS, OUTPUTS
 
 
@@ -101,7 +101,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said(case):
     request, told = WRONG[case]
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         read(request)
     assert caught.value.status.grpc == "INVALID_ARGUMENT"
     assert told in caught.value.text
@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said(case):
 )
 def test_many_errors_are_refused_without_listing_them(text):
     """Listing a million takes many seconds, in which nobody else is served."""
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         read(text)
     assert len(caught.value.text) < 3000
     cause = caught.value.__cause__.__cause__
@@ -136,8 +136,8 @@ def test_many_errors_are_refused_without_listing_them(text):
     ],
 )
 def test_what_json_is_made_of_is_counted_before_it_is_read(text, monkeypatch):
-    monkeypatch.setattr("serve.gateway.translate.from_json", None)
-    with pytest.raises(Refusal, match=r"commas and .* brackets; expected at most"):
+    monkeypatch.setattr("serve.gateway.kserve.http.from_json", None)
+    with pytest.raises(ApiError, match=r"commas and .* brackets; expected at most"):
         read(text)
 
 
@@ -194,7 +194,7 @@ REQUESTS = st.fixed_dictionaries(
 def test_any_json_is_read_or_refused(request, raw):
     try:
         found = read(request, raw)
-    except Refusal as refusal:
+    except ApiError as refusal:
         assert refusal.status.grpc == "INVALID_ARGUMENT"
     else:
         assert len(found.raw) == len(found.request.inputs)

@@ -7,7 +7,13 @@ import time
 import pytest
 
 from serve.gateway.background import LoopWatch
-from serve.gateway.gate import LINGER_S, OWN_S, Gate, Share, Turns
+from serve.gateway.edge.budget import (
+    LINGER_S,
+    OWN_S,
+    ConnectionBudget,
+    SharedBudget,
+    ThrottledConnection,
+)
 from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive
 from tests.gateways import until
@@ -104,33 +110,35 @@ class Wire:
 
 @pytest.mark.parametrize("floods", [1, 4, 40])
 def test_all_that_flood_have_a_third_together_and_each_as_much(loop, floods):
-    turns = Turns(loop.time)
-    gates = [Gate(Share(turns), Costly(loop, 0.001)) for _ in range(floods)]
+    shared = SharedBudget(loop.time)
+    gates = [
+        ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)) for _ in range(floods)
+    ]
     for gate in gates:
         soon(loop, Wire(loop, bytes(1000)).begin, gate)
     loop.run_until_complete(asyncio.sleep(20.0))
-    took = [gate.behind.took_s for gate in gates]
+    took = [gate.get_protocol().took_s for gate in gates]
     assert sum(took) <= 1.05 * 20.0 / 3 + floods * 2 * OWN_S
     assert sum(took) > 5.0, "they are read all the same"
     assert max(took) <= 1.5 * min(took) + 0.01
 
 
 def test_who_floods_not_is_heard_at_once(loop):
-    turns = Turns(loop.time)
+    shared = SharedBudget(loop.time)
     floods = [Wire(loop, bytes(1000)) for _ in range(40)]
     for wire in floods:
-        soon(loop, wire.begin, Gate(Share(turns), Costly(loop, 0.001)))
-    honest = Gate(Share(turns), Costly(loop, 0.0001))
+        soon(loop, wire.begin, ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)))
+    honest = ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.0001))
     Wire(loop).begin(honest)
     for number in range(1, 20):
         loop.run_until_complete(asyncio.sleep(0.1))
         soon(loop, honest.data_received, b"0123456789")
-        assert len(honest.behind.data) == 10 * number
-    assert len(turns) >= 39
+        assert len(honest.get_protocol().data) == 10 * number
+    assert shared.waiting >= 39
 
 
 def test_whoever_has_flooded_is_heard_at_once_after_a_while(loop):
-    share = Share(Turns(loop.time))
+    share = ConnectionBudget(SharedBudget(loop.time))
     share.charge(100.0)
     assert share.spent
     loop.now += 6.0
@@ -138,10 +146,10 @@ def test_whoever_has_flooded_is_heard_at_once_after_a_while(loop):
 
 
 def test_what_is_to_be_paid_for_waits_its_turn(loop):
-    turns = Turns(loop.time)
+    shared = SharedBudget(loop.time)
 
     async def work(number):
-        await Share(turns).pay(1.0)
+        await ConnectionBudget(shared).pay(1.0)
         loop.now += 1.0
         done.append(number)
 
@@ -153,15 +161,15 @@ def test_what_is_to_be_paid_for_waits_its_turn(loop):
     assert done == [0, 1, 2, 3]
     assert loop.now >= 3 * (1.0 + 2.0) + 1.0
     began = loop.now
-    loop.run_until_complete(Share(turns).pay(OWN_S / 2))
+    loop.run_until_complete(ConnectionBudget(shared).pay(OWN_S / 2))
     assert loop.now == began
 
 
 def test_one_that_does_not_wait_any_more_leaves_the_others_their_turns(loop):
-    turns = Turns(loop.time)
+    shared = SharedBudget(loop.time)
 
     async def give_up():
-        waiting = [asyncio.create_task(Share(turns).pay(1.0)) for _ in range(3)]
+        waiting = [asyncio.create_task(ConnectionBudget(shared).pay(1.0)) for _ in range(3)]
         await asyncio.sleep(0.01)
         waiting[1].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -171,28 +179,28 @@ def test_one_that_does_not_wait_any_more_leaves_the_others_their_turns(loop):
 
 
 def test_a_pause_holds_what_has_been_read_already(loop):
-    gate = Gate(Share(Turns(loop.time)), Costly(loop, 0.0))
+    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
     wire = Wire(loop)
     wire.begin(gate)
-    gate.behind.transport.pause_reading()
+    gate.pause_reading()
     gate.data_received(bytes(25))
-    assert gate.behind.data == b"" and not wire.reads
-    soon(loop, gate.behind.transport.resume_reading)
+    assert gate.get_protocol().data == b"" and not wire.reads
+    soon(loop, gate.resume_reading)
     loop.run_until_complete(asyncio.sleep(0.1))
-    assert len(gate.behind.data) == 25 and wire.reads
+    assert len(gate.get_protocol().data) == 25 and wire.reads
 
 
 def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
-    gate = Gate(Share(Turns(loop.time)), Costly(loop, 0.0))
+    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
     wire = Wire(loop, bytes(1000))
-    gate.behind.unread = True
+    gate.get_protocol().unread = True
     soon(loop, wire.begin, gate)
-    heard = len(gate.behind.data)
-    soon(loop, gate.behind.transport.close)
-    assert gate.behind.transport.is_closing()
+    heard = len(gate.get_protocol().data)
+    soon(loop, gate.close)
+    assert gate.is_closing()
     assert wire.ended and not wire.closed, "the answer is on its way"
     loop.run_until_complete(asyncio.sleep(1.0))
-    assert len(gate.behind.data) == heard and not wire.closed
+    assert len(gate.get_protocol().data) == heard and not wire.closed
     loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
     assert wire.closed
 
