@@ -190,7 +190,6 @@ def with_jobs(config: Config, folder: Path, hooks: str, count: int) -> Config:
     kept = JobsConfig(
         folder=str(folder / "jobs"),
         workers=4,
-        tries=50,  # of a job, which a kill does not count against
         max_queued=max(10, 2 * count),
         allowed_hosts=(hooks,),
         allowed_networks=("127.0.0.0/8",),

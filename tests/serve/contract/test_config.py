@@ -94,7 +94,7 @@ MAY_BE_EMPTY = """
 build.confidence build.draft eval.half eval.heldout eval.language
 eval.passages jobs.database jobs.folder jobs.webhook_secret_file
 runtime.tensorrt_llm.python server.keys_file server.tls_certificate
-server.tls_key server.usage_file shadow.engine traces.endpoint
+server.tls_key server.usage_file shadow.engine
 """.split()
 
 
