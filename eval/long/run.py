@@ -14,7 +14,7 @@ from eval.accuracy.predictions import Kept, Keys, SystemFacts, TimedCall
 from eval.accuracy.report import percent
 from eval.accuracy.score import Counts, Rate
 from eval.accuracy.worker import measure_system
-from eval.config import Config, changed
+from eval.config import Config, EvalConfig, changed
 from eval.figures import rate_chart
 from eval.long.compose import (
     KINDS,
@@ -58,6 +58,7 @@ from serve.contract.errors import ConfigError
 RUN_FILE = "run.json"
 RECORDINGS_FILE = "recordings.jsonl"
 
+PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
 
 
@@ -110,7 +111,8 @@ def run_long(
     """
     prepare_names(names, of)
     config, folder = of.config, of.folder
-    places = config.eval.manifest, config.eval.heldout, config.eval.passages
+    bundled = config.eval.manifest == EvalConfig.manifest
+    places = config.eval.manifest, config.eval.heldout, PASSAGES if bundled else ""
     speech = [place for place in dict.fromkeys(places) if place]  # one may be another
     sentences = [
         sentence for place in speech for sentence in read_sentences(place, config.eval.half)
