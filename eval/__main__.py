@@ -38,12 +38,12 @@ def _run(command: Command, options: dict[str, Any]) -> int:
     """Load the config, run the command, keep its record, and tell the checks that failed."""
     path = options.pop("config", "")
     config = load_config(path) if path else Config()
-    for flag in command.all_flags:
-        if flag.sets and (value := options.pop(flag.dest)) is not None:
-            section, key = flag.sets.split(".")
-            config = changed(config, section, **{key: value, **flag.also})
+    for place in [name for name in options if "." in name]:
+        section, key = place.split(".")
+        value = options.pop(place)
+        config = changed(config, section, **({key: value} if key else value))
     kept: Path | None = None
-    if command.keeps:
+    if command.keeps_results:
         folder = options.pop("output") or command.reports(config.name)
         kept = folder / f"{command.name}.json"
     run = Run(command.name, config, path, kept, options.copy(), _say)

@@ -1,6 +1,6 @@
 """Every command of `python -m eval`: its help, its flags, and the function that runs it.
 
-This loads nothing that a command needs: `eval run` measures memory, and a bench has few packages.
+This imports nothing that a command needs: `eval run` measures memory, and a bench has few packages.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Plan
@@ -18,63 +18,63 @@ from eval.soak.plan import SCENARIOS
 from serve.contract.fields import MAX_BEAMS, ShortEncoder
 
 
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """An option or an argument of a command.
+class Flags:
+    """Adds flags to the parser of one command."""
 
-    Attributes:
-        name: as it is written, and what stands for its value; without dashes it is an argument.
-        help: says what it is; the default is added unless it names one.
-        type: makes the value of text.
-        default: the value where it is not given.
-        sets: the setting of the config that it stands for, such as eval.limit; "": it is given to
-            the command itself.
-        options: others of `argparse`.
-        also: settings of the same section that it changes, too; later flags change them again.
-    """
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
 
-    name: str
-    help: str
-    type: Callable[[str], Any] = str
-    default: Any = None
-    sets: str = ""
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    also: dict[str, Any] = dataclasses.field(default_factory=dict)
+    def add(
+        self,
+        flag: str,
+        help: str,
+        type: Callable[[str], Any] = str,
+        default: Any = None,
+        **options: Any,
+    ) -> None:
+        """Add an option, or an argument if it has no dashes.
 
-    def add(self, parser: argparse.ArgumentParser) -> None:
-        """Let a parser know it."""
-        name, _, metavar = self.name.partition(" ")
-        options = {"help": self._help(), "default": self.default, **self.options}
+        Args:
+            flag: its name, and a name for its value, such as "--limit N".
+            help: its description; the default is added unless it names one.
+            type: parses the value.
+            default: the value if the flag is not given.
+            options: further ones of `argparse`.
+        """
+        name, _, metavar = flag.partition(" ")
         if metavar:
             options["metavar"] = metavar
-        if options.get("action") != "store_const":
-            options["type"] = self.type
-        parser.add_argument(name, **options)
+        if default not in (None, "", (), argparse.SUPPRESS) and "default:" not in help:
+            help = "; ".join(filter(None, (help, f"default: {_shown(default)}")))
+        self._parser.add_argument(name, help=help, type=type, default=default, **options)
 
-    def _help(self) -> str:
-        silent = self.default in (None, "", ()) or self.default is False
-        if silent or "default:" in self.help:
-            return self.help
-        return "; ".join(filter(None, (self.help, f"default: {shown(self.default)}")))
+    def switch(self, name: str, help: str, **options: Any) -> None:
+        """Add a flag without a value."""
+        self._parser.add_argument(name, help=help, action="store_true", **options)
 
-    @property
-    def dest(self) -> str:
-        """Return the command's name for its value."""
-        name = self.name.partition(" ")[0].lstrip("-")
-        return str(self.options.get("dest", name.replace("-", "_")))
+    def setting(
+        self, flag: str, help: str, type: Callable[[str], Any] = str, place: str = ""
+    ) -> None:
+        """Add a flag for a setting of the config, which decides if the flag is not given.
+
+        Args:
+            flag, help, type: as of `add`.
+            place: section and key; "" is the key of [eval] that is called as the flag. A section
+                without a key takes a dict of its settings.
+        """
+        place = place or "eval." + flag.partition(" ")[0].lstrip("-").replace("-", "_")
+        if not place.endswith("."):
+            help = f"{help}; default: {place}"
+        self.add(flag, help, type, argparse.SUPPRESS, dest=place)
 
 
-def switch(name: str, help: str, sets: str = "") -> Flag:
-    """Declare a flag without a value; one that sets something else stays as configured."""
-    default = None if sets else False
-    return Flag(name, help, str, default, sets, {"action": "store_const", "const": True})
-
-
-def shown(value: Any) -> str:
-    """Write a default as it would be given."""
+def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------- values
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -120,247 +120,226 @@ def within(most: float) -> Callable[[str], float]:
     return parse
 
 
-def beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
-    """Declare the flag of a search's width."""
-    beams = {"choices": range(1, MAX_BEAMS + 1)}
-    return Flag("--beam-size N", help, int, default, sets, beams)
+def own_clips(place: str) -> dict[str, Any]:
+    """Return the settings by which all clips of a place are scored and timed."""
+    return {"manifest": place, "heldout": "", "limit": 0, "timed_limit": 0, "half": ""}
 
 
 # ---------------------------------------------------------------- flags
 
 
-def _systems(default: str, sets: str = "") -> Flag:
-    return Flag("--systems A,B", f"comma separated; default: {default}", names, sets=sets)
+_AGAIN = "drop earlier answers of these systems, in place of continuing"
+_HALF = "of a manifest's halves, '' for both"
 
 
-def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
-    """Declare a flag that stands for the setting of [eval] that is called as it is."""
-    setting = f"eval.{Flag(name, help).dest}"
-    return Flag(name, f"{help}; default: {setting}", type, sets=setting)
+def _normalizer(flags: Flags) -> None:
+    flags.add("--normalizer", "", str, DEFAULT, choices=NORMALIZERS)
 
 
-_NORMALIZER = Flag("--normalizer", "", str, DEFAULT, options={"choices": NORMALIZERS})
-_DRAWN = (
-    "draw N clips of each, 0 for all; of clips with groups each group gives its share, and a "
-    "larger draw holds the smaller"
-)
-_JOINED = "join the held-out clips of a speaker to passages of at most S seconds, 0 for not"
-_DRAW_SEED = _setting("--seed N", "of the draw", int)
-_AGAIN = switch("--again", "drop what these systems said before, instead of going on with it")
+def _tell_language(flags: Flags) -> None:
+    place = {"dest": "eval.tell_language", "default": argparse.SUPPRESS}
+    flags.switch("--tell-language", "tell every system what language is spoken", **place)
 
-_HALF = _setting("--half NAME", "of a manifest's halves, '' for both")
-_TELL = switch("--tell-language", "tell every system what language is spoken", "eval.tell_language")
-_CONCURRENCY = _setting("--concurrency N", "calls at a time under load", positive)
-RUN = (
-    _systems("the config's eval.systems", sets="eval.systems"),
-    Flag(
-        "--clips CLIPS",
-        "your own recordings: all of them are scored and timed, unless --limit is given",
-        sets="eval.manifest",
-        also={"heldout": "", "limit": 0, "timed_limit": 0, "half": ""},
-    ),
-    _setting("--manifest CLIPS", "clips to score and to time"),
-    _setting("--heldout CLIPS", "clips to score only, '' for none"),
-    Flag("--without A,B", "leave these systems out; comma separated", names, ()),
-    _setting("--limit N", _DRAWN, not_negative),
-    _setting("--timed-limit N", "draw N clips to be timed, 0 for as many as --limit", not_negative),
-    _HALF,
-    _setting("--join-s S", _JOINED, float),
-    _TELL,
-    _AGAIN,
-    _DRAW_SEED,
-    _setting("--language CODE", "of clips whose references do not say it"),
-    switch(
-        "--full",
-        "let every system hear the held-out clips and be timed; takes more than twice as long",
-    ),
-    _CONCURRENCY,
-    _setting("--repeats N", "timed passes", positive),
-    _NORMALIZER,
-)
-REPORT = (
-    Flag("a A", "the folder of a run, such as reports/demo", Path),
-    Flag(
-        "b B",
-        "the folder of another run, beside which the first is shown",
-        Path,
-        None,
-        options={"nargs": "?"},
-    ),
-    _systems("all of the run"),
-    _NORMALIZER,
-    Flag("--output DIR", "for the page of two runs", Path, Path("reports/compare")),
-)
-PROFILE = (
-    Flag("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest"),
-    Flag("--requests N", "after the warm-up", positive, 16),
-    Flag("--at-once N", "requests at a time", positive, 8),
-    switch("--words", "time words, too"),
-    switch(
+
+def _run(flags: Flags) -> None:
+    flags.setting("--systems A,B", "comma separated", names)
+    flags.setting("--clips CLIPS", "your own recordings, all of them", own_clips, "eval.")
+    flags.add("--without A,B", "leave these systems out; comma separated", names, ())
+    flags.setting("--limit N", "draw N clips, 0 for all; each group gives its share", not_negative)
+    flags.setting("--half NAME", _HALF)
+    _tell_language(flags)
+    flags.switch("--again", _AGAIN)
+    flags.setting("--seed N", "of the draw", int)
+    flags.setting("--language CODE", "of clips whose references do not say it")
+    flags.switch("--full", "every system hears all clips and is timed: more than twice as long")
+    _normalizer(flags)
+
+
+def _report(flags: Flags) -> None:
+    flags.add("a A", "the folder of a run, such as reports/demo", Path)
+    flags.add("b B", "the folder of a run to compare with", Path, nargs="?")
+    flags.add("--systems A,B", "comma separated; default: all of the run", names)
+    _normalizer(flags)
+    flags.add("--output DIR", "for the page of two runs", Path, Path("reports/compare"))
+
+
+def _profile(flags: Flags) -> None:
+    flags.add("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest")
+    flags.add("--requests N", "after the warm-up", positive, 16)
+    flags.add("--at-once N", "requests at a time", positive, 8)
+    flags.switch("--words", "time words, too")
+    flags.switch(
         "--random-weights",
         "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
-    ),
-    switch("--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"),
-    switch("--under-nsys", argparse.SUPPRESS),  # what --nsys starts
-)
-SOAK = (
-    Flag("--minutes M", "that it lasts", positive, 5),
-    Flag("--actions N", "after which it ends, if that comes before", positive),
-    Flag("--seed S", "says what each client does", int, 0),
-    Flag(
+    )
+    flags.switch(
+        "--nsys",
+        "run the load under NVIDIA Nsight Systems instead, which has to be installed",
+    )
+    flags.switch("--under-nsys", argparse.SUPPRESS)  # the load that --nsys starts
+
+
+def _soak(flags: Flags) -> None:
+    titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
+    flags.add("--minutes M", "that it lasts", positive, 5)
+    flags.add("--actions N", "after which it ends, if that comes before", positive)
+    flags.add("--seed S", "says what each client does", int, 0)
+    flags.add(
         "--scenario NAME",
-        "instead, these in turn, each on a server of its own; without a name all. "
-        + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
-        options={"nargs": "*", "dest": "scenarios"},
-    ),
-)
-TRUST = (
-    Flag(
+        f"instead, these in turn, each on a server of its own; without a name all. {titles}",
+        nargs="*",
+        dest="scenarios",
+    )
+
+
+def _trust(flags: Flags) -> None:
+    flags.add(
         "--other ENGINE",
         "folder of another engine, which hears the clips too; default: the same one, greedily",
         default="",
-    ),
-    Flag(
+    )
+    flags.add(
         "--threshold P",
-        "%% of the characters in which two texts may differ that are trusted",
+        "%% of the characters in which two trusted texts may differ",
         within(100.0),
         10.0,
-    ),
-    _setting("--manifest CLIPS", "clips to hear, or a folder of audio without references"),
-    _setting("--limit N", "draw N clips, 0 for all", not_negative),
-    _DRAW_SEED,
-    _HALF,
-    _TELL,
-    _CONCURRENCY,
-)
-LIVE = (
-    Flag("--streams N,M", "at a time, one after another", counts, (1, 4)),
-    Flag("--clips N", "that each stream plays, at the pace of speech", positive, 6),
-    Flag(
-        "--speech CLIPS",
-        "recordings with their texts; default: eval.manifest",
-        sets="eval.manifest",
-    ),
-    _HALF,
-    Flag(
+    )
+    flags.setting("--manifest CLIPS", "clips to hear, or a folder of audio without references")
+    flags.setting("--limit N", "draw N clips, 0 for all", not_negative)
+    flags.setting("--half NAME", _HALF)
+    _tell_language(flags)
+
+
+def _live(flags: Flags) -> None:
+    flags.add("--streams N,M", "at a time, one after another", counts, (1, 4))
+    flags.add("--clips N", "that each stream plays, at the pace of speech", positive, 6)
+    flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
+    flags.setting("--half NAME", _HALF)
+    flags.add(
         "--join-s S",
         "clips whose speaker is known are joined to passages of at most so long",
         seconds,
         60.0,
-    ),
-    Flag(
+    )
+    flags.add(
         "--simulate S",
         "no server: streams run as fast as they are decoded, by a clock by which every "
         "decoding takes so many seconds; accuracy is real, and lateness is what such a machine "
         "has; default: a real server",
         seconds,
         0.0,
-    ),
-)
-PLAN = (
-    Flag(
-        "--load N",
-        "requests of 10 s of audio a second",
-        seconds,
-        options={"required": True},
-    ),
-    Flag(
-        "--p99 S",
-        "seconds within which 99 of 100 are answered",
-        seconds,
-        options={"required": True},
-    ),
-    Flag("--price P", "of a GPU for an hour, in any currency", seconds),
-    beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
-    Flag(
+    )
+
+
+def _plan(flags: Flags) -> None:
+    flags.add("--load N", "requests of 10 s of audio a second", seconds, required=True)
+    flags.add("--p99 S", "seconds within which 99 of 100 are answered", seconds, required=True)
+    flags.add("--price P", "of a GPU for an hour, in any currency", seconds)
+    flags.setting("--beam-size N", "of all requests", _beams, "transcriber.beam_size")
+    flags.add(
         "--measured FILE",
         "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
         "figures of the config's name, in eval/plan/measured/",
         Path,
-    ),
-)
-_PLANNED = (
-    f"{long_plan.minutes_of(long_plan.PLAN):.0f}, of people "
-    f"{long_plan.minutes_of(long_plan.PEOPLE_PLAN):.0f} and their passages"
-)
-LONG = (
-    _systems("all, " + ", ".join(long_plan.NAMES)),
-    Flag(
-        "--minutes M", f"of composed recordings, at least; default: the plan, {_PLANNED}", positive
-    ),
-    Flag("--seed N", "of them", int, 0),
-    _AGAIN,
-    switch("--without-speech", "short clips in which nobody speaks instead: in how many is text?"),
-    Flag("--speech CLIPS", "of people, with their texts, for these", sets="eval.manifest"),
-)
-SPEAKERS = (
-    Flag(
+    )
+
+
+def _beams(text: str) -> int:
+    value = positive(text)
+    if value > MAX_BEAMS:
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_BEAMS}")
+    return value
+
+
+def _long(flags: Flags) -> None:
+    flags.add("--systems A,B", f"default: all, {', '.join(long_plan.NAMES)}", names)
+    flags.add(
+        "--minutes M",
+        "of composed recordings, at least; default: every kind once, about 30, and long passages",
+        positive,
+    )
+    flags.add("--seed N", "of them", int, 0)
+    flags.switch("--again", _AGAIN)
+    flags.switch(
+        "--without-speech", "short clips in which nobody speaks instead: in how many is text?"
+    )
+    flags.setting("--speech CLIPS", "of people, with their texts, for these", place="eval.manifest")
+
+
+def _speakers(flags: Flags) -> None:
+    flags.add(
         "--recordings FOLDER",
         "besides conversations: audio files, each with an RTTM of its name, such as of meetings",
         Path,
-    ),
-    Flag(
+    )
+    flags.add(
         "--half NAME",
         "of the clips and the recordings; settings were chosen on the other",
         str,
         "report",
-        options={"choices": ("choose", "report")},
-    ),
-    Flag("--seed N", "of the conversations", int, 0),
-    Flag("--device DEVICE", "that our networks compute on", default="cpu"),
-    switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER"),
-)
-DEMO = (Flag("--otherwise TOML", "the config where the checkpoint cannot be had"),)
-GREEDY = f"of every request; 1 to {MAX_BEAMS}; default: 1, greedy"
-BENCH = (
-    Flag(
-        "--workloads A,B",
-        "default: all. " + "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items()),
-        names,
-        Plan.workloads,
-    ),
-    Flag(
+        choices=("choose", "report"),
+    )
+    flags.add("--seed N", "of the conversations", int, 0)
+    flags.add("--device DEVICE", "that our networks compute on", default="cpu")
+    flags.switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER")
+
+
+def _demo(flags: Flags) -> None:
+    flags.add("--otherwise TOML", "the config where the checkpoint cannot be had")
+
+
+def _bench(flags: Flags) -> None:
+    workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
+    flags.add("--workloads A,B", f"default: all. {workloads}", names, Plan.workloads)
+    flags.add(
         "--slots N,M",
         "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
         Plan.slots,
-    ),
-    Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
-    beam_size(GREEDY, Plan.beam_size),
-    Flag(
+    )
+    flags.add("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds)
+    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", _beams, Plan.beam_size)
+    flags.add(
         "--draft-acceptance P",
         "with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
-        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}; default: without a draft",
+        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}",
         within(1.0),
-    ),
-    Flag("--requests N", "of the latency workload, through Triton too", positive, Plan.requests),
-    Flag(
+    )
+    flags.add(
+        "--requests N", "of the latency workload, through Triton too", positive, Plan.requests
+    )
+    flags.add(
         "--request-s S",
         "of sound, of a request of latency and open-loop, at most 30",
         seconds,
         Plan.request_s,
-    ),
-    Flag(
+    )
+    flags.add(
         "--short-encoder HOW",
         "how much of these is encoded, as transcriber.short_encoder says",
         default=Plan.short_encoder,
-        options={"choices": get_args(ShortEncoder)},
-    ),
-    switch("--ablate", "turn each option: its gain and its error"),
-    switch("--through-server", "the same load on a real server over gRPC, audio in, text out"),
-    Flag(
-        "--peers A,B",
-        "of faster-whisper and vllm; '' for none; default: what is installed",
-        names,
-    ),
-    Flag(
+        choices=get_args(ShortEncoder),
+    )
+    flags.switch("--ablate", "turn each option: its gain and its error")
+    flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
+    flags.add(
+        "--peers A,B", "of faster-whisper and vllm; '' for none; default: what is installed", names
+    )
+    flags.add(
         "--device DEVICE",
-        "measure nothing but a server on each of these in turn, as runtime.device has it: how "
-        "throughput grows from the first to the last; once for each",
-        options={"action": "append", "dest": "devices"},
-    ),
-    Flag("--clients N", "requests in flight for each engine then", positive, Plan.clients),
-)
+        "measure only a server on each of these in turn: how throughput grows; once for each",
+        action="append",
+        dest="devices",
+    )
+    flags.add("--clients N", "requests in flight for each engine then", positive, Plan.clients)
+
+
+def _trtllm_check(flags: Flags) -> None:
+    flags.add(
+        "--python PATH",
+        "of another environment that has release 1.3 or later; default: this one",
+        default="",
+    )
 
 
 # ---------------------------------------------------------------- commands
@@ -371,54 +350,38 @@ class Command:
     """A command of `python -m eval`.
 
     Attributes:
-        name: what it is called.
-        help: what it does.
-        entry: module of eval and function that does it, by name: only they need what they load.
-        flags: its own.
-        of: what it has besides: a config, and a folder for its results.
+        name: its name on the command line.
+        help: its purpose.
+        entry: module of eval and function that runs it, by name, because only a command that
+            runs imports its packages.
+        flags: adds its own flags.
+        takes_config: whether it has --config.
+        keeps_results: whether it has --output, a folder for its results.
         epilog: ends its help.
     """
 
     name: str
     help: str
     entry: str
-    flags: tuple[Flag, ...] = ()
-    of: Literal["nothing", "config", "config and folder"] = "config and folder"
+    flags: Callable[[Flags], None]
+    takes_config: bool = True
+    keeps_results: bool = True
     epilog: str | None = None
 
     def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-        """Let a parser know it."""
+        """Add the command to a parser."""
         parser = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
-        for flag in self.all_flags:
-            flag.add(parser)
         parser.set_defaults(command=self)
-
-    @property
-    def all_flags(self) -> tuple[Flag, ...]:
-        """Return its own, and those that all commands of its kind have."""
-        where = Flag("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
-        if self.of == "nothing":
-            return self.flags
-        return (_CONFIG, *self.flags, *([where] if self.keeps else []))
-
-    @property
-    def keeps(self) -> bool:
-        """Return whether it has a folder for its results."""
-        return self.of == "config and folder"
+        flags = Flags(parser)
+        if self.takes_config:
+            flags.add("--config TOML", "such as configs/demo.toml", required=True)
+        self.flags(flags)
+        if self.keeps_results:
+            flags.add("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
 
     def reports(self, name: str) -> Path:
-        """Return where the results of a config go unless something else is said."""
+        """Return the default folder for the results of a config."""
         return Path("reports") / (name if self.name == "run" else f"{name}-{self.name}")
-
-
-_PYTHON = (
-    Flag(
-        "--python PATH",
-        "of another environment that has release 1.3 or later; default: this one",
-        default="",
-    ),
-)
-_CONFIG = Flag("--config TOML", "such as configs/demo.toml", options={"required": True})
 
 
 COMMANDS = (
@@ -426,63 +389,55 @@ COMMANDS = (
         "run",
         "run the systems over the clips, write the report",
         "accuracy.evaluate.evaluate",
-        RUN,
-        epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
+        _run,
+        epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
     ),
     Command(
         "report",
-        "score a kept run again; with B show two reports side by side",
+        "score a kept run again; with B show two runs side by side",
         "accuracy.evaluate.report",
-        REPORT,
-        of="nothing",
+        _report,
+        takes_config=False,
+        keeps_results=False,
     ),
     Command(
         "demo",
         "build the engine unless it is there, serve it and transcribe some clips",
         "demo.demo",
-        DEMO,
-        of="config",
+        _demo,
+        keeps_results=False,
     ),
-    Command(
-        "bench",
-        "speed of the native runtime on one GPU",
-        "bench.run.bench",
-        BENCH,
-    ),
+    Command("bench", "speed of the native runtime on one GPU", "bench.run.bench", _bench),
     Command(
         "profile",
         "where the time of a fixed load goes, by phase and kernel",
         "profile.run.profiled",
-        PROFILE,
+        _profile,
     ),
-    Command("soak", "attack a real server: what survives?", "soak.run.soak", SOAK),
+    Command("soak", "attack a real server: what survives?", "soak.run.soak", _soak),
     Command(
         "trust",
-        "transcripts that two searches agree on, and words that are right as often as they say",
+        "transcripts that two searches agree on; calibration of confidence",
         "trust.run.trust",
-        TRUST,
+        _trust,
     ),
-    Command("live", "live text: how late, how right", "live.run.live", LIVE),
+    Command("live", "live text: how late, how right", "live.run.live", _live),
     Command(
         "plan",
         "how many GPUs a load needs, and what that costs",
         "plan.run.plan",
-        PLAN,
-        of="config",
+        _plan,
+        keeps_results=False,
     ),
-    Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", LONG),
-    Command(
-        "speakers",
-        "who speaks when: how right, how fast",
-        "speakers.run.speakers",
-        SPEAKERS,
-    ),
+    Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", _long),
+    Command("speakers", "who speaks when: how right, how fast", "speakers.run.speakers", _speakers),
     Command(
         "trtllm-check",
         "on a machine with TensorRT-LLM: compare it with transformers",
         "trtllm.run.check",
-        _PYTHON,
-        of="nothing",
+        _trtllm_check,
+        takes_config=False,
+        keeps_results=False,
     ),
 )
 """All of them, in the order of `--help`."""

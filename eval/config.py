@@ -25,7 +25,7 @@ class EvalConfig:
     # Clips drawn from `manifest` to be timed; 0: all, or as many as `--limit` says.
     timed_limit: CountOrNone = 0
     seed: CountOrNone = 0  # of the draw
-    # Of a manifest's two, whose clips alone are drawn; the other chose settings. "" = both.
+    # The half of a manifest to draw from; settings were chosen on the other. "" = both.
     half: NameOrNone = "report"
     language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
     tell_language: bool = False  # whether every system is told the language of each clip

@@ -6,13 +6,16 @@ import os
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from tqdm import tqdm
+
+from build.clips import Clip
 from eval.accuracy.gates import all_answered
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import TimedCall
 from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.accuracy.systems import EarshotTriton
-from eval.accuracy.worker import driven, wall_s
+from eval.accuracy.worker import drive, wall_s
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say
@@ -26,7 +29,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     """Start a server, send it every clip of `build.verify_clips` once, and stop it.
 
     Args:
-        run: says where the config is, what is sent and how many at a time.
+        run: its config names the clips and the number of calls at a time.
         otherwise: the config where the checkpoint cannot be had.
 
     Raises:
@@ -37,7 +40,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         run.say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
-        calls = driven(system, clips, "Transcribing", phase="loaded", concurrency=many)
+        calls = _transcribed(system, clips, many)
         memory_bytes = system.server.peak_memory_bytes()
     run.say("Stopped the server.")
     checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)
@@ -46,12 +49,25 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     return Result({"calls": calls, "peak_memory_bytes": memory_bytes}, checks)
 
 
+def _transcribed(system: EarshotTriton, clips: Sequence[Clip], many: int) -> list[TimedCall]:
+    """Send every clip once; return the calls in the order of the clips."""
+    calls: dict[str, TimedCall] = {}
+    with tqdm(total=len(clips), desc="Transcribing", unit="clip") as bar:
+
+        def keep(call: TimedCall) -> None:
+            calls[call.file] = call
+            bar.update()
+
+        drive(system, clips, phase="loaded", concurrency=many, emit=keep)
+    return [calls[clip.file] for clip in clips]
+
+
 def prepared(paths: Sequence[str], say: Say) -> Config:
     """Build the engine of a config unless it is up to date.
 
     Args:
-        paths: configs; each is there for want of the checkpoint of the one before.
-        say: gets a line where one takes another's place.
+        paths: configs; each replaces the one before if that one's checkpoint cannot be had.
+        say: receives a line if a config is replaced.
 
     Raises:
         EarshotError: a config is wrong, or the build failed; it has said why.

@@ -28,8 +28,6 @@ class Span:
     left: float
     width: float
     opacity: float
-    lane: str = ""  # "a" and "b" of two runs
-    faded: bool = False  # of the first of two runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Dot:
     """One mark of a row: a round point, or the gap of a median."""
 
     left: float
-    lane: str = ""
-    kind: Literal["point", "hollow", "gap"] = "point"
+    kind: Literal["point", "gap"] = "point"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +63,13 @@ class RowChart:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One system of a scatter chart; `before` is its place in the first of two runs."""
+    """One system of a scatter chart."""
 
     name: str
     family: Family
     x: float
     y: float
     text: str
-    before: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,85 +107,66 @@ class LineChart:
 
 
 def family_of(system: str) -> Family:
-    """Return the family of a system, which has a colour."""
-    if system.startswith("earshot-"):
+    """Return the family of a system by its name, such as "earshot-int8" or "A: earshot-int8"."""
+    if "earshot-" in system:
         return "ours"
-    return "theirs" if system.startswith("faster-whisper-") else "other"
+    return "theirs" if "faster-whisper-" in system else "other"
 
 
-def rate_chart(title: str, rates: Mapping[str, Sequence[Rate]]) -> RowChart | None:
-    """Chart error rates with their intervals, of one run or of two; None if no system has a rate.
+def rate_chart(title: str, rates: Mapping[str, Rate]) -> RowChart | None:
+    """Chart error rates by system with their intervals; None if no system has a rate.
 
     An interval far beyond the others leaves the axis.
     """
-    known = {n: of for n, of in rates.items() if all(rate.percent is not None for rate in of)}
+    known = {name: rate for name, rate in rates.items() if rate.percent is not None}
     if not known:
         return None
-    ends = [rate.high or 0.0 for of_runs in known.values() for rate in of_runs]
+    ends = [rate.high or 0.0 for rate in known.values()]
     usual = [end for end in ends if end <= _OUTLIER * statistics.median(ends)]
     end = max(usual, default=0.0) * 1.04 or 1.0
     rows = []
-    for name, of_runs in known.items():
-        spans, dots = [], []
-        for lane, rate in zip(_lanes(of_runs), of_runs, strict=True):
-            low, high, middle = (
-                100 * (v or 0.0) / end for v in (rate.low, rate.high, rate.percent)
-            )
-            low, high = min(low, 100.0), min(high, 100.0)
-            spans.append(Span(low, high - low, 0.45, lane))
-            if middle <= 100:
-                dots.append(Dot(middle, lane, "hollow" if lane == "a" else "point"))
-        text = " → ".join(f"{rate.percent:.2f}" for rate in of_runs)
-        rows.append(Row(name, family_of(name), tuple(spans), tuple(dots), text))
+    for name, rate in known.items():
+        low, high, middle = (100 * (v or 0.0) / end for v in (rate.low, rate.high, rate.percent))
+        low, high = min(low, 100.0), min(high, 100.0)
+        dots = (Dot(middle),) if middle <= 100 else ()
+        spans = (Span(low, high - low, 0.45),)
+        rows.append(Row(name, family_of(name), spans, dots, f"{rate.percent:.2f}"))
     label = f"{title} with its 95 % interval, by system"
     return RowChart(title, label, tuple(rows), _linear(end))
 
 
-def latency_chart(title: str, latencies: Mapping[str, Sequence[Latency]]) -> RowChart | None:
-    """Chart latencies as nested bands of percentiles, on a logarithmic axis; None without any."""
-    if not latencies:
-        return None
-    every_s = [s for of in latencies.values() for one in of for s in one.percentiles_s[1:100]]
+def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
+    """Chart latencies of systems, at least one, as nested bands on a logarithmic axis."""
+    every_s = [s for one in latencies.values() for s in one.percentiles_s[1:100]]
     low, high = math.log(0.85 * min(every_s)), math.log(1.15 * max(every_s))
 
     def at(seconds: float) -> float:
         return 100 * (math.log(seconds) - low) / (high - low)
 
     rows = []
-    for name, of_runs in latencies.items():
-        spans, dots = [], []
-        for lane, latency in zip(_lanes(of_runs), of_runs, strict=True):
-            for first, last, opacity in _BANDS:
-                left, right = (at(latency.percentiles_s[rank]) for rank in (first, last))
-                spans.append(Span(left, right - left, opacity, lane, faded=lane == "a"))
-            dots.append(Dot(at(latency.p50_s), lane, "gap"))
-        text = " → ".join(_time(latency.p50_s) for latency in of_runs)
-        if len(of_runs) == 1:
-            text += f" / {_time(of_runs[0].p95_s)}"
-        rows.append(Row(name, family_of(name), tuple(spans), tuple(dots), text))
-    single = all(len(of_runs) == 1 for of_runs in latencies.values())
+    for name, latency in latencies.items():
+        spans = []
+        for first, last, opacity in _BANDS:
+            left, right = (at(latency.percentiles_s[rank]) for rank in (first, last))
+            spans.append(Span(left, right - left, opacity))
+        text = f"{_time(latency.p50_s)} / {_time(latency.p95_s)}"
+        dots = (Dot(at(latency.p50_s), "gap"),)
+        rows.append(Row(name, family_of(name), tuple(spans), dots, text))
     ticks = [s for s in _LATENCIES_S if low <= math.log(s) <= high]
     kept = ticks[:: max(1, -(-len(ticks) // 4))]
     labels = tuple((at(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in kept)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
-    return RowChart(title, label, tuple(rows), labels, "p50 / p95" if single else "p50")
+    return RowChart(title, label, tuple(rows), labels, "p50 / p95")
 
 
-def memory_chart(
-    title: str, points: Mapping[str, Sequence[tuple[float, float]]]
-) -> ScatterChart | None:
-    """Chart memory (MiB) and RTFx of systems, of one run or of two; None if there are none."""
-    if not points:
-        return None
-    every = [point for of_runs in points.values() for point in of_runs]
-    x_end, y_end = 1.1 * max(x for x, _ in every), 1.15 * max(y for _, y in every)
+def memory_chart(title: str, points: Mapping[str, tuple[float, float]]) -> ScatterChart:
+    """Chart memory (MiB) and RTFx of systems, at least one."""
+    x_end = 1.1 * max(memory for memory, _ in points.values())
+    y_end = 1.15 * max(speed for _, speed in points.values())
     found = []
-    for name in sorted(points, key=lambda name: -points[name][-1][1]):
-        places = [(100 * x / x_end, 100 * y / y_end) for x, y in points[name]]
-        memory, speed = points[name][-1]
-        before = places[0] if len(places) == 2 else None
+    for name, (memory, speed) in sorted(points.items(), key=lambda item: -item[1][1]):
         text = f"{speed:.1f} RTFx, {memory:.0f} MiB"
-        found.append(Point(name, family_of(name), *places[-1], text, before))
+        found.append(Point(name, family_of(name), 100 * memory / x_end, 100 * speed / y_end, text))
     label = "Throughput under load against peak memory, by system"
     ticks = _linear(x_end), _linear(y_end)
     return ScatterChart(title, label, tuple(found), "peak memory, MiB", *ticks)
@@ -205,10 +182,6 @@ def line_chart(
         for name, curve in curves.items()
     )
     return LineChart(title, label, lines, x_title, _linear(100.0), _linear(end))
-
-
-def _lanes(of_runs: Sequence[object]) -> Sequence[str]:
-    return ("a", "b") if len(of_runs) == 2 else ("",)
 
 
 def _linear(end: float) -> tuple[Tick, ...]:

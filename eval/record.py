@@ -118,17 +118,6 @@ class Figure:
     title: str = ""
     note: str = ""
     legend: bool = True  # of the families of systems
-    two_runs: bool = False  # the first is drawn hollow and above the second
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """The most frequent word errors of one system: columns of (title, rows of (words, count))."""
-
-    title: str
-    note: str
-    columns: Sequence[tuple[str, Sequence[tuple[str, int]]]]
-    opened: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +154,7 @@ class Clip:
     no_audio: str | None  # the reason why there is no player
 
 
-Part = Text | Table | Figure | Words | Clip
+Part = Text | Table | Figure | Clip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,6 @@ from eval.record import (
     Section,
     Table,
     Text,
-    Words,
     verdict,
     write_text,
 )
@@ -124,7 +123,7 @@ def _part(part: Part) -> Iterator[str]:
                 yield table(part.header, cells)
             else:
                 yield "\n".join(f"- {name}: {value}" for name, value in cells)
-        case Figure() | Words() | Clip():
+        case Figure() | Clip():
             return
 
 

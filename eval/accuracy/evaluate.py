@@ -1,17 +1,15 @@
-"""`python -m eval run` and `report`: answers -> report.json and the report."""
+"""`python -m eval run` and `report`: answers -> report.json and the report; two runs compared."""
 
-import dataclasses
-import operator
+from operator import attrgetter
 from pathlib import Path
 
 from eval.accuracy import run as runs
 from eval.accuracy.gates import TITLES, gates
-from eval.accuracy.normalize import descriptions, normalizer
-from eval.accuracy.predictions import ClipSet
+from eval.accuracy.normalize import Normalize, descriptions, normalizer
+from eval.accuracy.predictions import TimedCall
 from eval.accuracy.report import (
     Report,
     accuracy_figure,
-    read_report,
     report_to_json,
     result_of,
     speed_figures,
@@ -21,153 +19,14 @@ from eval.config import changed
 from eval.record import CONDITIONS, Part, Result, Run, Section, Table, Text, facts, write_text
 from serve.contract.errors import ConfigError
 
-_SPEEDS = (  # figure, where a Speed has it, factor, digits
+_SPEEDS = (  # figure, its place in a Speed, factor, digits
     ("one clip ms", "one_clip_s", 1e3, 0),
     ("alone p50 ms", "alone.p50_s", 1e3, 0),
     ("loaded p95 ms", "loaded.p95_s", 1e3, 0),
     ("RTFx alone", "rtfx_alone", 1.0, 1),
     ("RTFx loaded", "rtfx_loaded", 1.0, 1),
 )
-_CONDITIONS = (  # what must be equal for figures to be comparable
-    "manifest",
-    "heldout",
-    "clips",
-    "audio_s",
-    "limit",
-    "timed_limit",
-    "seed",
-    "half",
-    "language",
-    "tell_language",
-    "join_s",
-    "gate_groups",
-    "concurrency",
-    "repeats",
-    "threads",
-    "machine",
-)
-_MOST_CLIPS = 40
-_Figure = tuple[float | None, int]  # None where it was not measured; digits to show
-
-
-@dataclasses.dataclass(frozen=True)
-class ChangedClip:
-    """A clip whose number of character errors changed."""
-
-    system: str
-    clip_set: ClipSet
-    file: str
-    a: int
-    b: int
-
-
-def compared(a: Report, b: Report) -> Result:
-    """Show two reports side by side: a, b, and b - a for each system that both have.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    rows, changed = figure_rows(a, b), clips_that_changed(a, b)
-    sets = [name for name in a.run.clips if name in b.run.clips]
-    accuracy = list[Part]()
-    for name in sets:
-        accuracy += [Text("", f"On {TITLES[name]}"), *accuracy_figure([a, b], name)]
-    clips = [[c.system, c.file, str(c.a), str(c.b), f"{c.b - c.a:+d}"] for c in changed]
-    note = f"Character errors, the greatest changes first; {len(changed)} in all."
-    header = ["system", "clip", "A", "B", "B - A"]
-    differing = differing_conditions(a, b)
-    speed = speed_figures([a, b])
-    return Result(
-        title="Two runs, compared",
-        about=f"A: {_name(a)}. B: {_name(b)}.",
-        sections=(
-            *([Section("Not the same in both", [Text("", items=differing)])] if differing else []),
-            Section("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
-            Section("Speed", speed or [Text("No system was timed in both runs.")], False),
-            Section("Clips", [Table(header, clips[:_MOST_CLIPS], note=note)], False),
-            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
-            Section(CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False),
-        ),
-    )
-
-
-def _name(report: Report) -> str:
-    return f"{report.run.config_name}, {report.run.started}, {report.verdict}"
-
-
-def figure_rows(a: Report, b: Report) -> list[list[str]]:
-    """Return every figure that both reports have: system, figure, a, b, and b - a.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    rows = []
-    for name, one_score, two_score in _both(a, b):
-        ours, theirs = _figures(one_score), _figures(two_score)
-        for label in [label for label in ours if label in theirs]:
-            (first, digits), (second, _) = ours[label], theirs[label]
-            rows.append([name, label, *_triple(first, second, digits)])
-    return rows
-
-
-def differing_conditions(a: Report, b: Report) -> list[str]:
-    """List what was not the same in both runs, though figures depend on it."""
-    pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in _CONDITIONS]
-    pairs.append(("normalizer", a.normalizer, b.normalizer))
-    pairs.append(("normalizers", a.normalizers, b.normalizers))
-    return [f"{what} differs: {left} and {right}" for what, left, right in pairs if left != right]
-
-
-def clips_that_changed(a: Report, b: Report) -> list[ChangedClip]:
-    """Return clips of both runs with more or fewer character errors, the greatest change first.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    changed = [
-        ChangedClip(name, clip_set, file, counts.errors, second.sets[clip_set].by_clip[file].errors)
-        for name, first, second in _both(a, b)
-        for clip_set, of_set in first.sets.items()
-        for file, counts in of_set.by_clip.items()
-        if clip_set in second.sets
-        and file in second.sets[clip_set].by_clip
-        and second.sets[clip_set].by_clip[file].errors != counts.errors
-    ]
-    return sorted(changed, key=lambda clip: (-abs(clip.b - clip.a), clip.system, clip.file))
-
-
-def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
-    """Return the systems that both have, in the order of the first."""
-    systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
-    both = [(name, systems[0][name], systems[1][name]) for name in systems[0] if name in systems[1]]
-    if not both:
-        names = [", ".join(by_name) for by_name in systems]
-        raise ConfigError(f"the reports share no system: {names[0]} and {names[1]}")
-    return both
-
-
-def _figures(score: SystemScore) -> dict[str, _Figure]:
-    """Return the figures that `compare` shows of a system, by title."""
-    figures: dict[str, _Figure] = {}
-    for clip_set, of_set in score.sets.items():
-        figures[f"CER %, {clip_set}"] = (of_set.overall.cer.percent, 2)
-        for name, accuracy in of_set.by_normalizer.items():
-            figures[f"WER %, {clip_set}, {name}"] = (accuracy.wer.percent, 2)
-    if score.speed is not None:
-        for label, place, factor, digits in _SPEEDS:
-            value = operator.attrgetter(place)(score.speed)
-            figures[label] = (None if value is None else value * factor, digits)
-    figures["memory MiB"] = (score.facts.peak_memory_bytes / 2**20, 0)
-    return figures
-
-
-def _triple(a: float | None, b: float | None, digits: int) -> tuple[str, str, str]:
-    first, second = ("none" if value is None else f"{value:.{digits}f}" for value in (a, b))
-    gap = "" if a is None or b is None else f"{b - a:+.{digits}f}"
-    return first, second, gap
-
-
-# ---------------------------------------------------------------- evaluate
+_MAX_CLIPS = 40  # in the table of changed clips
 
 
 def evaluate(
@@ -186,12 +45,12 @@ def evaluate(
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    everyone = tuple(name for name in run.config.eval.systems if name not in without)
-    run.config = changed(run.config, "eval", systems=everyone)
+    names = tuple(name for name in run.config.eval.systems if name not in without)
+    run.config = changed(run.config, "eval", systems=names)
     if full:
-        run.config = changed(run.config, "eval", heldout_systems=everyone, timed=everyone)
+        run.config = changed(run.config, "eval", heldout_systems=names, timed=names)
     runs.run(run, again=again)
-    return score(run.folder, (), normalizer)
+    return kept_result(run.folder, (), normalizer)
 
 
 def report(
@@ -203,40 +62,48 @@ def report(
     normalizer: str,
     output: Path,
 ) -> Result:
-    """Score a kept run again and write its report; or show two reports side by side.
+    """Score a kept run again and write its report; or show two runs side by side.
 
     Args:
         run: receives the path of the report.
-        a: the folder of a run, or with `b` that or a report.json.
-        b: the other of two.
+        a: the folder of a run.
+        b: the folder of another one.
         systems: to be scored; None is all systems of the run.
         normalizer: of texts, before they are compared.
-        output: the folder of two reports' page.
+        output: the folder of two runs' page.
 
     Raises:
-        ConfigError: the folder holds no run, a system did not finish, or two reports share no
-            system.
+        ConfigError: a folder holds no run, a system did not finish, or two runs share no system.
         FileError: a report cannot be read or written.
     """
-    folder = a if b is None else output
-    result = (
-        score(a, systems or (), normalizer) if b is None else compared(*map(read_report, (a, b)))
-    )
-    run.path = folder / f"{run.command}.json"
-    return result
+    run.path = (a if b is None else output) / f"{run.command}.json"
+    if b is None:
+        return kept_result(a, systems or (), normalizer)
+    return compared(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
 
 
-def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
-    """Score a run's predictions and write report.json beside them.
+def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
+    """Score a run, write report.json beside its predictions, and return the result; as `score`."""
+    report, calls, normalize = score(folder, names, normalizer_name)
+    write_text(folder / "report.json", report_to_json(report))
+    return result_of(report, calls, normalize)
+
+
+def score(
+    folder: Path, names: tuple[str, ...], normalizer_name: str
+) -> tuple[Report, dict[str, list[TimedCall]], Normalize]:
+    """Score a run's predictions.
 
     Args:
         folder: of the run.
         names: of the systems to score; () is all systems of the run.
         normalizer_name: of texts, before they are compared.
 
+    Returns:
+        The report, the calls of each system by name, and the normaliser.
+
     Raises:
         ConfigError: the folder holds no run, or a system did not finish.
-        FileError: report.json cannot be written.
     """
     run, systems = runs.load_run(folder, names)
     spelling = runs.load_spelling(folder)
@@ -244,6 +111,7 @@ def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
     scores = tuple(
         score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
     )
+    settings = run.settings
     groups = {
         group
         for score in scores
@@ -251,18 +119,19 @@ def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
         for group in of_set.groups.values()
     }
     # The configured groups decide nothing of other clips.
-    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in groups))
+    deciding = tuple(group for group in settings.gate_groups if group in groups)
     judged = gates(
         scores,
         run.precision,
-        max_gap_faster_whisper=run.max_cer_gap_faster_whisper,
-        max_gap_fp16=run.max_cer_gap_fp16,
-        groups=run.gate_groups,
+        max_gap_faster_whisper=settings.max_cer_gap_faster_whisper,
+        max_gap_fp16=settings.max_cer_gap_fp16,
+        groups=deciding,
     )
-    report = Report(run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard)
-    write_text(folder / "report.json", report_to_json(report))
+    report = Report(
+        run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard, deciding
+    )
     calls = {facts.name: made for facts, made in systems}
-    return result_of(report, calls, normalizer(normalizer_name, spelling))
+    return report, calls, normalizer(normalizer_name, spelling)
 
 
 def _without_unheard(
@@ -279,3 +148,108 @@ def _without_unheard(
         for facts, calls in systems
     ]
     return kept, unheard
+
+
+# ---------------------------------------------------------------- two runs
+
+
+def compared(a: Report, b: Report) -> Result:
+    """Show two runs side by side: A, B, and B - A for each system that both have.
+
+    Raises:
+        ConfigError: they share no system.
+    """
+    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
+    names = [name for name in first if name in second]
+    if not names:
+        raise ConfigError(
+            f"the runs share no system: {', '.join(first) or 'none'} and "
+            f"{', '.join(second) or 'none'}; expected at least one that both ran"
+        )
+    both = {
+        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
+    }
+    accuracy = list[Part]()
+    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
+        sets = {
+            name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
+        }
+        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_figure(sets)]
+    speed = speed_figures(both, b.run.settings.concurrency)
+    changed = _changed_clips(names, first, second)
+    note = f"Character errors, the greatest changes first; {len(changed)} in all."
+    clips = Table(["system", "clip", "A", "B", "B - A"], changed[:_MAX_CLIPS], note=note)
+    rows = [row for name in names for row in _figure_rows(name, first[name], second[name])]
+    differing = _differing_conditions(a, b)
+    about = [f"{r.run.config_name}, {r.run.started}, {r.verdict}" for r in (a, b)]
+    return Result(
+        title="Two runs, compared",
+        about=f"A: {about[0]}. B: {about[1]}.",
+        sections=(
+            *([Section("Not the same in both", [Text("", items=differing)])] if differing else []),
+            Section("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
+            Section("Speed", speed or [Text("No system was timed.")], False),
+            Section("Clips", [clips], False),
+            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
+            Section(CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False),
+        ),
+    )
+
+
+def _differing_conditions(a: Report, b: Report) -> list[str]:
+    """List the conditions of figures that were not the same in both runs."""
+    facts = [
+        {
+            **vars(report.run.settings),
+            "clips": report.run.clips,
+            "audio_s": report.run.audio_s,
+            "machine": report.run.machine,
+            "normalizers": report.normalizers,
+        }
+        for report in (a, b)
+    ]
+    pairs = [(name, value, facts[1][name]) for name, value in facts[0].items()]
+    return [f"{name} differs: {left} and {right}" for name, left, right in pairs if left != right]
+
+
+def _changed_clips(
+    names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
+) -> list[list[str]]:
+    """Return a row for each clip whose character errors changed, the greatest change first."""
+    changed = [
+        (name, file, counts.errors, second[name].sets[clip_set].by_clip[file].errors)
+        for name in names
+        for clip_set, of_set in first[name].sets.items()
+        if clip_set in second[name].sets
+        for file, counts in of_set.by_clip.items()
+        if file in second[name].sets[clip_set].by_clip
+    ]
+    changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
+    return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed if a != b]
+
+
+def _figure_rows(name: str, first: SystemScore, second: SystemScore) -> list[list[str]]:
+    """Return a row for each figure that both scores of a system have."""
+    a, b = _figures(first), _figures(second)
+    rows = []
+    for label in [label for label in a if label in b]:
+        value, other, digits = a[label][0], b[label][0], a[label][1]
+        cells = ["none" if one is None else f"{one:.{digits}f}" for one in (value, other)]
+        gap = "" if value is None or other is None else f"{other - value:+.{digits}f}"
+        rows.append([name, label, *cells, gap])
+    return rows
+
+
+def _figures(score: SystemScore) -> dict[str, tuple[float | None, int]]:
+    """Return the compared figures of a system by title, None if not measured, and their digits."""
+    figures: dict[str, tuple[float | None, int]] = {}
+    for clip_set, of_set in score.sets.items():
+        figures[f"CER %, {clip_set}"] = (of_set.overall.cer.percent, 2)
+        for name, accuracy in of_set.by_normalizer.items():
+            figures[f"WER %, {clip_set}, {name}"] = (accuracy.wer.percent, 2)
+    if score.speed is not None:
+        for label, place, factor, digits in _SPEEDS:
+            value = attrgetter(place)(score.speed)
+            figures[label] = (None if value is None else value * factor, digits)
+    figures["memory MiB"] = (score.facts.peak_memory_bytes / 2**20, 0)
+    return figures

@@ -1,13 +1,11 @@
-"""The bounds that fail a run: our default against faster-whisper's default, INT8 against FP16.
+"""The gates of a run: our default against faster-whisper's default, INT8 against FP16.
 
 A gap of two CERs over the same clips is known only to within its interval (paired bootstrap over
-clips, 95 %). So a gate has three outcomes: it passes where the whole interval is at most the limit,
-fails where the whole interval is above it, and is not decided in between: these clips cannot tell.
-So a gap at its limit fails in about one run of 40, and what is not decided never reads as passed.
-Each gate says how many clips it takes to decide a gap of the size that it found.
+clips, 95 %). So a gate passes if the whole interval is at most the limit, fails if the whole
+interval is above it, and is not decided in between. A gap at its limit fails in about one run of
+40. Each gate says how many clips decide a gap of the size that it found.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from eval.accuracy.predictions import ClipSet
@@ -22,7 +20,7 @@ from eval.record import Check
 from serve.contract.config import Precision
 
 THEIR_DEFAULTS = ("faster-whisper-float32", "faster-whisper-int8")
-"""faster-whisper as its users run it; the more accurate of them is what ours is held against."""
+"""faster-whisper as its users run it; ours is compared with the more accurate of them."""
 
 _ROUNDING = 1e-9  # points
 
@@ -37,14 +35,14 @@ def gates(
     max_gap_fp16: float,
     groups: Sequence[str] = (),
 ) -> list[Check]:
-    """Judge a run, on the clips that those who are compared heard.
+    """Judge a run, on the clips that the compared systems heard.
 
     Args:
         scores: of the systems that ran.
         precision: of the configured engine, which says which of ours is the default.
         max_gap_faster_whisper: points of CER by which ours may be above faster-whisper.
         max_gap_fp16: points of CER by which INT8 may be above FP16.
-        groups: whose clips decide; () is all clips.
+        groups: groups of clips that decide; () is all clips.
     """
     by_name = {score.facts.name: score for score in scores}
     default = f"earshot-{precision}"
@@ -67,69 +65,48 @@ def _gap_gate(
     by_name: dict[str, SystemScore],
     groups: Sequence[str],
 ) -> Check:
-    """Judge `ours` against the most accurate of `others`; `title` is what they are."""
+    """Judge `ours` against the most accurate of `others`; `title` names these."""
     name = f"CER of {ours} at most {limit:g} points above {title}"
     missing = [system for system in (ours, *others) if system not in by_name]
     if missing or not others:
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    gaps = [_Gap.of(by_name[ours], by_name[other], groups) for other in others]
-    known = [gap for gap in gaps if gap is not None]
-    if not known:
+    judged: list[tuple[float, Check]] = []
+    for other in others:
+        pairs = _pairs(by_name[ours], by_name[other], groups)
+        mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+        totals = [sum(counts, Counts()) for counts in (mine, theirs)]
+        if totals[0].length:
+            rates = [100.0 * total.errors / total.length for total in totals]
+            gap, interval = rates[0] - rates[1], gap_interval(mine, theirs)
+            equal = sum(a.errors == b.errors for a, b in pairs)
+            detail = (
+                f"{gap_text(*rates, other, interval)} on {len(pairs)} clips, of which {equal} have "
+                f"as many errors with both; {_needed(gap, interval, limit, len(pairs))}"
+            )
+            judged.append((gap, decided(name, detail, interval, limit, f"{len(pairs)}")))
+    if not judged:
         return Check(name, None, "they heard no clip with a reference text together")
-    return max(known, key=lambda gap: gap.points).judged(name, limit)
+    return max(judged, key=lambda one: one[0])[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Gap:
-    """The distance between two systems on the clips that both heard."""
+def _pairs(
+    ours: SystemScore, theirs: SystemScore, groups: Sequence[str]
+) -> list[tuple[Counts, Counts]]:
+    """Return the edits of both systems on the clips of these groups that both heard."""
+    return [
+        (counts, theirs.sets[clip_set].by_clip[file])
+        for clip_set, of_set in ours.sets.items()
+        if clip_set in theirs.sets
+        for file, counts in of_set.by_clip.items()
+        if file in theirs.sets[clip_set].by_clip and (not groups or of_set.groups[file] in groups)
+    ]
 
-    ours: float  # CER, percent
-    theirs: float
-    name: str  # of theirs
-    interval: tuple[float, float]  # of the difference, points
-    clips: int
-    equal: int  # of these, clips on which both made as many errors
 
-    @classmethod
-    def of(cls, ours: SystemScore, theirs: SystemScore, groups: Sequence[str]) -> "_Gap | None":
-        """Compare them; None where no clip of these groups that both heard has a text."""
-        pairs = [
-            (counts, theirs.sets[clip_set].by_clip[file])
-            for clip_set, of_set in ours.sets.items()
-            if clip_set in theirs.sets
-            for file, counts in of_set.by_clip.items()
-            if file in theirs.sets[clip_set].by_clip
-            and (not groups or of_set.groups[file] in groups)
-        ]
-        mine, other = ([pair[side] for pair in pairs] for side in (0, 1))
-        totals = [sum(counts, Counts()) for counts in (mine, other)]
-        if not pairs or not totals[0].length:
-            return None
-        rates = [100.0 * total.errors / total.length for total in totals]
-        return cls(
-            ours=rates[0],
-            theirs=rates[1],
-            name=theirs.facts.name,
-            interval=gap_interval(mine, other),
-            clips=len(pairs),
-            equal=sum(a.errors == b.errors for a, b in pairs),
-        )
-
-    @property
-    def points(self) -> float:
-        return self.ours - self.theirs
-
-    def judged(self, name: str, limit: float) -> Check:
-        needed = clips_to_decide(self.points, self.interval, limit, self.clips)
-        sentence = (
-            f"{gap_text(self.ours, self.theirs, self.name, self.interval)} on {self.clips} clips, "
-            f"of which {self.equal} have as many errors with both; "
-        )
-        if needed is None:
-            sentence += "no number of clips tells a gap that is the limit from it"
-        else:
-            sentence += f"about {needed:,} such clips decide a gap of this size"
-        return decided(name, sentence, self.interval, limit, f"{self.clips}")
+def _needed(gap: float, interval: tuple[float, float], limit: float, clips: int) -> str:
+    needed = clips_to_decide(gap, interval, limit, clips)
+    if needed is None:
+        return "no number of clips tells a gap that is the limit from it"
+    return f"about {needed:,} such clips decide a gap of this size"
 
 
 def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
@@ -144,7 +121,7 @@ def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float
 def decided(
     name: str, detail: str, interval: tuple[float, float], limit: float, what: str
 ) -> Check:
-    """Judge a gap by its interval; `what` is too little to tell, where it is not decided."""
+    """Judge a gap by its interval; `what` stands in the reason if it is not decided."""
     low, high = interval
     if high <= limit + _ROUNDING:
         return Check(name, True, detail)

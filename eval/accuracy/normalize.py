@@ -22,7 +22,7 @@ RAW = "raw"
 SPELLING_FILE = "normalizer.json"  # as a Hugging Face checkpoint calls it
 
 Normalize = Callable[[str, str | None], str]
-"""A text and the code of its language, or None, to what is compared."""
+"""Takes a text and the code of its language, or None; returns the text to compare."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
 
 CACHE = Path(".cache") / "passages"
-"""Joined audio, by a hash of what it was made of; relative to the project's root."""
+"""Joined audio, by a hash of its parts; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
 _VERSION = "1"  # a part of the cache's key
@@ -38,7 +38,7 @@ def join_clips(clips: Sequence[Clip], longest_s: float, limits: Limits) -> list[
     Args:
         clips: that can be read.
         longest_s: of a passage, pauses included.
-        limits: of what is decoded.
+        limits: of decoding.
 
     Raises:
         FileError, AudioError: a clip cannot be read after all.

@@ -107,19 +107,11 @@ def read_calls(path: Path) -> list[TimedCall]:
 
 ClipSets = Mapping[ClipSet, list[Clip]]
 Keys = dict[ClipSet, dict[str, str]]
-"""Of every clip of a run, by set and file: a hash of its audio and its reference."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """The conditions of predictions; equal keys, equal conditions."""
-
-    system: str
-    timed: str = ""  # of the timed phases that were heard; "" = none yet
+"""A hash of the audio and the reference of each clip, by set and file."""
 
 
 def keys_of(clips: ClipSets) -> Keys:
-    """Hash each clip, so that a changed one is told from the one before; raises FileError."""
+    """Hash each clip, so that a changed one is noticed; raises FileError."""
     return {name: {clip.file: _clip_key(clip) for clip in of_set} for name, of_set in clips.items()}
 
 
@@ -165,20 +157,20 @@ class Kept:
             yield keep
 
     def go_on(self, system_key: str, *, again: bool) -> bool:
-        """Get ready for a run under these conditions; drops what was heard under others.
+        """Get ready for a run under these conditions; drop answers under other conditions.
 
         Returns:
-            Whether something was dropped because its conditions were others.
+            Whether answers were dropped because their conditions were others.
         """
         there = self.scored_path.is_file()
-        same = there and self._key().system == system_key
+        same = there and self._key().get("system") == system_key
         self.open(again=again or not same)
         if not same or again:
-            write_json(self._key_path, Key(system_key))
+            write_json(self._key_path, {"system": system_key})
         return there and not same
 
     def heard(self, keys: Keys) -> list[TimedCall]:
-        """Return the scored calls of these clips, as far as they were heard.
+        """Return the scored calls of these clips, as far as they were made.
 
         Raises:
             FileError, ConfigError: as `read_calls`.
@@ -193,7 +185,7 @@ class Kept:
         return list(by_clip.values())
 
     def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
-        """Return clips that were not heard yet; sets of which nothing is left are not there."""
+        """Return the clips without an answer; sets of which nothing is left are not there."""
         done = {(call.clip_set, call.file) for call in self.heard(keys)}
         left = {
             name: [clip for clip in of_set if (name, clip.file) not in done]
@@ -202,47 +194,42 @@ class Kept:
         return {name: of_set for name, of_set in left.items() if of_set}
 
     def is_timed(self, timed_key: str) -> bool:
-        """Return whether the timed phases were heard under these conditions."""
-        return self.timed_path.is_file() and self._key().timed == timed_key
+        """Return whether the timed phases were measured under these conditions."""
+        return self.timed_path.is_file() and self._key().get("timed") == timed_key
 
     def keep_timed(self, calls: Sequence[TimedCall], timed_key: str) -> None:
         """Keep the calls of the timed phases."""
         write_jsonl(self.timed_path, calls)
-        write_json(self._key_path, dataclasses.replace(self._key(), timed=timed_key))
+        write_json(self._key_path, {**self._key(), "timed": timed_key})
 
     def facts(self) -> SystemFacts | None:
-        """Read what was measured of the system, where it has heard everything that it was given."""
+        """Read the facts of a system that has heard all of its clips; None for another one."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")
-
-    def finish(self, facts: SystemFacts, before: SystemFacts | None) -> None:
-        """Keep what was measured; a part of the clips may need less memory than all of them."""
-        peak = max(facts.peak_memory_bytes, before.peak_memory_bytes if before else 0)
-        write_json(self.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak))
 
     def timed_calls(self) -> list[TimedCall]:
         """Return the calls of the timed phases; none where it was not timed."""
         return read_calls(self.timed_path) if self.timed_path.is_file() else []
 
-    def _key(self) -> Key:
-        """Read the key of what is there; one that nothing fits where it is missing or damaged."""
+    def _key(self) -> dict[str, str]:
+        """Read the key of the answers; empty where it is missing or damaged."""
         try:
-            return read_json(self._key_path, Key, "what predictions depend on")
+            return read_json(self._key_path, dict[str, str], "the conditions of predictions")
         except ConfigError:
-            return Key("")
+            return {}
 
 
 def timed_key(
     clips: Sequence[Clip], keys: Mapping[str, str], concurrency: int, repeats: int
 ) -> str:
-    """Hash all that the timed phases depend on besides the system."""
+    """Hash the conditions of the timed phases besides the system."""
     facts = [f"{concurrency} {repeats}", *(keys[clip.file] for clip in clips)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _drop_unfinished_line(path: Path) -> None:
-    """Drop what a process was writing when it was killed: that is no prediction."""
+    """Drop the line that a process was writing when it was killed."""
     path.touch()
     text = path.read_bytes()
     whole = text.rfind(b"\n") + 1

@@ -3,10 +3,9 @@
 The rules of comparison stand in the report, beside the numbers that follow them.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from pathlib import Path
 
 from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
@@ -17,7 +16,6 @@ from eval.accuracy.score import (
     BOOTSTRAP_SEED,
     Accuracy,
     Latency,
-    Misheard,
     Rate,
     SetScore,
     Speed,
@@ -37,17 +35,14 @@ from eval.record import (
     Table,
     Text,
     Verdict,
-    Words,
     facts,
     verdict,
 )
-from serve.contract.codec import from_json, require_version, to_json
-from serve.contract.files import read_text
+from serve.contract.codec import to_json
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 GREEDY = "-greedy"  # ends the names of systems that search greedily
-_MOST_MISTAKES = 40  # clips in the table of errors
-_MOST_WORDS = 12  # of each kind of mistake
+_MAX_WORDS = 30  # in the table of misheard words
 _MIB = 2**20
 
 RULES = (
@@ -72,9 +67,7 @@ RULES = (
     "Clips that cannot be decoded are given to no system and count for nothing; so do clips that "
     "no system could read.",
     "Latency: file bytes handed over until the whole answer is there, waiting in queues "
-    "included; percentiles over all calls. Jitter: deviation of the same clip's latency "
-    "between passes, root mean square over clips, so that different lengths of clips do not "
-    "count.",
+    "included; percentiles over all calls.",
     "RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase "
     "(throughput).",
     "Memory: highest resident set of the system's process and all its descendants, client "
@@ -92,6 +85,7 @@ class Report:
     systems: tuple[SystemScore, ...]
     gates: tuple[Check, ...]
     unheard: dict[str, str] = dataclasses.field(default_factory=dict)  # reason by file
+    groups: tuple[str, ...] = ()  # of clips, which decide the gates; () = all
 
     @property
     def verdict(self) -> Verdict:
@@ -99,53 +93,10 @@ class Report:
         return verdict(self.gates)
 
 
-def read_report(path: Path) -> Report:
-    """Read a report.json, or that of the folder which holds it.
-
-    Raises:
-        FileError: it cannot be read.
-        ConfigError: it is no report, or of another format.
-    """
-    file = path / "report.json" if path.is_dir() else path
-    text = read_text(file, "expected a report")
-    advice = "write it again with `python -m eval report`"
-    require_version(text, str(file), FORMAT_VERSION, advice=advice)
-    # The file holds values for other readers beside the report's own fields.
-    return from_json(Report, text, str(file), advice=advice, extra="ignore")
-
-
 def report_to_json(report: Report) -> str:
-    """Return the text of report.json: the report's fields, and values that follow from them."""
-    fields = {
-        "format_version": FORMAT_VERSION,
-        "verdict": report.verdict,
-        **vars(report),
-        "ratios": ratios(report.systems),
-    }
+    """Return the text of report.json."""
+    fields = {"format_version": FORMAT_VERSION, "verdict": report.verdict, **vars(report)}
     return to_json(fields, indent=2) + "\n"
-
-
-def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
-    """Compare the speed of each timed Earshot system with faster-whisper's best figure.
-
-    Greedy is compared with greedy, the configured search with faster-whisper's default.
-    `throughput`: ours / theirs under load, more is better; `one_clip_latency` and `memory`:
-    ours / theirs, less is better.
-    """
-    by_name: dict[str, dict[str, float]] = {}
-    for score in systems:
-        name, speed = score.facts.name, score.speed
-        theirs = [(s.speed, s.facts.peak_memory_bytes) for s in rivals(score, systems) if s.speed]
-        if speed is None or not theirs or not name.startswith("earshot-"):
-            continue
-        by_name[name] = {
-            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for other, _ in theirs),
-            "memory": score.facts.peak_memory_bytes / min(memory for _, memory in theirs),
-        }
-        quickest = [other.one_clip_s for other, _ in theirs if other.one_clip_s]
-        if speed.one_clip_s and quickest:
-            by_name[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
-    return by_name
 
 
 def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScore]:
@@ -182,7 +133,6 @@ def result_of(
     sections = [
         *(_accuracy(clip_set, report) for clip_set in run.clips),
         _speed(report),
-        _misheard(report, name),
         Section(
             "Worst clips",
             [
@@ -199,15 +149,15 @@ def result_of(
         checks=report.gates,
         sections=tuple(sections),
         title=f"Evaluation of {run.config_name}",
-        about=f"{run.started}; {_clips(run)}; {languages_text(run)}; {run.threads} CPU threads for "
-        f"every system, {run.repeats} timed passes.",
+        about=f"{run.started}; {_clips(run)}; {_languages(run)}; {run.settings.threads} CPU "
+        f"threads for every system, {run.settings.repeats} timed passes.",
         cards=tuple(_cards(ours, report)) if ours else (),
         notes=tuple(_notes(report, name)),
     )
 
 
 def _clips(run: RunFacts) -> str:
-    places: dict[ClipSet, str] = {"timed": run.manifest, "heldout": run.heldout}
+    places: dict[ClipSet, str] = {"timed": run.settings.manifest, "heldout": run.settings.heldout}
     return "; ".join(
         f"{TITLES[name]}: {count} of `{places[name]}`, {run.audio_s[name]:.1f} s"
         + (f" ({run.sources[name]})" if name in run.sources else "")
@@ -215,15 +165,15 @@ def _clips(run: RunFacts) -> str:
     )
 
 
-def languages_text(run: RunFacts) -> str:
-    """Say which side knows the language of a clip."""
-    return f"the language is {'told to' if run.tell_language else 'found out by'} every system"
+def _languages(run: RunFacts) -> str:
+    told = "told to" if run.settings.tell_language else "found out by"
+    return f"the language is {told} every system"
 
 
 def _notes(report: Report, ours: str | None) -> list[Part]:
     notes: list[Part] = [Text(f"The figures at the top are of `{ours}`.")] if ours else []
-    if report.run.gate_groups:
-        notes.append(Text(f"Decided on the clips of {', '.join(report.run.gate_groups)}."))
+    if report.groups:
+        notes.append(Text(f"Decided on the clips of {', '.join(report.groups)}."))
     unreadable = [reasons.items() for reasons in report.run.unreadable.values()]
     reasons = [pair for pairs in [*unreadable, report.unheard.items()] for pair in pairs]
     if reasons:
@@ -247,7 +197,7 @@ def _cards(ours: SystemScore, report: Report) -> list[Card]:
         return cards
     timed = [(score.speed, score.facts.peak_memory_bytes) for score in theirs if score.speed]
     best = _beside([other.rtfx_loaded for other, _ in timed], max, "{:.1f}")
-    title = f"RTFx, {run.concurrency} at a time"
+    title = f"RTFx, {run.settings.concurrency} at a time"
     cards.append(Card(title, f"{speed.rtfx_loaded:.1f}", (best,)))
     if speed.one_clip_s is not None:
         quick = [1e3 * other.one_clip_s for other, _ in timed if other.one_clip_s is not None]
@@ -275,43 +225,24 @@ def _accuracy(clip_set: ClipSet, report: Report) -> Section:
         title,
         [
             Text(note),
-            *accuracy_figure([report], clip_set),
+            *accuracy_figure(sets),
             _rates(sets),
             *_by("language", {name: of_set.by_language for name, of_set in sets.items()}),
             *_by("group", {name: of_set.by_group for name, of_set in sets.items()}),
-            _by_normalizer(sets),
-            _mistakes(sets),
+            *_by("normaliser", {name: of_set.by_normalizer for name, of_set in sets.items()}),
+            *_misheard(sets),
         ],
     )
 
 
-def accuracy_figure(runs: Sequence[Report], clip_set: ClipSet) -> list[Figure]:
-    """Chart CER and WER of one run or of two; return nothing if no system has a rate."""
-    names = systems_of(runs, lambda score: clip_set in score.sets)
+def accuracy_figure(sets: Mapping[str, SetScore]) -> list[Figure]:
+    """Chart CER and WER of systems by name; return nothing if no system has a rate."""
     charts = [
-        rate_chart(
-            title,
-            {
-                n: [attrgetter(place)(score_of(run, n).sets[clip_set].overall) for run in runs]
-                for n in names
-            },
-        )
-        for title, place in (("CER, %", "cer"), ("WER, %", "wer"))
+        rate_chart("CER, %", {name: of_set.overall.cer for name, of_set in sets.items()}),
+        rate_chart("WER, %", {name: of_set.overall.wer for name, of_set in sets.items()}),
     ]
     known = [chart for chart in charts if chart is not None]
-    return [Figure(known, two_runs=len(runs) == 2)] if known else []
-
-
-def score_of(run: Report, name: str) -> SystemScore:
-    """Return the score of a system."""
-    return next(score for score in run.systems if score.facts.name == name)
-
-
-def systems_of(runs: Sequence[Report], fits: Callable[[SystemScore], bool]) -> list[str]:
-    """Return the systems of the first run, in its order, that fit in every run."""
-    fitting = [{score.facts.name for score in run.systems if fits(score)} for run in runs]
-    names = [score.facts.name for score in runs[0].systems]
-    return [name for name in names if all(name in fit for fit in fitting)]
+    return [Figure(known)] if known else []
 
 
 def percent(rate: Rate) -> str:
@@ -337,55 +268,45 @@ def _rates(sets: Mapping[str, SetScore]) -> Table:
 
 def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[Table]:
     """Return a table with a row for each part; nothing if there are no parts."""
-    first = next(iter(systems.values()))
     rows = [
         [name, str(accuracy.clips), *(_both_rates(parts[name]) for parts in systems.values())]
-        for name, accuracy in first.items()
+        for name, accuracy in next(iter(systems.values())).items()
     ]
-    header, opened = [what, "clips", *systems], "open" if what == "group" else "closed"
     title = f"By {what}, CER / WER in %"
-    return [Table(header, rows, title, folded=opened)] if rows else []  # type: ignore[arg-type]
+    return [Table([what, "clips", *systems], rows, title, folded="closed")] if rows else []
 
 
 def _both_rates(accuracy: Accuracy) -> str:
     rates = (accuracy.cer.percent, accuracy.wer.percent)
-    return " / ".join("none" if rate is None else f"{rate:.1f}" for rate in rates)
+    return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
 
 
-def _by_normalizer(sets: Mapping[str, SetScore]) -> Table:
-    names = list(next(iter(sets.values())).by_normalizer)
-    rows = [
-        [system, *(percent(r) for part in of.by_normalizer.values() for r in (part.cer, part.wer))]
-        for system, of in sets.items()
-    ]
-    header = ["system", *(f"{kind} {name}" for name in names for kind in ("CER", "WER"))]
-    return Table(header, rows, "By normaliser, CER and WER", folded="closed")
-
-
-def _mistakes(sets: Mapping[str, SetScore]) -> Part:
-    """Tabulate character errors per clip and system, of the clips with the most errors."""
-    errors = {
-        file: [of_set.by_clip[file].errors for of_set in sets.values()]
-        for file in next(iter(sets.values())).by_clip
+def _misheard(sets: Mapping[str, SetScore]) -> list[Table]:
+    """Return a table of the most frequent word edits of all systems together."""
+    counts = {
+        name: {(edit.said, edit.heard): edit.count for edit in of_set.misheard}
+        for name, of_set in sets.items()
     }
-    wrong = [file for file, made in errors.items() if any(made)]
-    if not wrong:
-        return Text("Every clip was heard without an error by every system.")
-    worst = sorted(wrong, key=lambda file: -sum(errors[file]))[:_MOST_MISTAKES]
-    rows = [[file, *map(str, errors[file])] for file in sorted(worst)]
-    note = f"Of {len(wrong)} clips those with the most." if len(wrong) > len(worst) else ""
-    return Table(["clip", *sets], rows, "Character errors", note, folded="closed")
+    total = sum(map(collections.Counter, counts.values()), collections.Counter[tuple[str, str]]())
+    rows = [
+        [
+            f"{said or '-'} → {heard or '-'}",
+            *(str(of.get((said, heard), 0)) for of in counts.values()),
+        ]
+        for (said, heard), _ in total.most_common(_MAX_WORDS)
+    ]
+    note = "`word → -` is a lost word, `- → word` an inserted one."
+    header = ["said → heard", *sets]
+    return [Table(header, rows, "Misheard words", note, folded="closed")] if rows else []
 
 
 def _speed(report: Report) -> Section:
     run, systems = report.run, report.systems
-    many = f"{run.concurrency} at a time"
+    many = f"{run.settings.concurrency} at a time"
     columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
         (f"{run.one_clip_title}, ms", lambda speed: _milliseconds(speed.one_clip_s)),
-        ("alone p50/p95/p99, ms", lambda speed: latency_text(speed.alone)),
-        ("jitter, ms", lambda speed: _jitter(speed.alone)),
-        (f"{many} p50/p95/p99, ms", lambda speed: latency_text(speed.loaded)),
-        ("jitter, ms", lambda speed: _jitter(speed.loaded)),
+        ("alone p50/p95/p99, ms", lambda speed: _percentiles(speed.alone)),
+        (f"{many} p50/p95/p99, ms", lambda speed: _percentiles(speed.loaded)),
         ("RTFx alone", lambda speed: f"{speed.rtfx_alone:.1f}"),
         (f"RTFx {many}", lambda speed: f"{speed.rtfx_loaded:.1f}"),
     )
@@ -410,125 +331,58 @@ def _speed(report: Report) -> Section:
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
     note += f"Percentiles are over {numbers or 'nothing: no system of this run was timed'}."
     figures = Table(header, rows, "Figures", note, folded="closed")
-    return Section("Speed and memory", [*speed_figures([report]), figures, _ratios(report)])
+    by_name = {score.facts.name: score for score in systems}
+    charts = speed_figures(by_name, run.settings.concurrency)
+    return Section("Speed and memory", [*charts, figures])
 
 
-def speed_figures(runs: Sequence[Report]) -> list[Figure]:
-    """Chart latencies, and throughput against memory; return nothing if no system was timed."""
-    names, many = systems_of(runs, lambda score: score.speed is not None), runs[-1].run.concurrency
-    if not names:
+def speed_figures(systems: Mapping[str, SystemScore], concurrency: int) -> list[Figure]:
+    """Chart latencies, and throughput against memory; return nothing if no system was timed.
+
+    Args:
+        systems: scores by the name that the charts show.
+        concurrency: calls at a time under load.
+    """
+    speeds = {name: score.speed for name, score in systems.items() if score.speed is not None}
+    if not speeds:
         return []
-    speeds = {name: [score_of(run, name).speed for run in runs] for name in names}
-    phases = (("One call at a time", "alone"), (f"{many} calls at a time", "loaded"))
-    latencies = [
-        latency_chart(title, {n: list(map(attrgetter(place), of)) for n, of in speeds.items()})
-        for title, place in phases
-    ]
+    many = f"{concurrency} calls at a time"
     points = {
-        name: [
-            (score_of(run, name).facts.peak_memory_bytes / _MIB, _rtfx(run, name)) for run in runs
-        ]
-        for name in names
+        name: (systems[name].facts.peak_memory_bytes / _MIB, speed.rtfx_loaded)
+        for name, speed in speeds.items()
     }
-    bands = (
-        "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of the calls."
-    )
     return [
-        Figure([chart for chart in latencies if chart], note=bands, two_runs=len(runs) == 2),
         Figure(
-            [chart for chart in [memory_chart(f"RTFx, {many} calls at a time", points)] if chart],
+            [
+                latency_chart("One call at a time", {n: one.alone for n, one in speeds.items()}),
+                latency_chart(many.capitalize(), {n: one.loaded for n, one in speeds.items()}),
+            ],
+            note="The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of "
+            "the calls.",
+        ),
+        Figure(
+            [memory_chart(f"RTFx, {many}", points)],
             note="Up and left is better: more audio in less memory.",
             legend=False,
         ),
     ]
 
 
-def _rtfx(run: Report, name: str) -> float:
-    speed = score_of(run, name).speed
-    assert speed is not None
-    return speed.rtfx_loaded
+def _milliseconds(*seconds: float | None) -> str:
+    return " / ".join("none" if value is None else f"{1e3 * value:.0f}" for value in seconds)
 
 
-def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
-    return " / ".join(otherwise if value is None else f"{1e3 * value:.0f}" for value in seconds)
-
-
-def latency_text(latency: Latency) -> str:
-    """Write its three percentiles in milliseconds."""
+def _percentiles(latency: Latency) -> str:
     return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
-
-
-def _jitter(latency: Latency) -> str:
-    return _milliseconds(latency.jitter_s, otherwise="one pass")
-
-
-def _ratios(report: Report) -> Part:
-    run, by_name = report.run, ratios(report.systems)
-    if not by_name:
-        return Text(
-            "No ratios: they need a timed Earshot system and a faster-whisper of its search."
-        )
-    rows = [
-        [
-            name,
-            f"{values['throughput']:.2f}",
-            f"{values['one_clip_latency']:.2f}" if "one_clip_latency" in values else "none",
-            f"{values['memory']:.2f}",
-        ]
-        for name, values in by_name.items()
-    ]
-    header = [
-        "against faster-whisper, the better of float32 and int8",
-        f"throughput {run.concurrency} at a time (aim: 1 or more)",
-        f"latency of the {run.one_clip_title} (aim: 1 or less)",
-        "peak memory",
-    ]
-    return Table(header, rows, note="Figures, not gates:")
-
-
-def _misheard(report: Report, ours: str | None) -> Section:
-    parts: list[Part] = [
-        Text("Word by word, as the shortest alignment of reference and text has them.")
-    ]
-    for number, clip_set in enumerate(report.run.clips):
-        parts.append(Text("", f"On {TITLES[clip_set]}"))
-        for score in report.systems:
-            if of_set := score.sets.get(clip_set):
-                counts, name = of_set.overall.wer.counts, score.facts.name
-                note = (
-                    f"{counts.substitutions} other, {counts.deletions} lost, {counts.insertions} "
-                    f"added, of {counts.length} words"
-                )
-                opened = not number and name == ours
-                parts.append(Words(name, note, _word_columns(of_set.misheard), opened))
-    return Section("Misheard words", parts, printed=False)
-
-
-def _word_columns(misheard: Misheard) -> list[tuple[str, list[tuple[str, int]]]]:
-    kinds = {
-        "Heard as another word": misheard.substitutions,
-        "Not heard": misheard.deletions,
-        "Heard though nobody said it": misheard.insertions,
-    }
-    return [
-        (
-            title,
-            [
-                (" → ".join(filter(None, (edit.said, edit.heard))), edit.count)
-                for edit in edits[:_MOST_WORDS]
-            ],
-        )
-        for title, edits in kinds.items()
-    ]
 
 
 def _conditions(report: Report) -> Section:
     run = report.run
     of_run = {
         "configuration": f"{run.config_name}, precision {run.precision}",
-        "CPU threads for every system": run.threads,
-        "calls at a time under load": run.concurrency,
-        "timed passes": run.repeats,
+        "CPU threads for every system": run.settings.threads,
+        "calls at a time under load": run.settings.concurrency,
+        "timed passes": run.settings.repeats,
         run.one_clip_title: run.one_clip or "none has speech",
     }
     compared = {

@@ -2,7 +2,7 @@
 
 Word and character errors come from jiwer (Levenshtein alignment); spaces count as characters. A
 rate is (substitutions + deletions + insertions) / reference length over all clips together, not a
-mean of rates. A clip with an empty reference has length 0, and whatever is said there counts as
+mean of rates. A clip with an empty reference has length 0, and all text on it counts as
 insertions. Intervals are percentile bootstraps over clips.
 """
 
@@ -24,7 +24,6 @@ from eval.accuracy.worker import wall_s
 BOOTSTRAP_SAMPLES = 2_000
 BOOTSTRAP_SEED = 20
 CONFIDENCE = 0.95
-WORD_EDITS = 40  # of each kind that a score keeps, the most frequent
 UNKNOWN_LANGUAGE = "unknown"
 
 
@@ -78,20 +77,11 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class WordEdit:
-    """A word heard otherwise; `said` is empty where it was inserted, `heard` where it was lost."""
+    """A misheard word; `said` is empty for an inserted word, `heard` for a lost one."""
 
     said: str
     heard: str
     count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Misheard:
-    """The most frequent word edits of each kind, most frequent first."""
-
-    substitutions: tuple[WordEdit, ...]
-    deletions: tuple[WordEdit, ...]
-    insertions: tuple[WordEdit, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +92,6 @@ class Latency:
     p50_s: float
     p95_s: float
     p99_s: float
-    jitter_s: float | None  # root mean square over clips of one clip's deviation between passes
     percentiles_s: tuple[float, ...]  # 0 to 100, every one
 
 
@@ -120,7 +109,7 @@ class SetScore:
     language_of: int  # clips with speech whose language is known
     silent_clips: int
     silent_with_text: int
-    misheard: Misheard
+    misheard: tuple[WordEdit, ...]  # most frequent first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,30 +214,19 @@ def compared_texts(call: TimedCall, normalize: Normalize) -> tuple[str, str]:
     return normalize(call.reference, call.language), normalize(call.text, call.language)
 
 
-def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> Misheard:
-    """Count which words were heard otherwise, by jiwer's alignment; equal counts by alphabet."""
-    edits: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
-        collections.Counter
-    )
+def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> tuple[WordEdit, ...]:
+    """Count the misheard words by jiwer's alignment, the most frequent first."""
+    edits = collections.Counter[tuple[str, str]]()
     for call in calls:
         reference, hypothesis = compared_texts(call, normalize)
         out = jiwer.process_words([reference], [hypothesis])
-        spoken, answered = out.references[0], out.hypotheses[0]
         for part in out.alignments[0]:
-            ours = spoken[part.ref_start_idx : part.ref_end_idx]
-            theirs = answered[part.hyp_start_idx : part.hyp_end_idx]
             if part.type != "equal":
-                pairs = itertools.zip_longest(ours, theirs, fillvalue="")
-                edits[part.type].update(pairs)
-    return Misheard(
-        *(
-            tuple(
-                WordEdit(*words, count)
-                for words, count in sorted(edits[kind].items(), key=lambda i: (-i[1], i[0]))
-            )[:WORD_EDITS]
-            for kind in ("substitute", "delete", "insert")
-        )
-    )
+                said = out.references[0][part.ref_start_idx : part.ref_end_idx]
+                heard = out.hypotheses[0][part.hyp_start_idx : part.hyp_end_idx]
+                edits.update(itertools.zip_longest(said, heard, fillvalue=""))
+    ranked = sorted(edits.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(WordEdit(*words, count) for words, count in ranked)
 
 
 def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
@@ -262,17 +240,11 @@ def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
 
 
 def latency(calls: Sequence[TimedCall]) -> Latency:
-    """Compute percentiles (linear between ranks) over all calls, and jitter."""
+    """Compute percentiles over all calls, linear between ranks."""
     values = np.array([call.latency_s for call in calls])
-    percentiles = tuple(float(value) for value in np.percentile(values, np.arange(101)))
-    by_clip = [
-        [call.latency_s for call in calls if call.file == file]
-        for file in {call.file for call in calls}
-    ]
-    variances = [float(np.var(times, ddof=1)) for times in by_clip if len(times) > 1]
-    jitter = float(np.sqrt(np.mean(variances))) if variances else None
+    percentiles = tuple(np.percentile(values, np.arange(101)).tolist())
     p50, p95, p99 = percentiles[50], percentiles[95], percentiles[99]
-    return Latency(len(calls), p50, p95, p99, jitter, percentiles)
+    return Latency(len(calls), p50, p95, p99, percentiles)
 
 
 def rtfx(calls: Sequence[TimedCall]) -> float:
@@ -289,7 +261,7 @@ def score_system(
     normalizer_name: str,
     spelling: Spelling | None = None,
 ) -> SystemScore:
-    """Score one system's calls: what it heard, and its speed where it was timed."""
+    """Score one system's calls: its texts, and its speed where it was timed."""
     scored = [call for call in calls if call.phase == "accuracy"]
     ways = {name: normalizer(name, spelling) for name in NORMALIZERS}
     return SystemScore(

@@ -31,7 +31,7 @@ from eval.accuracy.prepare import (
     prepare_engine,
     vocabulary_size,
 )
-from eval.accuracy.worker import System
+from eval.accuracy.worker import TranscriptionSystem
 from eval.config import Config, changed
 from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
@@ -53,22 +53,15 @@ def _from_transcript(transcript: Transcript) -> Prediction:
     return Prediction(transcript.text, transcript.language, segments)
 
 
-def _runtime_settings(config: Config, path: str) -> dict[str, str]:
-    runtime = config.runtime
+def _settings(config: Config, engine: str, transport: str, *packages: str) -> dict[str, str]:
+    """Return everything that decides our figures, versions of packages included."""
+    values = {**vars(config.runtime), **vars(config.transcriber)}
     return {
-        "engine": path,
-        "device": runtime.device,
-        "slots": str(runtime.slots),
-        "rows": str(runtime.rows),
-        "encoder batch": str(runtime.encoder_batch),
-        "threads": str(runtime.threads),
-        "cross KV": runtime.cross_kv,
-        "encoder precision": runtime.encoder_precision,
-        **{name: str(getattr(config.transcriber, name)) for name in _SEARCH},
+        "transport": transport,
+        "engine": engine,
+        **{name.replace("_", " "): str(value) for name, value in values.items()},
+        **versions(*packages),
     }
-
-
-_SEARCH = ("beam_size", "temperatures", "previous_tokens", "previous_timestamps", "vad")
 
 
 def greedy(config: Config) -> Config:
@@ -76,7 +69,7 @@ def greedy(config: Config) -> Config:
     return changed(config, "transcriber", beam_size=1)
 
 
-class EarshotTriton(System):
+class EarshotTriton(TranscriptionSystem):
     """The configured engine behind Triton Inference Server, whole answers by gRPC.
 
     It listens on free ports, so that it can run beside a server on the configured ones.
@@ -91,16 +84,13 @@ class EarshotTriton(System):
             client = Client(self.server.grpc, config.transcriber.request_timeout_s)
             self._client = stack.enter_context(client)
             self._stack = stack.pop_all()
-        self.settings = {
-            "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
-            **_runtime_settings(config, config.engine),
-            **versions("nvidia-pytriton", "tritonclient", "torch"),
-        }
+        transport = "KServe v2 infer by gRPC, file bytes in, whole answer out"
+        packages = ("nvidia-pytriton", "tritonclient", "torch")
+        self.settings = _settings(config, config.engine, transport, *packages)
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """Make one infer call."""
-        answer = self._client.transcribe(audio=audio, language=language)
-        return _from_transcript(answer)
+        return _from_transcript(self._client.transcribe(audio=audio, language=language))
 
     def close(self) -> None:
         """Stop the server.
@@ -112,7 +102,7 @@ class EarshotTriton(System):
             self.server.require_unbroken()
 
 
-class EarshotInProcess(System):
+class EarshotInProcess(TranscriptionSystem):
     """A transcriber in this process; `options` are those of `Request` that every call asks for."""
 
     def __init__(self, config: Config, precision: Precision, **options: Any) -> None:
@@ -126,16 +116,14 @@ class EarshotInProcess(System):
         self._options = options
         self._transcriber = open_transcriber(config, path)
         self.settings = {
-            "transport": "in process",
+            **_settings(config, path, "in process", "torch"),
             "precision": precision,
-            **_runtime_settings(config, path),
             **{name: str(value) for name, value in options.items()},
-            **versions("torch"),
         }
 
-    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
-        """Make one request, which asks for `options` besides those of every call."""
-        request = Request(audio, language=language, **self._options | options)
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+        """Make one request."""
+        request = Request(audio, language=language, **self._options)
         return _from_transcript(self._transcriber.transcribe(request))
 
     def close(self) -> None:
@@ -151,7 +139,7 @@ def _from_segments(language: str | None, segments: list[TimedText]) -> Predictio
     return Prediction(text, language, tuple(segments))
 
 
-class TransformersFp32(System):
+class TransformersFp32(TranscriptionSystem):
     """transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
 
     def __init__(self, config: Config) -> None:
@@ -228,7 +216,7 @@ class TransformersFp32(System):
         return code, pieces
 
 
-class FasterWhisper(System):
+class FasterWhisper(TranscriptionSystem):
     """faster-whisper on the same checkpoint, converted, with its own defaults but for `options`.
 
     Args:
@@ -261,7 +249,7 @@ class FasterWhisper(System):
             cpu_threads=config.eval.threads,
             num_workers=1,
         )
-        if knows_languages(folder) and not self.is_multilingual:
+        if knows_languages(folder) and not self._model.model.is_multilingual:
             raise UnavailableError(
                 f"CTranslate2 takes {folder} for an English-only model, though its checkpoint "
                 f"{config.build.checkpoint} knows languages, so faster-whisper would be told none; "
@@ -271,58 +259,30 @@ class FasterWhisper(System):
         self._options = dict(options)
         pipeline = BatchedInferencePipeline(self._model) if batched else self._model
         self._transcribe = pipeline.transcribe
-        defaults = inspect.signature(self._transcribe).parameters
-        known = [name for name in _PEER_OPTIONS if name in defaults]
-        settings = {name: defaults[name].default for name in known} | self._options
+        parameters = inspect.signature(self._transcribe).parameters.values()
+        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
         self.settings = {
             "class": type(pipeline).__name__,
             "compute type": compute_type,
             "device": config.runtime.device,
             "threads": str(config.eval.threads),
             "num_workers": "1",
-            **{name: str(value) for name, value in settings.items()},
+            **{name: str(value) for name, value in (defaults | self._options).items()},
             **versions("faster-whisper", "ctranslate2"),
         }
 
-    @property
-    def is_multilingual(self) -> bool:
-        """Return whether the library sees a model that knows languages, and tells it one."""
-        return bool(self._model.model.is_multilingual)
-
-    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
-        """Transcribe once, with `options` of its own; the library decodes the file itself."""
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+        """Transcribe once; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
             # A copy, because the library adds to the list of suppressed tokens.
-            options = copy.deepcopy(self._options) | options
-            pieces, info = self._transcribe(io.BytesIO(audio), language=language, **options)
+            options = copy.deepcopy(self._options) | {"language": language}
+            pieces, info = self._transcribe(io.BytesIO(audio), **options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
         return _from_segments(info.language, segments)
-
-
-_PEER_OPTIONS = (
-    "beam_size",
-    "best_of",
-    "patience",
-    "length_penalty",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "temperature",
-    "compression_ratio_threshold",
-    "log_prob_threshold",
-    "no_speech_threshold",
-    "condition_on_previous_text",
-    "without_timestamps",
-    "suppress_tokens",
-    "max_new_tokens",
-    "multilingual",
-    "vad_filter",
-    "batch_size",
-)
-"""Options of faster-whisper that decide its figures."""
 
 
 def fair_options(config: Config) -> dict[str, Any]:
@@ -347,7 +307,7 @@ def fair_options(config: Config) -> dict[str, Any]:
 class Spec:
     """The way to open a system, and what it needs."""
 
-    open: Callable[[], System]
+    open: Callable[[], TranscriptionSystem]
     packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
@@ -409,7 +369,7 @@ def specs(config: Config) -> dict[str, Spec]:
 
 
 def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable[str] = ()) -> None:
-    """Refuse, before anything runs, what of a table of systems cannot run.
+    """Refuse, before anything runs, systems that cannot run.
 
     Args:
         names: of the systems that are to run.
@@ -439,7 +399,7 @@ def _check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
 
 
 def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
-    """Make what systems need and what is not there yet; fresh engines are left alone.
+    """Make the engines and the conversion that systems need, unless they are up to date.
 
     Raises:
         EarshotError: something could not be made; the message names it.
@@ -451,9 +411,9 @@ def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
 
 
 def key_of(name: str, config: Config) -> str:
-    """Hash what decides what a system says: its settings, weights, packages and code.
+    """Hash everything that decides a system's answers: its settings, weights, packages and code.
 
-    What the system needs has to be there. Our code is all of serve; a peer's is how we call it.
+    Call it after `prepare`. Our code is all of serve; a peer's is the code that calls it.
 
     Raises:
         EarshotError: the checkpoint is not to be had.
@@ -484,6 +444,6 @@ def _hash(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def open_system(name: str, config: Config) -> System:
+def open_system(name: str, config: Config) -> TranscriptionSystem:
     """Open a system; it is ready when this returns."""
     return specs(config)[name].open()

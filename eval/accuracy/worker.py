@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from build.clips import Clip
 from eval.accuracy.predictions import (
     ClipSet,
@@ -42,8 +40,8 @@ from serve.supervisor.processes import peak_memory_bytes
 SHUFFLE_SEED = 20  # the same order of clips for every system
 
 
-class System:
-    """One thing that turns audio into text."""
+class TranscriptionSystem:
+    """A system under test: audio in, text out."""
 
     settings: dict[str, str]  # everything that decides its figures, versions included
 
@@ -52,7 +50,7 @@ class System:
 
         Args:
             audio: a whole file.
-            language: code of what is spoken; None leaves the system to find out.
+            language: code of the spoken language; None leaves the system to detect it.
 
         Raises:
             EarshotError: this one call failed.
@@ -64,7 +62,7 @@ class System:
 
 
 def drive(
-    system: System,
+    system: TranscriptionSystem,
     clips: Sequence[Clip],
     *,
     phase: Phase,
@@ -101,34 +99,17 @@ def drive(
     closed_loop(call, calls, at_once=concurrency)
 
 
-def driven(
-    system: System, clips: Sequence[Clip], title: str, *, phase: Phase, **options: Any
-) -> list[TimedCall]:
-    """Drive every clip once beside a bar; the calls in the order of the clips.
-
-    Args:
-        system, clips, phase: as of `drive`.
-        title: of the bar.
-        options: others of `drive`.
-    """
-    calls: dict[str, TimedCall] = {}
-    with tqdm(total=len(clips), desc=title, unit="clip") as bar:
-
-        def keep(call: TimedCall) -> None:
-            calls[call.file] = call
-            bar.update()
-
-        drive(system, clips, phase=phase, emit=keep, **options)
-    return [calls[clip.file] for clip in clips]
-
-
 def _timed_call(
-    system: System, clip: Clip, language: list[str], began_s: float, **facts: Any
+    system: TranscriptionSystem, clip: Clip, language: list[str], began_s: float, **facts: Any
 ) -> TimedCall:
     """Let a system hear a clip; `facts` are further fields of the call."""
     audio = read_bytes(clip.path)
+    prediction, error = None, None
     started_s = time.perf_counter()
-    prediction, error = _transcribe(system, audio, *language)
+    try:
+        prediction = system.transcribe(audio, *language)
+    except EarshotError as problem:
+        error = f"{type(problem).__name__}: {problem}"
     return TimedCall(
         file=clip.file,
         reference=clip.text,
@@ -142,15 +123,6 @@ def _timed_call(
         group=clip.group,
         **facts,
     )
-
-
-def _transcribe(
-    system: System, audio: bytes, *language: str
-) -> tuple[Prediction | None, str | None]:
-    try:
-        return system.transcribe(audio, *language), None
-    except EarshotError as error:
-        return None, f"{type(error).__name__}: {error}"
 
 
 def wall_s(calls: Sequence[TimedCall]) -> float:
@@ -167,7 +139,7 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-OpenSystem = Callable[[str, Config], System]
+OpenSystem = Callable[[str, Config], TranscriptionSystem]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +185,7 @@ def measure_system(
         run_id: of the run that it belongs to.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
-        log: gets what the child writes.
+        log: receives the output of the child.
 
     Raises:
         EarshotError: the system's own error.
@@ -242,16 +214,14 @@ def measure_system(
 @contextlib.contextmanager
 def _thread_environment(threads: int) -> Iterator[None]:
     """Let a child that starts in here inherit the limits; libraries read them when they load."""
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    before = os.environ.copy()
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in _THREAD_VARIABLES:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _run_phases(
@@ -272,17 +242,11 @@ def _run_phases(
         for clip_set, of_set in clips.items():
             go(of_set, clip_set=clip_set, phase="accuracy", concurrency=many)
         if timed:
-            _drive_timed_phases(go, timed, many, config.eval.repeats)
+            repeats, nearest = config.eval.repeats, clip_nearest_10_s(timed)
+            go(timed, phase="alone", concurrency=1, repeats=repeats)
+            if nearest:
+                calls = ONE_CLIP_CALLS_PER_REPEAT * repeats
+                go([nearest], phase="one_clip", concurrency=1, repeats=calls)
+            go(timed, phase="loaded", concurrency=many, repeats=repeats)
     # Not getrusage's peak, which outlives exec: it begins at our starter's size.
     send(PeakMemory(peak_memory_bytes(os.getpid())))
-
-
-def _drive_timed_phases(
-    go: Callable[..., None], clips: Sequence[Clip], many: int, repeats: int
-) -> None:
-    nearest = clip_nearest_10_s(clips)
-    go(clips, phase="alone", concurrency=1, repeats=repeats)
-    if nearest:
-        repeated = ONE_CLIP_CALLS_PER_REPEAT * repeats
-        go([nearest], phase="one_clip", concurrency=1, repeats=repeated)
-    go(clips, phase="loaded", concurrency=many, repeats=repeats)

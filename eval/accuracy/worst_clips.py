@@ -1,6 +1,6 @@
-"""The clips that were misheard worst: their audio for a player, and every text with its mistakes.
+"""The clips with the most errors: their audio for a player, and every text with its mistakes.
 
-Audio is embedded as it lies on the disk, up to a size in all; where it is not, the page says why.
+Audio is embedded as it lies on the disk, up to a total size; otherwise the page says why not.
 """
 
 import base64
@@ -17,9 +17,9 @@ from eval.record import AlignedText, Clip, SharedTranscript
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
 
-MOST_CLIPS = 10
-MOST_BYTES = 6_000_000  # of all embedded audio, before base64
-MOST_BYTES_A_CLIP = 1_500_000
+MAX_CLIPS = 10
+MAX_BYTES = 6_000_000  # of all embedded audio, before base64
+MAX_BYTES_PER_CLIP = 1_500_000
 _MIME = {
     ".wav": "audio/wav",
     ".flac": "audio/flac",
@@ -51,8 +51,8 @@ def worst_clips(
         if counts.errors
     )
     all_calls = _by_clip(calls)
-    clips, left = [], MOST_BYTES
-    for _, clip_set, file, counts in ranked[:MOST_CLIPS]:
+    clips, left = [], MAX_BYTES
+    for _, clip_set, file, counts in ranked[:MAX_CLIPS]:
         answers = all_calls[clip_set, file]
         first = next(iter(answers.values()))
         audio, size, why = _audio(first.path, left)
@@ -109,7 +109,7 @@ def differences(reference: str, hypothesis: str, language: str | None) -> list[A
 
 
 def _audio(path: str | None, left: int) -> tuple[str | None, int, str | None]:
-    """Return a data: address, the bytes that it took of what is left, and why there is none."""
+    """Return a data: address, its bytes of audio, and the reason why there is none."""
     if path is None:
         return None, 0, "these predictions do not say where the audio lies"
     kind = _MIME.get(Path(path).suffix.casefold())
@@ -117,7 +117,7 @@ def _audio(path: str | None, left: int) -> tuple[str | None, int, str | None]:
         return None, 0, f"browsers do not play {Path(path).suffix or 'this'} files: {path}"
     try:
         size = Path(path).stat().st_size
-        if size > min(left, MOST_BYTES_A_CLIP):
+        if size > min(left, MAX_BYTES_PER_CLIP):
             return None, 0, f"not embedded, for it has {size / 1e6:.1f} MB: {path}"
         data = read_bytes(path)
     except (OSError, FileError):

@@ -1,9 +1,18 @@
-"""Layouts of recordings as people have them."""
+"""Layouts of recordings as people have them: tables, LibriSpeech, text files beside the audio.
 
+A table is a CSV with any usual delimiter, or JSONL. Common Voice's layout is a table, too: a TSV
+with its audio in clips/ beside it.
+"""
+
+import csv
 import dataclasses
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from build.clips import Clip, load_clips
+from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 from serve.speech.kinds import is_audio
@@ -12,60 +21,42 @@ AUDIO_KEYS = ("file_name", "file", "path", "audio", "audio_filepath", "audio_pat
 TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "reference")
 LANGUAGE_KEYS = ("language", "lang", "locale")
 EXPECTED = (
-    "expected a manifest, a folder with references in one CSV or JSONL file, LibriSpeech's or "
-    "Common Voice's folder, Parquet files, or a data set of the Hugging Face hub as hf:OWNER/NAME"
+    "expected audio files with a .txt beside each, a folder with one CSV or JSONL table, a "
+    "manifest, LibriSpeech's or Common Voice's folder, Parquet files, or a data set of the "
+    "Hugging Face hub as hf:OWNER/NAME"
 )
 UNDERSTOOD = (
     f"audio as {', '.join(AUDIO_KEYS)}; text as {', '.join(TEXT_KEYS)}; "
     f"language, if it is there, as {', '.join(LANGUAGE_KEYS)}"
 )
+TRANSCRIPTS = "*.trans.txt"  # of LibriSpeech
+DELIMITERS = ",\t;|"
+_A_LINE = "expected an object a line"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One recording and what is said in it, as its layout lists it."""
-
-    file: str  # names it in reports; no two of a layout are the same
-    audio: Path  # where the audio lies, or will lie once `Layout.fetch` has run
-    text: str
-    language: str | None  # None where the layout does not say
-    where: str  # the line that lists it, for error texts
-    duration_s: float | None = None  # where the layout says it
-    group: str = ""  # as in `build.clips.Clip`
-    speaker: str = ""
-    half: str = ""
-
-
 class Layout:
-    """Recordings in one layout. Making one reads only what decides that this is the layout."""
+    """The recordings of one place.
 
-    title: str  # what it is, for people
-    references = True  # whether it says what is said
+    Attributes:
+        title: names the layout in reports.
+        clips: every recording, in a fixed order, by the line that lists it. A duration of 0 is
+            not known yet.
+        references: whether the clips have texts.
+        may_be_silent: whether an empty text says that nobody speaks; else the text is missing.
+        fetch: puts the audio of clips where their path says; None if all of it is there.
+    """
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every recording, in a fixed order, read one after another.
-
-        Raises:
-            ConfigError: a line is malformed; the message names it.
-            FileError: a file cannot be read.
-        """
-        raise NotImplementedError
-
-    def has_audio(self, entry: Entry) -> bool:
-        """Return whether there is audio for an entry."""
-        return entry.audio.is_file()
-
-    def may_be_silent(self) -> bool:
-        """Return whether an empty text says that nobody speaks; else the reference is missing."""
-        return False
-
-    def fetch(self, chosen: Sequence[Entry]) -> None:
-        """Put the audio of these where `Entry.audio` says; most layouts have it there."""
+    title: str
+    clips: Sequence[tuple[str, Clip]]
+    references: bool = True
+    may_be_silent: bool = False
+    fetch: Callable[[Sequence[Clip]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which keys of a table hold what."""
+    """The keys of a table for audio, text and language."""
 
     audio: str
     text: str
@@ -97,51 +88,142 @@ def language_code(tag: str | None) -> str | None:
     return (tag or "").strip().replace("_", "-").partition("-")[0].casefold() or None
 
 
-# ---------------------------------------------------------------- librispeech
+# ---------------------------------------------------------------- folders
 
 
-TRANSCRIPTS = "*.trans.txt"
+def librispeech(folder: Path) -> Layout:
+    """Read LibriSpeech: the whole, a part such as test-clean, a speaker or a chapter.
+
+    Raises:
+        ConfigError: a line is malformed; the message names it.
+        FileError: a file cannot be read.
+    """
+    clips = []
+    for transcripts in sorted(folder.rglob(TRANSCRIPTS)):
+        lines = read_text(transcripts, "expected transcripts of LibriSpeech").splitlines()
+        for number, line in enumerate(lines, 1):
+            name, _, text = line.strip().partition(" ")
+            where = f"{transcripts.relative_to(folder)}:{number}"
+            if not name:
+                continue
+            if Path(name).name != name:
+                raise ConfigError(f"{where}: {name!r} is not the id of an utterance")
+            audio = transcripts.parent / f"{name}.flac"
+            file = audio.relative_to(folder).as_posix()
+            clips.append((where, Clip(file, audio, text.strip(), "en", 0.0)))
+    return Layout("LibriSpeech's layout, transcripts in *.trans.txt", clips)
 
 
-class LibriSpeech(Layout):
-    """A folder of LibriSpeech: the whole, a part such as test-clean, a speaker or a chapter."""
+def recordings(folder: Path) -> Layout:
+    """List the audio files in a folder and below it, each with the text of its .txt if any has one.
 
-    title = "LibriSpeech's layout, transcripts in *.trans.txt"
+    Raises:
+        FileError: a text cannot be read.
+    """
+    files = sorted(folder.rglob("*"))
+    audio = [path for path in files if is_audio(path.name)]
+    texts = {path for path in files if path.suffix == ".txt"}
+    beside = {path.with_suffix(".txt") for path in audio}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def listed(path: Path, audio: Path) -> tuple[str, Clip]:
+        text, spoken = path.with_suffix(".txt"), ""
+        if text in texts:
+            spoken = " ".join(read_text(text, "expected the text of a recording").split())
+        file, where = (one.relative_to(folder).as_posix() for one in (path, text))
+        return where, Clip(file, audio, spoken, None, 0.0)
 
-    def entries(self) -> Iterator[Entry]:
-        """Do as `Layout.entries` says; a chapter's transcripts are read when it is its turn."""
-        for transcripts in sorted(self._folder.rglob(TRANSCRIPTS)):
-            lines = read_text(transcripts, "expected transcripts of LibriSpeech").splitlines()
-            for number, line in enumerate(lines, 1):
-                name, _, text = line.strip().partition(" ")
-                where = f"{transcripts.relative_to(self._folder)}:{number}"
-                if not name:
-                    continue
-                if Path(name).name != name:
-                    raise ConfigError(f"{where}: {name!r} is not the id of an utterance")
-                audio = transcripts.parent / f"{name}.flac"
-                file = audio.relative_to(self._folder).as_posix()
-                yield Entry(file, audio, text.strip(), "en", where)
-
-
-# ---------------------------------------------------------------- recordings
+    if not texts & beside:
+        clips = [listed(path, path) for path in audio]
+        return Layout("audio without references", clips, references=False)
+    # A text without audio is listed, so that it is refused by name.
+    clips = [
+        *(listed(path, path) for path in audio),
+        *(listed(path, folder) for path in sorted(texts - beside)),
+    ]
+    return Layout("audio with a .txt beside each file", clips)
 
 
-class Recordings(Layout):
-    """The audio files in a folder and below it, without texts."""
+# ---------------------------------------------------------------- tables
 
-    title = "audio without references"
-    references = False
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+def table(path: Path) -> Layout:
+    """Read a file with references: a manifest of ours, or any table.
 
-    def entries(self) -> Iterator[Entry]:
-        """Do as `Layout.entries` says."""
-        for audio in sorted(self._folder.rglob("*")):
-            if is_audio(audio.name):
-                file = audio.relative_to(self._folder).as_posix()
-                yield Entry(file, audio, "", None, file)
+    Raises:
+        FileError: it cannot be read.
+        ConfigError: it has no column for audio, or none for text; or a line is malformed.
+    """
+    rows = list(_rows(path))
+    names = list(rows[0][1]) if rows else []
+    if is_jsonl(path) and {"file", "text", "language", "duration"} <= set(names):
+        clips = [(clip.file, clip) for clip in load_clips(path)]
+        return Layout("a manifest of clips", clips, may_be_silent=True)
+    return _table(path, rows, f"the table {path.name}", path.parent)
+
+
+def common_voice(path: Path, clips: Path) -> Layout:
+    """Read a table of Common Voice whose audio lies in `clips`; raises as `table`."""
+    return _table(path, list(_rows(path)), f"Common Voice's {path.name}", clips)
+
+
+def is_jsonl(path: Path) -> bool:
+    """Return whether a file's name says that it holds a JSON object a line."""
+    return path.suffix.casefold() in (".jsonl", ".json", ".ndjson")
+
+
+def _table(
+    path: Path, rows: Sequence[tuple[int, dict[str, Any]]], title: str, folder: Path
+) -> Layout:
+    names = list(rows[0][1]) if rows else []
+    columns = columns_of(names)
+    if columns is None:
+        raise ConfigError(f"{path} has {', '.join(names) or 'no lines'}; expected {UNDERSTOOD}")
+    clips = []
+    for number, row in rows:
+        cells = {name: row.get(name) or "" for name in dataclasses.astuple(columns) if name}
+        for name, value in cells.items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{path.name}:{number}: `{name}` is {value!r}; expected text")
+        file, text = cells[columns.audio].strip(), cells[columns.text].strip()
+        language = language_code(cells.get(columns.language or ""))
+        clip = Clip(file, folder / file, text, language, 0.0)
+        clips.append((f"{path.name}:{number}", clip))
+    return Layout(f"{title}, {columns}", clips)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and cells of each line."""
+    text = read_text(path, "expected a table of references").removeprefix("\ufeff")
+    if is_jsonl(path):
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                where = f"{path}:{number}"
+                yield number, from_json(dict[str, Any], line, where, advice=_A_LINE)
+        return
+    delimiter = _delimiter(text.partition("\n")[0])
+    # Tables with tabs, Common Voice's among them, have unpaired quotes in their texts.
+    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    try:
+        for row in reader:
+            cells = {name: value for name, value in row.items() if name}
+            if delimiter == "\t":
+                cells = {name: _unquoted((value or "").strip()) for name, value in cells.items()}
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _delimiter(header: str) -> str:
+    """Find the delimiter that splits a header into known keys; a comma where none does."""
+    for delimiter in DELIMITERS:
+        if columns_of(next(csv.reader([header], delimiter=delimiter), [])):
+            return delimiter
+    return ","
+
+
+def _unquoted(cell: str) -> str:
+    """Remove the quotes that a CSV writer put around a cell."""
+    if len(cell) > 1 and cell[0] == cell[-1] == '"':
+        return cell[1:-1].replace('""', '"')
+    return cell

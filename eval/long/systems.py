@@ -3,7 +3,7 @@
 from typing import Any
 
 from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
-from eval.accuracy.worker import System
+from eval.accuracy.worker import TranscriptionSystem
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
 from eval.record import Run
@@ -35,6 +35,6 @@ def prepare_names(names: tuple[str, ...], run: Run) -> None:
     prepare([known[name] for name in names], run.config, run.config_path)
 
 
-def open_system(name: str, config: Config) -> System:
+def open_system(name: str, config: Config) -> TranscriptionSystem:
     """Open a system; it is ready when this returns."""
     return specs(config)[name].open()

@@ -1,4 +1,4 @@
-"""Conversations made of clips whose speakers are known: who speaks when is known to the frame.
+"""Conversations made of clips of known speakers, so that the turns are known to the frame.
 
 Every conversation follows from its plan, a seed and the clips. Speakers take turns, with pauses,
 now and then before another has ended, in a room that is never silent.
@@ -30,7 +30,7 @@ from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE
 
 CACHE = Path(".cache") / "speakers"
-LEAST_S = 8.0  # of a speaker's clips together: whoever has less is in no conversation
+MIN_SPEECH_S = 8.0  # of a speaker's clips together; a speaker with less is not drawn
 
 _LIMITS = Limits(600.0)
 _SPEECH = Options(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
@@ -40,7 +40,7 @@ _MARGIN = SAMPLE_RATE // 10  # of a clip that is heard around its speech
 _PAUSE_S = (0.15, 1.2)  # between two clips
 _LONG_PAUSE_S = (2.0, 8.0)
 _OVERLAP_S = (0.2, 1.5)
-_LONG_PAUSES, _OVERLAPS, _GOES_ON = 0.08, 0.2, 0.3  # how many of the changes are so
+_LONG_PAUSES, _OVERLAPS, _GOES_ON = 0.08, 0.2, 0.3  # share of the changes
 _SPEECH_DB = (-27.0, -20.0)  # of a speaker
 _ROOM_DB = (-65.0, -40.0)  # of a conversation
 _EDGE_S = (0.3, 3.0)  # before the first clip and after the last
@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name it in files and reports."""
         return f"{self.speakers}-speakers-{self.minutes:g}-min{'-alike' * self.one_group}"
 
 
@@ -88,9 +88,9 @@ def compose(
     """Make conversations, unless they are there.
 
     Args:
-        planned: what each is like; their names differ.
+        planned: the conversations; their names differ.
         seed: of everything that is drawn.
-        clips: what may be spoken; those of unknown speakers are not.
+        clips: to be spoken; clips of unknown speakers are left out.
         say: gets a line on each that is made.
 
     Raises:
@@ -136,7 +136,7 @@ def _speakers(
     enough = {
         name: spoken
         for name, spoken in own.items()
-        if sum(clip.duration_s for clip in spoken) >= LEAST_S
+        if sum(clip.duration_s for clip in spoken) >= MIN_SPEECH_S
     }
     names = sorted(enough)
     if planned.one_group:
@@ -147,7 +147,7 @@ def _speakers(
             names = [name for name in names if enough[name][0].group == group]
     if len(names) < planned.speakers:
         raise ConfigError(
-            f"the clips have {len(names)} speakers with {LEAST_S:g} s of speech; expected at "
+            f"the clips have {len(names)} speakers with {MIN_SPEECH_S:g} s of speech; expected at "
             f"least {planned.speakers}"
         )
     chosen = rng.choice(len(names), planned.speakers, replace=False)
@@ -173,7 +173,7 @@ def _spoken(clip: Clip) -> _Spoken:
 def _conversation(
     planned: Planned, rng: np.random.Generator, decks: Mapping[str, Sequence[_Spoken]]
 ) -> tuple[Samples, list[Turn], list[Utterance]]:
-    """Samples, and what speakers say in them, in order of time."""
+    """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
     levels = rng.uniform(*_SPEECH_DB, len(decks))
     waiting: list[list[int]] = [[] for _ in decks]
@@ -214,5 +214,5 @@ def _next(rng: np.random.Generator, speaker: int, count: int) -> int:
 
 
 def _drawn(rng: np.random.Generator, between_s: tuple[float, float]) -> int:
-    """A number of samples."""
+    """Draw a number of samples."""
     return round(rng.uniform(*between_s) * SAMPLE_RATE)

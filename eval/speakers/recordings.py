@@ -1,16 +1,18 @@
-"""Recordings of which is known who speaks when: audio files with an RTTM of the same name each.
+"""Recordings with reference turns: audio files, each with an RTTM of its name.
 
-An STM of that name tells what they say, too.
+An STM of that name has the texts, too.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 from serve.speakers.diarize import Turn
 
+T = TypeVar("T")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
 
@@ -26,7 +28,7 @@ class Utterance:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """An audio file and who speaks when in it."""
+    """An audio file and its reference turns."""
 
     name: str
     path: Path
@@ -35,7 +37,7 @@ class Recording:
 
     @property
     def speakers(self) -> int:
-        """Return how many speak."""
+        """Return the number of speakers."""
         return len({turn.speaker for turn in self.turns})
 
 
@@ -57,33 +59,41 @@ def read_recordings(folder: Path) -> list[Recording]:
 
 
 def _recording(path: Path) -> Recording:
-    rttm, stm = path.with_suffix(".rttm"), path.with_suffix(".stm")
-    turns = parse_rttm(read_text(rttm, "expected an RTTM"), str(rttm))
-    utterances = parse_stm(read_text(stm, "expected an STM"), str(stm)) if stm.is_file() else ()
-    return Recording(path.stem, path, turns, utterances)
+    stm = path.with_suffix(".stm")
+    turns = _parsed(path.with_suffix(".rttm"), _turn, "a turn of a speaker in an RTTM")
+    said = _parsed(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
+    return Recording(path.stem, path, turns, tuple(sorted(said, key=lambda one: one.start_s)))
 
 
-def parse_rttm(text: str, where: str) -> tuple[Turn, ...]:
-    """The turns of an RTTM.
-
-    Raises:
-        ConfigError: a line is malformed; the message names it.
-    """
-    turns = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.startswith("SPEAKER"):
-            continue
-        fields = line.split()
+def _parsed(path: Path, parse: Callable[[str], T | None], expected: str) -> tuple[T, ...]:
+    found = []
+    for number, line in enumerate(read_text(path, f"expected {expected}").splitlines(), 1):
         try:
-            start_s, length_s, speaker = float(fields[3]), float(fields[4]), fields[7]
+            found.append(parse(line))
         except (ValueError, IndexError) as error:
-            raise ConfigError(f"{where}:{number}: {line!r} is no turn of a speaker") from error
-        turns.append(Turn(start_s, start_s + length_s, speaker))
-    return tuple(turns)
+            raise ConfigError(f"{path}:{number}: got {line!r}; expected {expected}") from error
+    return tuple(one for one in found if one is not None)
+
+
+def _turn(line: str) -> Turn | None:
+    """Parse a line of an RTTM; None for a line of another kind."""
+    if not line.startswith("SPEAKER"):
+        return None
+    fields = line.split()
+    start_s, length_s, speaker = float(fields[3]), float(fields[4]), fields[7]
+    return Turn(start_s, start_s + length_s, speaker)
+
+
+def _utterance(line: str) -> Utterance | None:
+    """Parse a line of an STM: file, channel, speaker, start, end and text; None for a comment."""
+    if not line.strip() or line.startswith(";;"):
+        return None
+    fields = line.split(maxsplit=5)
+    return Utterance(fields[2], float(fields[3]), float(fields[4]), "".join(fields[5:]))
 
 
 def to_rttm(name: str, turns: Iterable[Turn]) -> str:
-    """The turns of a recording as RTTM."""
+    """Write the turns of a recording as RTTM."""
     return "".join(
         f"SPEAKER {name} 1 {turn.start_s:.3f} {turn.end_s - turn.start_s:.3f} <NA> <NA> "
         f"{turn.speaker} <NA> <NA>\n"
@@ -91,34 +101,10 @@ def to_rttm(name: str, turns: Iterable[Turn]) -> str:
     )
 
 
-def parse_stm(text: str, where: str) -> tuple[Utterance, ...]:
-    """Parse an STM: file, channel, speaker, start, end and text on each line.
-
-    Raises:
-        ConfigError: a line is malformed; the message names it.
-    """
-    utterances = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith(";;"):
-            continue
-        fields = line.split(maxsplit=5)
-        try:
-            speaker, start_s, end_s = fields[2], float(fields[3]), float(fields[4])
-        except (ValueError, IndexError) as error:
-            raise ConfigError(f"{where}:{number}: {line!r} is nothing that is said") from error
-        utterances.append(Utterance(speaker, start_s, end_s, "".join(fields[5:])))
-    return tuple(sorted(utterances, key=lambda utterance: utterance.start_s))
-
-
 def to_stm(name: str, utterances: Iterable[Utterance]) -> str:
-    """Write what is said in a recording as STM."""
+    """Write the utterances of a recording as STM."""
     return "".join(
         f"{name} 1 {utterance.speaker} {utterance.start_s:.3f} {utterance.end_s:.3f} "
         f"{' '.join(utterance.text.split())}\n"
         for utterance in utterances
     )
-
-
-def halves(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
-    """Every second one, by name: settings are chosen on these, figures are of the others."""
-    return {"choose": list(recordings[::2]), "report": list(recordings[1::2])}

@@ -1,9 +1,7 @@
-"""Turns of speakers beside the right ones: in meetings, and in conversations made of clips.
+"""`python -m eval speakers`: turns of speakers, and their words, beside the reference.
 
-With texts, the words of each speaker are held against what he says, too.
-
-Settings were chosen on one half of the recordings and on conversations of one half of the clips;
-figures are of the others, unless another half is asked for.
+Recordings are conversations made of clips, and meetings with RTTMs. Settings were chosen on one
+half of the clips and of the meetings; figures are of the other unless `--half` says otherwise.
 """
 
 import dataclasses
@@ -19,7 +17,7 @@ from eval.accuracy.score import Counts
 from eval.config import Config
 from eval.record import Check, Result, Run, Say, Section, Table
 from eval.speakers.conversations import PLAN, compose
-from eval.speakers.recordings import Recording, halves, read_recordings
+from eval.speakers.recordings import Recording, read_recordings
 from eval.speakers.score import Errors, counts_as_one, cp_counts, errors
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
@@ -29,31 +27,32 @@ from serve.speech.meter import Limits
 from serve.transcriber.open import open_transcriber
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
-MOST_WRONG = 8.0  # % of the speech of conversations
-LEAST_COUNTED = 0.8  # of the conversations have the right number of speakers
+HALVES = ("choose", "report")
+MAX_ERROR_RATE = 8.0  # % of the speech of conversations
+MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
+HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
+TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
 _LIMITS = Limits(6 * 3600.0)
-_TEXT_S = 600.0  # of a longer recording no text is made
+_MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """One system and one recording."""
+    """The turns that were found in one recording."""
 
-    system: str
     recording: str
     audio_s: float
     speakers: int  # of the reference
-    told: int  # by the system
+    told: int  # by the diarizer
     seconds: float  # that it took
     errors: Errors
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
-    """One system and a set of recordings."""
+class DiarizationResult:
+    """The figures of a set of recordings, weighed by their speech."""
 
-    system: str
-    recordings: str
+    recordings: str  # name of the set
     count: int
     rate: float  # diarization error rate, %
     missed: float  # % of the speech, as the following
@@ -62,61 +61,47 @@ class Figures:
     counted: int  # recordings with the right number of speakers
     rtfx: float
 
-    @classmethod
-    def of(cls, recordings: str, scored: Sequence[Scored]) -> "Figures":
-        """Of all recordings of a set, weighed by their speech."""
-        total = sum((score.errors for score in scored), Errors())
-        points = 100 / max(total.speech_s, 1e-9)
-        return cls(
-            system=scored[0].system,
-            recordings=recordings,
-            count=len(scored),
-            rate=total.rate,
-            missed=points * total.missed_s,
-            invented=points * total.invented_s,
-            confused=points * total.confused_s,
-            counted=sum(score.speakers == score.told for score in scored),
-            rtfx=sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
-        )
 
-    def row(self) -> list[str]:
-        """Of the table."""
-        shares = (self.rate, self.missed, self.invented, self.confused)
-        return [
-            f"{self.recordings}: {self.system}",
-            *(f"{share:.1f} %" for share in shares),
-            f"{self.counted} of {self.count}",
-            f"{self.rtfx:.1f}",
-        ]
+def result_of(recordings: str, scored: Sequence[Scored]) -> DiarizationResult:
+    """Pool the scores of a set of recordings."""
+    total = sum((score.errors for score in scored), Errors())
+    points = 100 / max(total.speech_s, 1e-9)
+    return DiarizationResult(
+        recordings=recordings,
+        count=len(scored),
+        rate=total.rate,
+        missed=points * total.missed_s,
+        invented=points * total.invented_s,
+        confused=points * total.confused_s,
+        counted=sum(score.speakers == score.told for score in scored),
+        rtfx=sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
+    )
+
+
+def _row(result: DiarizationResult) -> list[str]:
+    shares = (result.rate, result.missed, result.invented, result.confused)
+    percents = [f"{share:.1f} %" for share in shares]
+    counted = f"{result.counted} of {result.count}"
+    return [result.recordings, *percents, counted, f"{result.rtfx:.1f}"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Words of our engine in one recording, or in all."""
+    """The word errors of our engine in one recording, or in all."""
 
     recording: str
     by_speaker: Counts  # as cpWER has it
     as_one: Counts  # whoever says them
 
-    def row(self) -> list[str]:
-        """Write a row of the table."""
-        words = self.as_one.length
-        rates = (100 * counts.errors / max(words, 1) for counts in (self.by_speaker, self.as_one))
-        return [self.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
 
-
-TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
-HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
+def _text_row(texts: Texts) -> list[str]:
+    words = texts.as_one.length
+    rates = (100 * counts.errors / max(words, 1) for counts in (texts.by_speaker, texts.as_one))
+    return [texts.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
 
 
 def speakers(
-    run: Run,
-    *,
-    recordings: Path | None,
-    half: str,
-    seed: int,
-    device: str,
-    texts: bool,
+    run: Run, *, recordings: Path | None, half: str, seed: int, device: str, texts: bool
 ) -> Result:
     """Measure who speaks when.
 
@@ -126,53 +111,49 @@ def speakers(
         half: "choose" or "report", of these and of the clips.
         seed: of the conversations.
         device: that our networks compute on.
-        texts: whether the config's engine transcribes recordings of which is known what is said.
+        texts: whether the config's engine also transcribes recordings that have texts.
 
     Raises:
         EarshotError: a recording cannot be read.
     """
     sets = {"conversations": _conversations(half, seed, run.say)}
     if recordings is not None:
-        sets["recordings"] = halves(read_recordings(recordings))[half]
-    scored, figures = list[Scored](), list[Figures]()
+        sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
+    scored, results = list[Scored](), list[DiarizationResult]()
     result = Result()
     for name, some in sets.items():
         of_set = _scored(device, some, run.say)
         scored += of_set
-        figures.append(Figures.of(name, of_set))
-        shown = Section("Speakers", [Table(HEADER, [figure.row() for figure in figures])])
-        kept = {"sets": figures, "recordings": scored}
-        result = Result(kept, _checks(figures[0]), (shown,))
+        results.append(result_of(name, of_set))
+        shown = Section("Speakers", [Table(HEADER, [_row(one) for one in results])])
+        kept = {"sets": results, "recordings": scored}
+        result = Result(kept, _checks(results[0]), (shown,))
         run.keep(result)
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
         some = [recording for of_set in sets.values() for recording in of_set]
         transcribed = list(_texts(run.config, some, run.say))
-        rows = Section("Texts", [Table(TEXTS_HEADER, [words.row() for words in transcribed])])
+        rows = Section("Texts", [Table(TEXTS_HEADER, [_text_row(one) for one in transcribed])])
         with_texts = {**result.figures, "texts": transcribed}
         result = Result(with_texts, result.checks, (*result.sections, rows))
-        run.keep(result)
     return result
 
 
 def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterator[Texts]:
-    """Yield the words of each recording of which is known what is said, then of all."""
+    """Yield the errors of each recording that has texts, then of all."""
     total = Texts("all", Counts(), Counts())
     with open_transcriber(config) as transcriber:
         for recording in recordings:
-            if not recording.utterances or soundfile.info(recording.path).duration > _TEXT_S:
+            if not recording.utterances or soundfile.info(recording.path).duration > _MAX_TEXT_S:
                 continue
             request = Request(read_bytes(recording.path), diarize=True, multilingual=True)
             hypothesis = [
                 (s.speaker or "", s.text) for s in transcriber.transcribe(request).segments
             ]
             reference = [(u.speaker, u.text) for u in recording.utterances]
-            texts = Texts(
-                recording.name,
-                cp_counts(reference, hypothesis),
-                counts_as_one(reference, hypothesis),
-            )
-            say(f"  {' '.join(texts.row())} words")
+            by_speaker = cp_counts(reference, hypothesis)
+            texts = Texts(recording.name, by_speaker, counts_as_one(reference, hypothesis))
+            say(f"  {' '.join(_text_row(texts))} words")
             total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
             yield texts
     yield total
@@ -184,7 +165,7 @@ def _conversations(half: str, seed: int, say: Say) -> list[Recording]:
 
 
 def _scored(device: str, recordings: Sequence[Recording], say: Say) -> list[Scored]:
-    """Diarize recordings and hold the turns against the right ones."""
+    """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = open_diarizer(device), list[Scored]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
@@ -195,24 +176,22 @@ def _scored(device: str, recordings: Sequence[Recording], say: Say) -> list[Scor
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
         wrong = errors(recording.turns, turns)
-        score = Scored(
-            "Earshot", recording.name, audio_s, recording.speakers, count, seconds, wrong
-        )
+        score = Scored(recording.name, audio_s, recording.speakers, count, seconds, wrong)
         say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
         scored.append(score)
     return scored
 
 
-def _checks(conversations: Figures) -> tuple[Check, ...]:
+def _checks(conversations: DiarizationResult) -> tuple[Check, ...]:
     return (
         Check(
-            f"at most {MOST_WRONG:g} % of conversations are wrong",
-            conversations.rate <= MOST_WRONG,
+            f"at most {MAX_ERROR_RATE:g} % of conversations are wrong",
+            conversations.rate <= MAX_ERROR_RATE,
             f"{conversations.rate:.1f} %",
         ),
         Check(
-            f"{LEAST_COUNTED:.0%} of conversations have the right number of speakers",
-            conversations.counted >= LEAST_COUNTED * conversations.count,
+            f"{MIN_COUNTED:.0%} of conversations have the right number of speakers",
+            conversations.counted >= MIN_COUNTED * conversations.count,
             f"{conversations.counted} of {conversations.count}",
         ),
     )

@@ -1,4 +1,4 @@
-"""Which transcripts to trust: those that two passes agree on, or of which one pass is sure. Pure.
+"""Which transcripts to trust: the ones that two passes agree on.
 
 Two texts differ by their edits of characters, in percent of the longer one, so it does not matter
 which of them comes first, and 100 is the most: it is the CER between them.
@@ -22,7 +22,7 @@ EVERY = 100.0  # the threshold that selects all
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What two passes heard of a clip; all but `other_text` and `difference` is of the first."""
+    """Two transcripts of a clip; only `other_text` and `difference` are of the second."""
 
     file: str  # path of its audio
     text: str
@@ -30,23 +30,15 @@ class Pair:
     language: str | None  # the reference's, or as it was heard
     duration: float  # s
     difference: float  # %, between the texts
-    silence: bool  # neither heard a word
+    silence: bool  # neither pass heard a word
     avg_logprob: float | None  # of all its tokens; None: there are none
     confidence: float | None  # mean of its words; None: there are none, or the engine has none
     edits: Counts | None  # of characters, to the reference; None: there is no reference
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-    """All clips that were to be heard, those that failed among them."""
-
-    clips: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Point:
-    """What one way of selecting as many transcripts as agree within a threshold comes to."""
+    """The transcripts that one way selects: as many as agree within a threshold."""
 
     threshold: float  # %
     by: str  # of `WAYS`
@@ -54,18 +46,25 @@ class Point:
     clips_percent: float  # of all
     seconds_percent: float
     cer: Rate | None  # of the selected; None: there are no references
-    exact_percent: float | None  # of the selected, how many have no error
+    exact_percent: float | None  # of the selected, without an error
 
 
-def _falling(value: float | None) -> float:
-    """Put higher values first, and what has none last."""
-    return float("inf") if value is None else -value
+@dataclasses.dataclass(frozen=True)
+class AgreementResult:
+    """The figures of all clips."""
+
+    clips: int  # that were to be heard, failed ones included
+    seconds: float  # of these
+    failed: int
+    trusted: int
+    silences: int  # clips in which neither pass heard a word
+    silences_right: int | None  # in which nobody speaks; None: there are no references
+    points: tuple[Point, ...]
 
 
 WAYS: Mapping[str, Callable[[Pair], float]] = {
     "agreement": lambda pair: pair.difference,
-    "avg_logprob": lambda pair: _falling(pair.avg_logprob),
-    "confidence": lambda pair: _falling(pair.confidence),
+    "avg_logprob": lambda pair: float("inf") if pair.avg_logprob is None else -pair.avg_logprob,
 }
 """Ways of selecting; transcripts with the lowest number come first."""
 
@@ -73,7 +72,7 @@ WAYS: Mapping[str, Callable[[Pair], float]] = {
 def pair_of(
     clip: Clip, first: Transcript, second: Transcript, *, references: bool, normalize: Normalize
 ) -> Pair:
-    """Hold two transcripts of a clip together, and the first against the reference."""
+    """Compare two transcripts of a clip, and the first with the reference."""
     language = clip.language or first.language
     text, other = (normalize(one.text, language) for one in (first, second))
     errors = char_counts(text, other).errors
@@ -108,161 +107,123 @@ def _confidence(transcript: Transcript) -> float | None:
 
 
 def is_trusted(pair: Pair, threshold: float) -> bool:
-    """Tell whether texts agree; where neither has a word, they agree on silence alone."""
+    """Return whether texts agree; two passes without a word agree on silence alone."""
     return pair.difference <= threshold and not pair.silence
 
 
-def ways_of(pairs: Sequence[Pair]) -> list[str]:
-    """Return the ways that there is something to select by: without references, agreement alone."""
-    if all(pair.edits is None for pair in pairs):
-        return ["agreement"]
-    sure = any(pair.confidence is not None for pair in pairs)
-    return [way for way in WAYS if sure or way != "confidence"]
+def figures_of(
+    pairs: Sequence[Pair], *, failed: int, clips: int, seconds: float, threshold: float
+) -> AgreementResult:
+    """Count the trusted transcripts, and select by each threshold.
 
-
-def curve(pairs: Sequence[Pair], whole: Whole, threshold: float) -> list[Point]:
-    """Select by each threshold, the given one among them; by other ways as many of the surest."""
+    Args:
+        pairs: of the clips that both passes heard.
+        failed: number of clips without a pair.
+        clips: number of all clips.
+        seconds: of all clips.
+        threshold: % in which two trusted texts may differ.
+    """
+    said = [pair.edits.length for pair in pairs if pair.silence and pair.edits]
+    references = any(pair.edits for pair in pairs)
     points = list[Point]()
     for limit in sorted({*THRESHOLDS, threshold, EVERY}):
         count = sum(is_trusted(pair, limit) for pair in pairs)
-        for way in ways_of(pairs):
-            points.append(_point(limit, way, _ranked(pairs, way)[:count], whole))
-    return points
+        for way in WAYS if references else ["agreement"]:
+            # In one order, because the interval's draws depend on it.
+            chosen = sorted(_ranked(pairs, way)[:count], key=lambda pair: pair.file)
+            edits = [pair.edits for pair in chosen if pair.edits is not None]
+            exact = sum(not one.errors for one in edits)
+            point = Point(
+                threshold=limit,
+                by=way,
+                clips=count,
+                clips_percent=100 * count / clips,
+                seconds_percent=100 * sum(pair.duration for pair in chosen) / seconds,
+                cer=rate(edits) if edits else None,
+                exact_percent=100 * exact / len(edits) if edits else None,
+            )
+            points.append(point)
+    return AgreementResult(
+        clips=clips,
+        seconds=seconds,
+        failed=failed,
+        trusted=sum(is_trusted(pair, threshold) for pair in pairs),
+        silences=sum(pair.silence for pair in pairs),
+        silences_right=said.count(0) if references else None,
+        points=tuple(points),
+    )
 
 
 def _ranked(pairs: Sequence[Pair], way: str) -> list[Pair]:
     return sorted((pair for pair in pairs if not pair.silence), key=WAYS[way])
 
 
-def _point(threshold: float, way: str, chosen: Sequence[Pair], whole: Whole) -> Point:
-    # In one order, for the interval's draws depend on it.
-    by_file = sorted(chosen, key=lambda pair: pair.file)
-    edits = [pair.edits for pair in by_file if pair.edits is not None]
-    return Point(
-        threshold=threshold,
-        by=way,
-        clips=len(chosen),
-        clips_percent=100 * len(chosen) / whole.clips,
-        seconds_percent=100 * sum(pair.duration for pair in chosen) / whole.seconds,
-        cer=rate(edits) if edits else None,
-        exact_percent=100 * sum(not one.errors for one in edits) / len(edits) if edits else None,
-    )
-
-
-def steps(pairs: Sequence[Pair], whole: Whole, way: str) -> list[tuple[float, float]]:
+def steps(pairs: Sequence[Pair], clips: int, way: str) -> list[tuple[float, float]]:
     """Return yield and CER, both in percent, after each transcript by which a selection grows.
 
-    Those that a way does not tell apart come together.
+    Transcripts of equal rank come together.
     """
-    found, clips, edits = list[tuple[float, float]](), 0, Counts()
+    found, count, edits = list[tuple[float, float]](), 0, Counts()
     for _, alike in itertools.groupby(_ranked(pairs, way), WAYS[way]):
         for pair in alike:
-            clips, edits = clips + 1, edits + (pair.edits or Counts())
+            count, edits = count + 1, edits + (pair.edits or Counts())
         if edits.length:
-            found.append((100 * clips / whole.clips, 100 * edits.errors / edits.length))
+            found.append((100 * count / clips, 100 * edits.errors / edits.length))
     return found
 
 
 def checks_of(pairs: Sequence[Pair], threshold: float) -> tuple[Check, ...]:
-    """Check that what is trusted has fewer errors than the rest; nothing without references."""
+    """Check that trusted transcripts have a lower CER than the others.
+
+    Where the intervals overlap nothing is decided. Without references there is no check.
+    """
     known = [(pair.edits, is_trusted(pair, threshold)) for pair in pairs if pair.edits]
     if not known:
         return ()
+    name = "transcripts that are trusted have a lower CER than the others"
     trusted, rest = (
         rate([edits for edits, selected in known if selected == wanted]) for wanted in (True, False)
     )
-    return (_fewer_errors(trusted, rest),)
-
-
-def _fewer_errors(trusted: Rate, rest: Rate) -> Check:
-    """Hold two rates against each other; where their intervals overlap, nothing is decided."""
-    name = "transcripts that are trusted have a lower CER than the others"
     if trusted.percent is None or rest.percent is None:
-        return Check(name, None, "none are trusted, or all, or nobody speaks in them")
-    found = f"{trusted.percent:.2f} % and {rest.percent:.2f} %"
+        return (Check(name, None, "none are trusted, or all, or nobody speaks in them"),)
+    passed = True if (trusted.high or 0.0) < (rest.low or 0.0) else None
     if trusted.percent >= rest.percent:
-        return Check(name, False, found)
-    apart = (trusted.high or 0.0) < (rest.low or 0.0)
-    return Check(name, True if apart else None, found)
+        passed = False
+    return (Check(name, passed, f"{trusted.percent:.2f} % and {rest.percent:.2f} %"),)
 
 
-# ---------------------------------------------------------------- figures and their report
-
-
-@dataclasses.dataclass(frozen=True)
-class AgreementResult:
-    """All that was found."""
-
-    whole: Whole
-    failed: int  # clips
-    trusted: int
-    silences: int  # clips in which neither pass heard a word
-    silences_right: int | None  # in which nobody speaks; None: there are no references
-    points: tuple[Point, ...]
+# ---------------------------------------------------------------- report
 
 
 def line_of(pair: Pair, threshold: float) -> dict[str, object]:
-    """Return the keys of a manifest's line, and what says whether to trust it."""
+    """Return the keys of a manifest's line, and whether to trust it."""
     line = dataclasses.asdict(pair)
     del line["edits"]
     return {**line, "trusted": is_trusted(pair, threshold)}
 
 
-def figures_of(
-    pairs: Sequence[Pair], failed: int, whole: Whole, threshold: float
-) -> AgreementResult:
-    """Count what is trusted, and draw the curve."""
-    silent = [pair for pair in pairs if pair.silence]
-    said = [pair.edits.length for pair in silent if pair.edits]
-    known = any(pair.edits for pair in pairs)
-    return AgreementResult(
-        whole=whole,
-        failed=failed,
-        trusted=sum(is_trusted(pair, threshold) for pair in pairs),
-        silences=len(silent),
-        silences_right=said.count(0) if known else None,
-        points=tuple(curve(pairs, whole, threshold)),
-    )
-
-
-def _tables(figures: AgreementResult, threshold: float) -> tuple[Table, Text]:
-    """Tabulate the figures by threshold, and count what is trusted."""
-    by_threshold: dict[float, list[Point]] = {}
-    for point in figures.points:
-        by_threshold.setdefault(point.threshold, []).append(point)
-    ways = [point.by for point in by_threshold[EVERY] if point.cer]
+def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float) -> Section:
+    """Return the section of the report, with a chart if there are references."""
+    references = any(pair.edits for pair in pairs)
     header = ["texts differ by at most", "clips", "seconds"]
-    header += [title for way in ways for title in (f"CER by {way}", "exact")]
-    rows = [
-        [
-            "all" if limit == EVERY else f"{limit:g} %",
-            f"{points[0].clips_percent:.0f} %",
-            f"{points[0].seconds_percent:.0f} %",
-            *(cell for point in points for cell in _rightness(point) if ways),
-        ]
-        for limit, points in by_threshold.items()
-    ]
+    header += [title for way in WAYS if references for title in (f"CER by {way}", "exact")]
+    rows: dict[float, list[str]] = {}
+    for point in figures.points:
+        limit = "all" if point.threshold == EVERY else f"{point.threshold:g} %"
+        shares = [f"{point.clips_percent:.0f} %", f"{point.seconds_percent:.0f} %"]
+        row = rows.setdefault(point.threshold, [limit, *shares])
+        if references:
+            exact = "" if point.exact_percent is None else f"{point.exact_percent:.0f} %"
+            row += [percent(point.cer) if point.cer else "none", exact]
     right = figures.silences_right
     of_them = "" if right is None else f", rightly in {right}"
     counts = (
-        f"trusted at {threshold:g} %: {figures.trusted} of {figures.whole.clips} clips; agreed on "
+        f"trusted at {threshold:g} %: {figures.trusted} of {figures.clips} clips; agreed on "
         f"silence: {figures.silences}{of_them}; failed: {figures.failed}"
     )
-    return Table(header, rows), Text(counts)
-
-
-def _rightness(point: Point) -> tuple[str, str]:
-    exact = "" if point.exact_percent is None else f"{point.exact_percent:.0f} %"
-    return (percent(point.cer) if point.cer else "none"), exact
-
-
-def section_of(
-    pairs: Sequence[Pair], whole: Whole, figures: AgreementResult, threshold: float
-) -> Section:
-    """Return the section of the report, with a chart if there are references."""
-    parts: list[Part] = list(_tables(figures, threshold))
-    if any(pair.edits for pair in pairs):
-        curves = {way: steps(pairs, whole, way) for way in ways_of(pairs)}
+    parts: list[Part] = [Table(header, list(rows.values())), Text(counts)]
+    if references:
+        curves = {way: steps(pairs, figures.clips, way) for way in WAYS}
         label = "CER of the selected transcripts over their share of the clips"
         chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
         parts.insert(0, Figure([chart], legend=False))

@@ -1,4 +1,4 @@
-"""Calibration: how often words are right of which a figure says how likely that is, and its fit.
+"""Calibration: whether words are right as often as a figure says, and the fit of confidence.
 
 A word is right where jiwer's alignment finds it in the reference. A logistic of its `probability`
 and its segment's `avg_logprob` is fitted to the words of one half of the clips, `choose`. All
@@ -7,7 +7,7 @@ figures are of the other half, `report`.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import jiwer
 import numpy as np
@@ -24,13 +24,13 @@ from serve.speech.word_parts import SPACELESS
 
 HALVES = ("choose", "report")
 EVERY = "all"
-MOST_ECE = 0.05  # of words that were not fitted to
-DECIDING = 1_000  # words; of fewer the measures are a matter of chance
-_FEWEST = 50  # words of a language that has a row
+MAX_ECE = 0.05  # of words that were not fitted to
+MIN_DECIDING = 1_000  # words; with fewer the measures are a matter of chance
+_MIN_ROW_WORDS = 50  # words of a language that has a row
 
 
 BINS = 15
-LEAST_WORDS = 30  # right ones, and wrong ones, that a fit needs of each
+MIN_FIT_WORDS = 30  # right ones, and wrong ones, that a fit needs of each
 _RIDGE = 1e-3  # keeps weights finite where words could be told apart without error
 _STEPS = 100
 _ENOUGH = 1e-9  # a step that is no longer ends the fit
@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Bin:
-    """Words of which a figure says much the same."""
+    """Words with nearly the same figure."""
 
     low: float
     high: float
@@ -51,68 +51,61 @@ class Bin:
 
 @dataclasses.dataclass(frozen=True)
 class Reliability:
-    """The reliability of a figure over some words."""
+    """The reliability of a figure over the words of one search."""
 
+    beam_size: int
+    figure: str
+    language: str  # of the words; `EVERY` = all
     words: int
     right: float  # share
     said: float  # mean of the figure
     ece: float  # expected calibration error, bins of equal width
-    adaptive_ece: float  # the same, bins of equally many words
     brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
     auroc: float | None  # how often a right word has more than a wrong one; None: all are alike
+    bins: tuple[Bin, ...]  # that hold a word, lowest first
 
 
-def reliability(values: Sequence[float], right: Sequence[bool]) -> Reliability:
-    """Hold a figure of words, at least one, against whether they are right."""
+def reliability(
+    values: Sequence[float] | Floats,
+    right: Sequence[bool] | Floats,
+    beam_size: int = 0,
+    figure: str = "",
+    language: str = "",
+) -> Reliability:
+    """Compare a figure of words, at least one, with whether they are right.
+
+    Args:
+        values: the figure of each word, 0 to 1.
+        right: of each word.
+        beam_size, figure, language: as of `Reliability`.
+    """
     figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
-    ranked = np.array_split(np.argsort(figures, kind="stable"), BINS)
+    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[Bin]()
+    for number in np.unique(numbers).tolist():
+        inside = numbers == number
+        said, share = float(figures[inside].mean()), float(truth[inside].mean())
+        bins.append(Bin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share))
     return Reliability(
+        beam_size=beam_size,
+        figure=figure,
+        language=language,
         words=len(truth),
         right=float(truth.mean()),
         said=float(figures.mean()),
-        ece=_gap(figures, truth, [places for _, places in _equal_bins(figures)]),
-        adaptive_ece=_gap(figures, truth, [places for places in ranked if places.size]),
+        ece=sum(abs(one.said - one.right) * one.words for one in bins) / len(truth),
         brier=float(np.mean((figures - truth) ** 2)),
         auroc=_auroc(figures, truth > 0),
+        bins=tuple(bins),
     )
 
 
-def bins(values: Sequence[float], right: Sequence[bool]) -> list[Bin]:
-    """Return the bins of equal width that hold a word, lowest first."""
-    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
-    return [
-        Bin(
-            low=number / BINS,
-            high=(number + 1) / BINS,
-            words=places.size,
-            said=float(figures[places].mean()),
-            right=float(truth[places].mean()),
-        )
-        for number, places in _equal_bins(figures)
-    ]
-
-
-def _equal_bins(figures: Floats) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield number and places of each bin of equal width that is not empty."""
-    numbers = np.minimum((figures * BINS).astype(np.int64), BINS - 1)
-    for number in np.unique(numbers):
-        yield int(number), np.flatnonzero(numbers == number)
-
-
-def _gap(figures: Floats, truth: Floats, parts: Sequence[npt.NDArray[np.int64]]) -> float:
-    """Return the mean over words of how far their bin's figure is from its share of right ones."""
-    gaps = [abs(figures[places].mean() - truth[places].mean()) * places.size for places in parts]
-    return float(sum(gaps) / len(truth))
-
-
 def _auroc(figures: Floats, right: npt.NDArray[np.bool_]) -> float | None:
-    _, place, counts = np.unique(figures, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # equal ones share theirs
-    positive, negative = int(right.sum()), int((~right).sum())
-    if not positive or not negative:
+    """Return how often a right word has more than a wrong one; equal ones count half."""
+    wrong = np.sort(figures[~right])
+    if not len(wrong) or right.sum() == 0:
         return None
-    beaten = ranks[right].sum() - positive * (positive + 1) / 2
-    return float(beaten / (positive * negative))
+    sides = [np.searchsorted(wrong, figures[right], side) for side in ("left", "right")]
+    return float(np.mean(sides) / len(wrong))
 
 
 def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
@@ -132,10 +125,10 @@ def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
     """
     truth = np.asarray(right, np.float64)
     of_each = int(truth.sum()), int((1 - truth).sum())
-    if min(of_each) < LEAST_WORDS:
+    if min(of_each) < MIN_FIT_WORDS:
         raise EarshotError(
-            f"{of_each[0]} words are right and {of_each[1]} wrong; expected at least {LEAST_WORDS} "
-            "of each: let more speech be heard"
+            f"{of_each[0]} words are right and {of_each[1]} wrong; expected at least "
+            f"{MIN_FIT_WORDS} of each: let more speech be heard"
         )
     for count in range(features.shape[1], 0, -1):
         weights = _newton(np.insert(features[:, :count], 0, 1.0, axis=1), truth)
@@ -177,26 +170,15 @@ class HeardWord:
 
 
 @dataclasses.dataclass(frozen=True)
-class CalibrationRow:
-    """One figure of the words of a language, or of all."""
-
-    beam_size: int
-    figure: str
-    language: str
-    reliability: Reliability
-
-
-@dataclasses.dataclass(frozen=True)
 class CalibrationResult:
-    """All that was found."""
+    """The fit, and the reliability of every figure."""
 
     fit: Confidence
-    rows: tuple[CalibrationRow, ...]
-    bins: dict[str, dict[str, list[Bin]]]  # by beam, and by figure
+    rows: tuple[Reliability, ...]
 
 
 def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> Iterable[HeardWord]:
-    """Yield the words of answers, and whether each is right; what is but marks is no word.
+    """Yield the words of answers, and whether each is right; punctuation alone is no word.
 
     Clips that are of no half are of both in turn.
     """
@@ -258,7 +240,7 @@ def _hits(reference: Sequence[str], hypothesis: Sequence[str]) -> set[int]:
 
 
 def fitted(words: Sequence[HeardWord], source: str) -> Confidence:
-    """Fit how likely words are right to some.
+    """Fit the confidence of words.
 
     Raises:
         EarshotError: as `fit_logistic`.
@@ -289,62 +271,40 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
         EarshotError: as `fit_logistic`; or no word of the other half was heard.
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
-    fit = fitted(chosen, source)
-    fits = {"fitted": fit}
-    most, _ = collections.Counter(word.language for word in chosen).most_common(1)[0]
-    if len(fit.languages) > 1:
-        alone = [word for word in chosen if word.language == most]
-        fits[f"fitted to {most or 'unknown'}"] = fitted(alone, source)
-    rows, by_bin = list[CalibrationRow](), dict[str, dict[str, list[Bin]]]()
+    fit, rows = fitted(chosen, source), list[Reliability]()
     for beam, every in words.items():
         some = [word for word in every if word.half == "report"]
         if not some:
             raise EarshotError("no word of the half 'report' was heard; expected speech in it")
-        figures = _figures(some, fits)
-        rows += _rows(beam, some, figures)
-        right = [word.right for word in some]
-        by_bin[str(beam)] = {name: bins(values, right) for name, values in figures.items()}
-    return CalibrationResult(fit, tuple(rows), by_bin)
-
-
-def _figures(words: Sequence[HeardWord], fits: dict[str, Confidence]) -> dict[str, list[float]]:
-    """Return each figure of all words, by its name."""
-    figures = {"probability": [word.probability for word in words]}
-    own = [word.confidence for word in words if word.confidence is not None]
-    if len(own) == len(words):
-        figures["confidence"] = own
-    for name, fit in fits.items():
-        figures[name] = [confidence_of(fit, word.probability, word.avg_logprob) for word in words]
-    return figures
-
-
-def _rows(
-    beam: int, words: Sequence[HeardWord], figures: dict[str, list[float]]
-) -> list[CalibrationRow]:
-    counts = collections.Counter(word.language for word in words)
-    languages = [name for name in sorted(counts) if name and counts[name] >= _FEWEST]
-    rows = list[CalibrationRow]()
-    for language in [EVERY, *languages]:
-        places = [i for i, word in enumerate(words) if language in (EVERY, word.language)]
-        right = [words[i].right for i in places]
-        rows += [
-            CalibrationRow(beam, name, language, reliability([values[i] for i in places], right))
-            for name, values in figures.items()
-        ]
-    return rows
+        figures = {"probability": [word.probability for word in some]}
+        own = [word.confidence for word in some if word.confidence is not None]
+        if len(own) == len(some):
+            figures["confidence"] = own
+        figures["fitted"] = [confidence_of(fit, w.probability, w.avg_logprob) for w in some]
+        right = np.array([word.right for word in some])
+        spoken = np.array([word.language for word in some])
+        counts = collections.Counter(spoken.tolist())
+        rows += [reliability(values, right, beam, name, EVERY) for name, values in figures.items()]
+        for language in sorted(name for name in counts if name):
+            if counts[language] >= _MIN_ROW_WORDS:
+                own_words = spoken == language
+                rows += [
+                    reliability(np.array(values)[own_words], right[own_words], beam, name, language)
+                    for name, values in figures.items()
+                ]
+    return CalibrationResult(fit, tuple(rows))
 
 
 def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
-    """Check what must hold of all words that were not fitted to; few decide nothing."""
+    """Check the fit on all words that were not fitted to; few words decide nothing."""
     whole = {(row.beam_size, row.figure): row for row in figures.rows if row.language == EVERY}
     checks = list[Check]()
     for beam in dict.fromkeys(beam for beam, _ in whole):
-        after = whole[beam, "fitted"].reliability
-        before = whole[beam, "probability"].reliability
+        after, before = whole[beam, "fitted"], whole[beam, "probability"]
+        enough = after.words >= MIN_DECIDING
+        near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
         detail = f"{before.ece:.3f} before, {after.ece:.3f} after"
-        near = f"with a beam of {beam} confidence is within {MOST_ECE} of the truth"
-        enough = after.words >= DECIDING
-        checks.append(Check(near, after.ece <= MOST_ECE if enough else None, detail))
+        checks.append(Check(near, after.ece <= MAX_ECE if enough else None, detail))
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
         detail = f"{before.brier:.4f} before, {after.brier:.4f} after"
         checks.append(Check(better, after.brier < before.brier if enough else None, detail))
@@ -352,39 +312,32 @@ def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
 
 
 def section_of(figures: CalibrationResult) -> Section:
-    """Return the fit, the figures, and how many words are right of those that say as much."""
-    parts: list[Part] = [Text(f"fit: {_fit(figures.fit)}")]
-    parts.append(Table(_HEADER, [_cells(row) for row in figures.rows]))
-    for beam, by_figure in figures.bins.items():
-        for name in ("probability", "fitted"):
-            rows = [
-                [f"{group.low:.2f} to {group.high:.2f}", str(group.words)]
-                + [f"{share:.3f}" for share in (group.said, group.right)]
-                for group in by_figure[name]
-            ]
-            header = [f"beam {beam}, {name}", "words", "says", "are right"]
-            parts.append(Table(header, rows, f"Beam {beam}, {name}"))
-    return Section("Words", parts)
-
-
-def _fit(fit: Confidence) -> str:
-    return (
-        f"{fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
+    """Return the fit, the figures, and the reliability by bins."""
+    fit = figures.fit
+    told = (
+        f"fit: {fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
     )
+    header = ("beam, words, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
+    parts: list[Part] = [Text(told), Table(header, [_cells(row) for row in figures.rows])]
+    for row in figures.rows:
+        if row.language == EVERY and row.figure != "confidence":
+            name = f"beam {row.beam_size}, {row.figure}"
+            rows = [
+                [f"{one.low:.2f} to {one.high:.2f}", str(one.words)]
+                + [f"{share:.3f}" for share in (one.said, one.right)]
+                for one in row.bins
+            ]
+            parts.append(Table((name, "words", "says", "are right"), rows, name.capitalize()))
+    return Section("Words", parts)
 
 
-_HEADER = ("beam, words, figure", "words", "right", "says", "ECE", "adaptive", "Brier", "AUROC")
-
-
-def _cells(row: CalibrationRow) -> list[str]:
-    figures = row.reliability
-    shares = (figures.right, figures.said, figures.ece, figures.adaptive_ece)
+def _cells(row: Reliability) -> list[str]:
     return [
         f"{row.beam_size}, {row.language}, {row.figure}",
-        str(figures.words),
-        *(f"{share:.3f}" for share in shares),
-        f"{figures.brier:.4f}",
-        "" if figures.auroc is None else f"{figures.auroc:.3f}",
+        str(row.words),
+        *(f"{share:.3f}" for share in (row.right, row.said, row.ece)),
+        f"{row.brier:.4f}",
+        "" if row.auroc is None else f"{row.auroc:.3f}",
     ]

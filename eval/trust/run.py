@@ -1,4 +1,4 @@
-"""`python -m eval trust`: let the engine hear clips by two searches, once each.
+"""`python -m eval trust`: transcribe clips by two searches, once each.
 
 transcripts.jsonl   the first transcripts, the most alike first: a manifest, once it is filtered
 failed.jsonl        clips without a transcript, and why
@@ -16,10 +16,10 @@ from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.systems import greedy
 from eval.config import Config
-from eval.corpora.find import Found, duration_s, find_clips
+from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
-from eval.trust.agreement import WAYS, Pair, Whole, pair_of
+from eval.trust.agreement import WAYS, Pair, pair_of
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -32,7 +32,7 @@ Heard = Transcript | EarshotError
 def trust(run: Run, *, other: str, threshold: float) -> Result:
     """Select transcripts that two passes agree on; calibrate confidence if there are references.
 
-    The second pass is greedy, or of another engine, and then there is no calibration.
+    The second pass is greedy, or of another engine; with another engine there is no calibration.
 
     Args:
         run: of a config whose engine is built.
@@ -52,14 +52,19 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     first, second = (_heard(*one, drawn.clips) for one in passes)
     pairs, failed = paired(drawn, first, second, of.half)
     clips = [clip for clip in drawn.clips if of.half in ("", clip.half) or not clip.half]
-    whole = Whole(len(clips) + len(drawn.unreadable), sum(clip.duration_s for clip in clips))
-    figures = agreement.figures_of(pairs, len(failed), whole, threshold)
+    figures = agreement.figures_of(
+        pairs,
+        failed=len(failed),
+        clips=len(clips) + len(drawn.unreadable),
+        seconds=sum(clip.duration_s for clip in clips),
+        threshold=threshold,
+    )
     lines = [agreement.line_of(pair, threshold) for pair in pairs]
     write_jsonl(run.folder / "transcripts.jsonl", lines)
     reasons = [{"file": file, "error": error} for file, error in failed.items()]
     write_jsonl(run.folder / "failed.jsonl", reasons)
     checks = agreement.checks_of(pairs, threshold)
-    sections = [agreement.section_of(pairs, whole, figures, threshold)]
+    sections = [agreement.section_of(pairs, figures, threshold)]
     words = None
     if drawn.references and not other and _has_words(first):
         beams = {
@@ -116,7 +121,7 @@ def _heard(config: Config, engine: str, clips: Sequence[Clip]) -> list[Heard]:
 
 
 def paired(
-    drawn: Found, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
+    drawn: FoundCorpus, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
 ) -> tuple[list[Pair], dict[str, str]]:
     """Pair the transcripts of both passes, the most alike first; of equals, the surest.
 

@@ -20,6 +20,9 @@ from pathlib import Path
 from serve.contract.errors import UnavailableError
 
 IMAGE = Path("/opt/tritonserver")
+# Blocks of large requests go back to the system when they are freed. By itself the allocator raises
+# both limits, to 32 and 64 MiB, and keeps what is below them, for each of its arenas.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Installation:
     def environment(self) -> dict[str, str]:
         """Return this process's environment with what the server needs put first."""
         return {
+            **_ALLOCATOR,
             **os.environ,
             # Of what is started in there with an interpreter of its own.
             "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),

@@ -118,6 +118,8 @@ def prepare(
         f"--grpc-address=unix:{folder / names.GRPC_SOCKET}",
         f"--grpc-port={names.GRPC_PORT}",
         f"--grpc-restricted-protocol={_LOCKED}:{key}",
+        # By default Triton keeps the messages of 8 requests for reuse, however large they are.
+        "--grpc-infer-allocation-pool-size=0",
         f"--metrics-address=unix:{folder / names.METRICS_SOCKET}",
         f"--metrics-port={names.METRICS_PORT}",
         f"--exit-timeout-secs={_EXIT_S}",

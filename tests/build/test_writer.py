@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -94,19 +93,6 @@ def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch)
     ):
         write_engine(checkpoint, target)
     assert contents(target) == before
-
-
-def test_a_write_that_the_system_stops_leaves_nothing(checkpoint, target):
-    """No fake: the system refuses to let any file grow beyond a limit."""
-    target.parent.mkdir()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-    try:
-        with pytest.raises(EngineError, match=r"File too large"):
-            write_engine(checkpoint, target)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(target.parent.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made(checkpoint, tmp_path):

@@ -14,7 +14,6 @@ What differs from the image: the base is Debian 12 in place of NVIDIA's Ubuntu 2
 package registry has, and so Python is 3.11 in place of 3.12; no cgroup bounds memory; no seccomp.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -26,6 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import yaml
 
 from tests.deploy.dockerfiles import IMAGES, ROOT, copied, environment, instructions
@@ -36,6 +36,7 @@ CLIP, LONG_CLIP = "tests/data/en_question.wav", "tests/data/en_long.mp3"
 LEAD_S = 0.5  # of the long one before SIGTERM; it takes seconds
 READY_S = 300
 SERVE = (sys.executable, "-m", "serve")
+CLIENT = httpx2.Client(base_url="http://127.0.0.1:8000", timeout=120, trust_env=False)
 
 
 def build(root, shared):
@@ -200,45 +201,22 @@ def ask(probe):
     asked = probe["httpGet"]
     assert asked["port"] == "http"
     (header,) = asked["httpHeaders"]
-    found = subprocess.run(
-        (
-            "curl",
-            "-s",
-            "-o",
-            "/dev/null",
-            "-w",
-            "%{http_code}",
-            "-H",
-            "{name}: {value}".format(**header),
-            f"http://127.0.0.1:8000{asked['path']}",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return int(found.stdout)
+    headers = {header["name"]: header["value"]}
+    try:
+        return CLIENT.get(asked["path"], headers=headers).status_code
+    except httpx2.TransportError:
+        return 0
 
 
 def transcript(clip, key):
     """What the server says of a clip, or why it does not."""
-    found = subprocess.run(
-        (
-            "curl",
-            "-s",
-            "-H",
-            f"Authorization: Bearer {key}",
-            "-F",
-            f"file=@{ROOT / clip}",
-            "-F",
-            "language=en",
-            "http://127.0.0.1:8000/v1/audio/transcriptions",
-        ),
-        capture_output=True,
-        timeout=120,
-        check=True,
+    found = CLIENT.post(
+        "/v1/audio/transcriptions",
+        headers={"Authorization": f"Bearer {key}"},
+        files={"file": (ROOT / clip).read_bytes()},
+        data={"language": "en"},
     )
-    return json.loads(found.stdout)
+    return found.json()
 
 
 def main():

@@ -134,7 +134,6 @@ def _is(value, kind):
 
 # trtllm-build: flags that take a value, with its kind. Read in tensorrt_llm/commands/build.py and
 # tensorrt_llm/plugin/plugin.py; the values of Whisper in examples/models/core/whisper/README.md.
-FLAGS_READ_IN = "tensorrt_llm/commands/build.py, tensorrt_llm/plugin/plugin.py"
 FLAGS = {
     "checkpoint_dir": "path",
     "output_dir": "path",

@@ -7,6 +7,7 @@ from eval.accuracy.normalize import Spelling, descriptions
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import score_system
+from eval.config import EvalConfig
 from tests.eval.fakes import facts, timed_call
 
 RUN = RunFacts(
@@ -14,20 +15,11 @@ RUN = RunFacts(
     started="2026-01-02T03:04:05+00:00",
     config_name="demo",
     precision="int8",
-    manifest="m.jsonl",
-    heldout="h.jsonl",
-    systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
-    heldout_systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
-    timed=("earshot-int8", "faster-whisper-int8"),
+    settings=EvalConfig(manifest="m.jsonl", heldout="h.jsonl", repeats=1, half="", gate_groups=()),
     clips={"heldout": 1, "timed": 2},
     audio_s={"heldout": 10.0, "timed": 20.0},
     one_clip="a.wav",
     one_clip_s=7.65,
-    concurrency=8,
-    repeats=1,
-    threads=2,
-    max_cer_gap_faster_whisper=0.3,
-    max_cer_gap_fp16=0.2,
     machine={"CPU": "a chip", "GPU": "none"},
     unreadable={"timed": {"gone.wav": "it is gone"}},
 )

@@ -48,10 +48,6 @@ def test_gates_pass_at_the_limit_and_fail_above():
     assert judged({"earshot-fp16": 8})["fp16"] is False
 
 
-def test_better_than_theirs_passes():
-    assert set(judged(dict.fromkeys(OURS, 0)).values()) == {True}
-
-
 def test_the_more_accurate_faster_whisper_is_the_bound():
     for better in ("faster-whisper-float32", "faster-whisper-int8"):
         assert judged({better: 5})["int8"] is False
@@ -64,12 +60,6 @@ def test_what_the_clips_cannot_tell_is_not_decided():
     assert judged({"earshot-int8": few})["int8"] is None
     noisy = np.where(np.arange(CLIPS) % 2, 30, -30) + 40
     assert judged({"earshot-int8": noisy.tolist()}, default=40)["int8"] is None
-
-
-def test_many_small_losses_fail():
-    """The same mean gap as of one clip: what counts is how sure it is."""
-    worse = [13 if clip % 10 else 10 for clip in range(CLIPS)]
-    assert judged({"earshot-int8": worse})["int8"] is False
 
 
 @pytest.mark.nightly
@@ -96,16 +86,6 @@ def test_equal_systems_rarely_fail():
 def test_a_missing_system_leaves_its_gates_undecided(missing, undecided):
     found = judged({}, [name for name in NAMES if name != missing])
     assert {key for key, passed in found.items() if passed is None} == undecided
-
-
-def test_a_missing_system_is_named():
-    found = gates([system("earshot-int8", [1])], "int8", max_gap_faster_whisper=1, max_gap_fp16=1)
-    assert [gate.detail for gate in found] == [
-        "faster-whisper's default did not run",
-        "earshot-fp16 did not run",
-        "earshot-triton did not run",
-        "0 failed",
-    ]
 
 
 def test_a_gate_says_how_many_clips_decide_its_gap():

@@ -1,7 +1,6 @@
 import pytest
 
 from eval.accuracy.normalize import (
-    NORMALIZERS,
     SPELLING_FILE,
     Spelling,
     descriptions,
@@ -62,15 +61,7 @@ def test_spellings_come_from_the_checkpoint(tmp_path):
         read_spelling(tmp_path)
 
 
-def test_raw_only_collapses_whitespace():
-    assert normalizer("raw")("  Hello,\n World! ", "en") == "Hello, World!"
-
-
 def test_unknown_name():
     known = "basic-v1, whisper-english, raw"
     with pytest.raises(ConfigError, match=f"unknown normaliser 'basic'; known: {known}"):
         normalizer("basic")
-
-
-def test_each_is_described():
-    assert set(descriptions(Spelling())) == set(NORMALIZERS)

@@ -1,16 +1,15 @@
 import dataclasses
-import json
 
 import pytest
 
-from eval.accuracy.evaluate import clips_that_changed, compared
+from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import ratios, read_report, report_to_json, result_of
+from eval.accuracy.report import result_of
 from eval.config import Config
 from eval.record import Run
 from eval.report import table, to_markdown
 from serve.contract.errors import ConfigError
-from tests.eval.accuracy.runs import report, score
+from tests.eval.accuracy.runs import report
 
 
 def markdown(found):
@@ -37,22 +36,21 @@ def test_markdown_states_figures_conditions_and_gates():
         "1/0/0 of 9",
         "- `basic-v1` (compared under): Unicode NFKC",
         "### By language, CER / WER in %",
-        "|  11.1 / 50.0 |",
+        "| 11.11 / 50.00 |",
         "### By group, CER / WER in %",
-        "| studio |     1 |  11.1 / 50.0 |",
+        "| studio |     1 | 11.11 / 50.00 |",
         "Clips that no system can read, 1, which count for nothing:\n\n- `gone.wav`: it is gone",
         "- `whisper-english`: English as Whisper's EnglishTextNormalizer of transformers ",
-        "| WER whisper-english |",
+        "### By normaliser, CER / WER in %",
+        "| hello → hallo |            1 |            0 |                   0 |",
         "500 / 500 / 500",
         "- CPU: a chip",
         "The 7.7 s clip is `a.wav`",
         "| 7.7 s clip, ms |",
-        "latency of the 7.7 s clip (aim",
         "2 calls alone, 2 under load",
     ):
         assert part in text
     assert "**FAILED**" not in markdown(report())
-    assert "Every clip was heard without an error" in markdown(report())
 
 
 def test_the_verdict_is_passed_only_where_every_gate_is():
@@ -63,80 +61,25 @@ def test_the_verdict_is_passed_only_where_every_gate_is():
     assert dataclasses.replace(undecided, gates=sure).verdict == "passed"
 
 
-def test_ratios_are_ours_over_their_best_of_the_same_search():
-    systems = (
-        score("earshot-int8", "", 0.5),
-        score("earshot-int8-greedy", "", 0.25),
-        score("earshot-fp16", ""),
-        score("faster-whisper-int8", "", 1.0),
-        score("faster-whisper-float32", "", 2.0),
-        score("faster-whisper-int8-greedy", "", 0.125),
-    )
-    assert ratios(systems) == {
-        "earshot-int8": {"throughput": 2.0, "memory": 1.0, "one_clip_latency": 0.5},
-        "earshot-int8-greedy": {"throughput": 0.5, "memory": 1.0, "one_clip_latency": 2.0},
-    }
-    assert ratios(systems[:3]) == {}
-
-
-def test_json_holds_everything_and_the_verdict():
-    good, bad = (json.loads(report_to_json(report(text))) for text in ("hello you", "x"))
-    assert (good["verdict"], bad["verdict"]) == ("not decided", "failed")
-    assert good["systems"][0]["sets"]["timed"]["overall"]["cer"]["counts"] == {
-        "substitutions": 0,
-        "deletions": 0,
-        "insertions": 0,
-        "hits": 9,
-    }
-    assert good["run"]["machine"] == {"CPU": "a chip", "GPU": "none"}
-
-
 def test_compare_shows_differences():
     a, b = report(), report("hallo you", seconds=0.25)
     text = markdown(compared(a, b))
     lines = {line.replace(" ", "") for line in text.splitlines()}
     assert "|earshot-int8|CER%,timed|0.00|11.11|+11.11|" in lines
     assert "|earshot-int8|oneclipms|500|250|-250|" in lines
+    assert "|earshot-int8|a.wav|0|1|+1|" in lines
     assert "|faster-whisper-int8|RTFxloaded|20.0|20.0|+0.0|" in lines
     assert not [line for line in lines if line.startswith("|earshot-fp16|RTFx")]  # not timed
     assert "differs" not in text
 
 
-def test_compare_finds_the_clips_that_changed():
-    changed = clips_that_changed(report(), report("hallo me"))
-    assert [(c.system, c.clip_set, c.file, c.a, c.b) for c in changed] == [
-        ("earshot-int8", "timed", "a.wav", 0, 4)
-    ]
-
-
 def test_compare_warns_of_other_conditions_and_refuses_what_is_not_comparable():
     a = report()
-    b = dataclasses.replace(a, run=dataclasses.replace(a.run, threads=4))
+    settings = dataclasses.replace(a.run.settings, threads=4)
+    b = dataclasses.replace(a, run=dataclasses.replace(a.run, settings=settings))
     assert "threads differs: 2 and 4" in markdown(compared(a, b))
     with pytest.raises(ConfigError, match="share no system"):
         compared(a, dataclasses.replace(b, systems=()))
-
-
-def test_a_report_comes_back_from_its_file_or_folder(tmp_path):
-    path = tmp_path / "report.json"
-    path.write_text(report_to_json(report("hallo you")))
-    assert read_report(path) == read_report(tmp_path) == report("hallo you")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "has format version None, this Earshot reads 4; write it again with `python -m ev"),
-        ('{"format_version": 1}', "has format version 1"),
-        ('{"format_version": 4}', "run is missing; has format_version; write it again with"),
-        ("[", "is not JSON"),
-    ],
-)
-def test_what_is_no_report_of_this_version_is_refused(tmp_path, text, message):
-    path = tmp_path / "report.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=rf"report\.json:? {message}"):
-        read_report(path)
 
 
 def test_table_lines_up():

@@ -92,14 +92,11 @@ def test_gap_is_paired():
     assert low == pytest.approx(2.0) and high == pytest.approx(2.0)
 
 
-def test_latency_percentiles_and_jitter():
+def test_latency_percentiles():
     calls = [timed_call("short", "", "", latency_s=v) for v in (1.0, 1.2)]
     calls += [timed_call("long", "", "", latency_s=v) for v in (9.0, 9.0)]
     found = latency(calls)
     assert (found.calls, found.p50_s) == (4, pytest.approx(5.1))
-    # the lengths of the clips do not count: variances are 0.02 and 0
-    assert found.jitter_s == pytest.approx(np.sqrt(0.01))
-    assert latency(calls[:1]).jitter_s is None
     hundred = latency([timed_call(str(n), "", "", latency_s=float(n)) for n in range(101)])
     assert (hundred.p50_s, hundred.p95_s, hundred.p99_s) == pytest.approx((50, 95, 99))
 
@@ -145,11 +142,6 @@ def test_score_system_keeps_phases_and_sets_apart():
     assert timed.by_language["en"].cer.percent == 0.0
 
 
-def test_a_system_that_was_not_timed_has_no_speed():
-    calls = [timed_call("a.wav", "a", "a", phase="accuracy")]
-    assert score_system(facts("s"), calls, "raw").speed is None
-
-
 def test_clips_are_paired_by_name_whatever_ended_first():
     ended = [
         [timed_call(name, "a", "a", phase="accuracy") for name in names] for names in ("ab", "ba")
@@ -158,38 +150,20 @@ def test_clips_are_paired_by_name_whatever_ended_first():
     assert list(one.by_clip) == list(other.by_clip)
 
 
-def test_unstable_clips_are_those_that_were_heard_in_more_than_one_way():
-    calls = [
-        timed_call(file, "word", text, phase=phase)
-        for file, texts in (
-            ("z.wav", ("word", "ward")),
-            ("same.wav", ("word", "word")),
-            ("a.wav", ("", "x")),
-        )
-        for phase, text in zip(("accuracy", "loaded"), texts, strict=True)
-    ]
-    calls.append(timed_call("same.wav", "x", "x", phase="accuracy", clip_set="heldout"))
-    assert score_system(facts("s"), calls, "raw").unstable == ("a.wav", "z.wav")
-
-
-def test_misheard_words_are_counted_by_kind():
+def test_misheard_words_are_counted():
     calls = [
         timed_call("a", "the red cat sat here", "the bad cat sat"),
         timed_call("b", "a red hat", "a bad hat oh"),
         timed_call("c", "big red", "big rad"),
         timed_call("d", "", "oh my"),
     ]
-    found = misheard(calls, plain)
-    assert found.substitutions == (WordEdit("red", "bad", 2), WordEdit("red", "rad", 1))
-    assert found.deletions == (WordEdit("here", "", 1),)
-    assert found.insertions == (WordEdit("", "oh", 2), WordEdit("", "my", 1))
-
-
-def test_only_the_most_frequent_misheard_words_are_kept():
-    calls = [timed_call(str(n), f"w{n:02}", "") for n in range(50)]
-    found = misheard([*calls, timed_call("x", "w49", "")], plain)
-    assert found.deletions[0] == WordEdit("w49", "", 2)
-    assert len(found.deletions) == 40
+    assert misheard(calls, plain) == (
+        WordEdit("", "oh", 2),
+        WordEdit("red", "bad", 2),
+        WordEdit("", "my", 1),
+        WordEdit("here", "", 1),
+        WordEdit("red", "rad", 1),
+    )
 
 
 def test_every_normaliser_is_reported_beside_the_chosen_one():

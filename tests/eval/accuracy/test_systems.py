@@ -7,20 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import WhisperFeatureExtractor
+import transformers
 
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
-from eval.accuracy import systems as ours
 from eval.accuracy.predictions import Prediction
 from eval.config import Config, EvalConfig, load_config
 from eval.demo import demo, render
 from eval.long import systems as long_systems
 from eval.record import verdict
-from serve.contract.config import TranscriberConfig
 from serve.contract.errors import (
     ConfigError,
     EarshotError,
@@ -28,7 +26,6 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from tests.eval.fakes import timed_call
-from tests.fakes import transcript
 
 CLIP = Path("tests/data/en_two.wav")
 
@@ -37,7 +34,7 @@ CLIP = Path("tests/data/en_two.wav")
 def config(nano_config, nano_engine, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "nano"
     shutil.copytree(nano_engine.parent / "checkpoint", folder)
-    WhisperFeatureExtractor().save_pretrained(folder)
+    transformers.WhisperFeatureExtractor().save_pretrained(folder)
     return Config(
         **vars(nano_config()),
         build=BuildConfig(checkpoint=str(folder)),
@@ -99,7 +96,6 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     prepare.prepare_converted(config)
     peer = systems.open_system("faster-whisper-float32", config)
     facts = open_checkpoint(config.build.checkpoint).facts
-    assert peer.is_multilingual
     assert peer.settings["suppress_tokens"] == str(sorted(facts.suppress_tokens))
     assert peer.settings["max_new_tokens"] == "None"
     spanish = next(clip for clip in load_clips(config.eval.manifest) if clip.language == "es")
@@ -141,34 +137,6 @@ def test_faster_whisper_in_batches_is_its_own_class(config, cache):
     assert one.settings["condition_on_previous_text"] == "True"
 
 
-def test_our_segments_tell_windows_apart_by_their_scores():
-    said = transcript("a", "b", "c", "d")
-    scored = [
-        dataclasses.replace(segment, avg_logprob=score)
-        for segment, score in zip(said.segments, (-0.1, -0.1, -0.2, -0.3), strict=True)
-    ]
-    found = ours._from_transcript(dataclasses.replace(said, segments=tuple(scored)))
-    assert [segment.window for segment in found.segments] == [0, 0, 1, 2]
-    assert ours._from_transcript(dataclasses.replace(said, segments=())).segments == ()
-
-
-def test_greedy_changes_the_search_alone():
-    config = Config(transcriber=TranscriberConfig(beam_size=5, max_tokens=99))
-    found = ours.greedy(config)
-    assert found.transcriber.beam_size == 1
-    transcriber = dataclasses.replace(found.transcriber, beam_size=5)
-    assert dataclasses.replace(found, transcriber=transcriber) == config
-
-
-@pytest.mark.nightly
-def test_faster_whisper_that_sees_no_languages_is_refused(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(prepare, "mark_multilingual", lambda folder: None)
-    prepare.prepare_converted(config)
-    with pytest.raises(UnavailableError, match=r"takes .* for an English-only model, though its"):
-        systems.open_system("faster-whisper-int8", config)
-
-
 def test_a_vocabulary_that_cannot_be_marked_is_refused(tmp_path):
     (tmp_path / "vocabulary.json").write_text(json.dumps(["a", "<|transcribe|>"]))
     with pytest.raises(UnavailableError, match=r"neither an empty token nor <\|startoflm\|>"):
@@ -188,13 +156,6 @@ def test_another_conversion_has_another_place(config, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare.importlib.metadata, "version", lambda name: "9.9")
     places.add(prepare.converted_folder(config))
     assert len(places) == 4
-
-
-def test_a_vocabulary_with_an_empty_token_stays_as_it_is(tmp_path):
-    for tokens in (["a", "", "<|transcribe|>", "<|startoflm|>"], ["a", "<|endoftext|>"]):
-        (tmp_path / "vocabulary.json").write_text(json.dumps(tokens))
-        prepare.mark_multilingual(tmp_path)
-        assert json.loads((tmp_path / "vocabulary.json").read_text()) == tokens
 
 
 def test_openais_english_vocabulary_names_languages_and_knows_none(tmp_path):
@@ -219,12 +180,6 @@ def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_other_precision_lies_beside_the_configured_engine():
-    config = Config(engine="engines/demo", build=BuildConfig(precision="int8"))
-    assert prepare.engine_of(config, "int8") == "engines/demo"
-    assert prepare.engine_of(config, "fp16") == "engines/demo-fp16"
-
-
 def test_an_engine_of_the_wrong_precision_is_refused(config):
     build = dataclasses.replace(config.build, precision="fp16")
     with pytest.raises(ConfigError, match="is int8, expected fp16"):
@@ -235,11 +190,6 @@ def test_openai_checkpoints_are_refused_by_name():
     config = Config(build=BuildConfig(checkpoint="large-v3.pt"))
     with pytest.raises(UnavailableError, match=r"need a Hugging Face checkpoint, got large-v3.pt"):
         prepare.checkpoint_folder(config)
-
-
-def test_a_failed_engine_build_is_said(config, monkeypatch):
-    with pytest.raises(EarshotError, match="building the fp16 engine failed with exit code 2"):
-        prepare.prepare_engine(config, "none.toml", "fp16")
 
 
 @pytest.mark.nightly

@@ -202,17 +202,17 @@ def test_what_does_not_fit_is_named(tmp_path, record):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no references; expected a manifest"),
+        ({}, "holds no references; expected audio files with a .txt"),
         ({"a.csv": "", "b.csv": ""}, "has several tables: a.csv, b.csv; name one"),
         ({"a.csv": ""}, "a.csv has no lines; expected audio as file_name, file, path"),
         ({"a.csv": "a.wav|Hi|Hi\n"}, "a.csv has no lines; expected audio as"),
         ({"a.csv": "id,text\n1,Hi\n"}, "a.csv has id, text; expected audio as"),
         ({"a.csv": "file,text\n"}, "a.csv has no lines"),
-        ({"a.jsonl": "[1]\n"}, r"a.jsonl:1 is \[1\]; expected an object a line"),
+        ({"a.jsonl": "[1]\n"}, r"a.jsonl:1 holds \[1\]; expected .*; expected an object a line"),
         ({"a.jsonl": '{"file": '}, "a.jsonl:1 is not JSON"),
         ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
         ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has clips/ and dev.tsv, other.tsv;"),
-        ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: it is not UTF-8"),
+        ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )
 def test_what_is_no_layout_is_refused(tmp_path, files, message):
@@ -242,3 +242,22 @@ def test_a_folder_without_references_is_taken_where_none_are_needed(tmp_path, re
     )
     (tmp_path / "refs.csv").write_text("file,text\nb.wav,Hi\n")
     assert find_clips(str(tmp_path), need_references=False).references
+
+
+def test_audio_with_a_text_file_beside_each(tmp_path, record):
+    record(tmp_path / "a.wav")
+    record(tmp_path / "deep" / "b.mp3", 2.0)
+    (tmp_path / "a.txt").write_text("Hello\n there\n", encoding="utf-8")
+    (tmp_path / "deep" / "b.txt").write_text("Olá", encoding="utf-8")
+    found = find_clips(str(tmp_path), language="pt")
+    assert texts(found) == {"a.wav": ("Hello there", "pt"), "deep/b.mp3": ("Olá", "pt")}
+    assert found.summary.startswith("audio with a .txt beside each file: 2 clips; ")
+    record(tmp_path / "without.wav")
+    (tmp_path / "a.txt").write_text(" \n")
+    (tmp_path / "gone.txt").write_text("Hi")
+    with pytest.raises(ConfigError) as caught:
+        find_clips(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}: 2 without a reference text: a.txt (a.wav), without.txt (without.wav); "
+        "1 without audio: gone.txt (gone.txt); correct these lines or take them out"
+    )

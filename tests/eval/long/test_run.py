@@ -10,7 +10,7 @@ import soundfile
 from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
-from eval.accuracy.worker import System, drive
+from eval.accuracy.worker import TranscriptionSystem, drive
 from eval.long import compose, run, systems
 from eval.long.compose import read_manifest
 from eval.long.plan import OUR_DEFAULT, Planned
@@ -20,7 +20,7 @@ from serve.contract.errors import UnavailableError
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
 
 
-class Listener(System):
+class Listener(TranscriptionSystem):
     """Knows what was said where; but our default's ears lose nothing, others' every fifth."""
 
     def __init__(self, name, recordings, folder):

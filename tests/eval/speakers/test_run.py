@@ -12,15 +12,7 @@ from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.record import Run
 from eval.speakers.conversations import Planned, compose
-from eval.speakers.recordings import (
-    Utterance,
-    halves,
-    parse_rttm,
-    parse_stm,
-    read_recordings,
-    to_rttm,
-    to_stm,
-)
+from eval.speakers.recordings import Utterance, read_recordings, to_rttm, to_stm
 from eval.speakers.run import speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import Turn
@@ -55,27 +47,24 @@ def meetings(tmp_path):
     return folder
 
 
-def test_turns_are_written_as_they_are_read(meetings):
-    assert parse_rttm("; a comment\n" + to_rttm("x", TURNS), "here") == TURNS
+def test_recordings_are_read_as_they_are_written(meetings):
+    (meetings / "first.rttm").write_text("; a comment\n" + to_rttm("first", TURNS))
+    (meetings / "second.stm").write_text(";; a comment\n" + to_stm("second", reversed(SAID)))
     recordings = read_recordings(meetings)
     assert [(one.name, one.turns, one.speakers) for one in recordings] == [
         ("first", TURNS, 2),
         ("second", TURNS, 2),
     ]
-    assert [one.name for one in halves(recordings)["report"]] == ["second"]
+    assert [one.utterances for one in recordings] == [(), SAID]
 
 
-def test_what_is_said_is_written_as_it_is_read(meetings):
-    assert parse_stm(";; a comment\n" + to_stm("x", reversed(SAID)), "here") == SAID
-    (meetings / "second.stm").write_text(to_stm("second", SAID))
-    assert [one.utterances for one in read_recordings(meetings)] == [(), SAID]
-    with pytest.raises(ConfigError, match=r"here:1: 'x 1 ann soon 2.0 hi' is nothing that is said"):
-        parse_stm("x 1 ann soon 2.0 hi\n", "here")
-
-
-def test_what_is_no_rttm_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"here:2: 'SPEAKER x 1 soon .*' is no turn"):
-        parse_rttm("\nSPEAKER x 1 soon 2.0 <NA> <NA> ann\n", "here")
+def test_malformed_references_are_refused(meetings, tmp_path):
+    (meetings / "second.stm").write_text("x 1 ann soon 2.0 hi\n")
+    with pytest.raises(ConfigError, match=r"second.stm:1: got 'x 1 ann soon 2.0 hi'; expected an"):
+        read_recordings(meetings)
+    (meetings / "first.rttm").write_text("\nSPEAKER x 1 soon 2.0 <NA> <NA> ann\n")
+    with pytest.raises(ConfigError, match=r"first.rttm:2: got 'SPEAKER x 1 soon .*; expected a tu"):
+        read_recordings(meetings)
     with pytest.raises(ConfigError, match="has no recordings"):
         read_recordings(tmp_path)
 
@@ -131,6 +120,7 @@ def measured(monkeypatch, meetings, tmp_path):
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
         result = speakers(run, **options, texts=texts)
+        run.keep(result)
         return result, json.loads(run.path.read_text())
 
     return measure
@@ -143,7 +133,7 @@ def test_what_is_right_passes(measured):
     (conversations, recordings) = record["figures"]["sets"]
     assert (conversations["count"], conversations["counted"], recordings["count"]) == (2, 2, 1)
     assert conversations["rate"] == recordings["rate"] == 0.0
-    assert "conversations: Earshot" in printed(result)
+    assert "| conversations |" in printed(result)
 
 
 def test_what_is_wrong_fails(measured):

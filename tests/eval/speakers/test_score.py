@@ -1,11 +1,11 @@
-"""The diarization error rate, and the pairs that it holds against each other."""
+"""The diarization error rate, its pairs of speakers, and the errors of each one's words."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from eval.speakers.score import best_pairs, errors
+from eval.speakers.score import best_pairs, counts_as_one, cp_counts, errors
 from serve.speakers.diarize import Turn
 
 
@@ -60,3 +60,42 @@ def test_pairs_are_the_best_of_all(shape):
         orders = itertools.permutations(range(short.shape[1]), short.shape[0])
         best = max(sum(short[i, j] for i, j in enumerate(order)) for order in orders)
         assert sum(gain[i, j] for i, j in pairs) == best
+
+
+# ---------------------------------------------------------------- words
+
+
+SPOKEN = [("ann", "Good morning, Bob."), ("bob", "Morning!"), ("ann", "How are you?")]
+
+
+def edits_of(counts):
+    return counts.substitutions, counts.deletions, counts.insertions
+
+
+@pytest.mark.parametrize(
+    ("heard", "edits"),
+    [
+        ([("B", "good morning bob how are you"), ("A", "morning")], (0, 0, 0)),
+        ([("A", "good morning bob"), ("B", "morning how are you")], (0, 2, 2)),
+        ([("A", "good morning bob morning how are you")], (0, 1, 1)),
+        ([("A", "good morning bob how are you"), ("B", "morning"), ("C", "well")], (0, 0, 1)),
+        ([], (0, 7, 0)),
+    ],
+)
+def test_words_count_for_who_says_them(heard, edits):
+    counts = cp_counts(SPOKEN, heard)
+    assert (edits_of(counts), counts.length) == (edits, 7)
+
+
+def test_words_alone_do_not_tell_who_says_them():
+    heard = [("A", "good morning bob morning"), ("C", "how are you all")]
+    assert edits_of(counts_as_one(SPOKEN, heard)) == (0, 0, 1)
+
+
+def test_characters_are_words_where_nobody_writes_spaces():
+    assert cp_counts([("li", "你好嗎 Bob")], [("A", "你好 bob")]).length == 4
+    assert edits_of(cp_counts([("li", "你好嗎")], [("A", "你好")])) == (0, 1, 0)
+
+
+def test_nobody_says_nothing():
+    assert cp_counts([], []).length == 0

@@ -15,13 +15,11 @@ from eval.config import Config, changed
 from eval.record import read_json
 from eval.trust import run as trust_run
 from eval.trust.agreement import (
-    Whole,
     checks_of,
-    curve,
+    figures_of,
     is_trusted,
     pair_of,
     steps,
-    ways_of,
 )
 from eval.trust.run import passes_of, trust
 from serve.contract.codec import to_json
@@ -48,16 +46,6 @@ def pair(file, reference, text, other, duration_s=1.0, references=True, **said):
     clip = Clip(file, Path(file), reference, "en" if reference else None, duration_s)
     first, second = transcript(text, **said), transcript(other)
     return pair_of(clip, first, second, references=references, normalize=BASIC)
-
-
-def test_texts_differ_by_edits_of_the_longer_one():
-    one = pair("a", "so it is", "So it is.", "so, it his")
-    assert one.difference == pytest.approx(100 / 9, abs=0.01)
-    assert one.difference == pair("a", "so it is", "so it his", "so it is").difference
-    assert (one.text, one.other_text) == ("So it is.", "so, it his")
-    assert (one.edits.errors, one.edits.length) == (0, 8)
-    assert pair("a", "so", "", "yes, it is so").difference == 100.0
-    assert pair("a", "", "so", "", references=False).edits is None
 
 
 def test_a_transcript_is_as_sure_as_its_tokens_and_words():
@@ -90,11 +78,11 @@ PAIRS = [
     pair("d", "d" * 100, "d" * 50 + "x" * 50, "d" * 100, 4.0, avg_logprob=-0.5, confidence=0.7),
     pair("e", "e" * 100, "", "", 5.0),
 ]
-WHOLE = Whole(clips=10, seconds=40.0)
 
 
 def points_by(way, pairs=PAIRS, threshold=10.0):
-    return {point.threshold: point for point in curve(pairs, WHOLE, threshold) if point.by == way}
+    found = figures_of(pairs, failed=0, clips=10, seconds=40.0, threshold=threshold)
+    return {point.threshold: point for point in found.points if point.by == way}
 
 
 def test_a_threshold_says_how_much_is_selected_and_how_right():
@@ -115,29 +103,25 @@ def test_other_ways_select_as_many():
     assert [point.clips for point in sure.values()] == [2, 2, 2, 3, 3, 3, 4, 4]
     assert sure[0.0].cer.percent == 0.0  # a and c
     assert sure[5.0].cer.percent == pytest.approx(50 / 3)  # and d
-    assert points_by("confidence")[0.0].cer.percent == 50.0  # b and c
     agreed = points_by("agreement")[100.0]
     assert sure[100.0] == dataclasses.replace(agreed, by="avg_logprob"), "intervals as well"
 
 
-def test_ways_are_those_that_there_is_something_for():
-    unsure = [dataclasses.replace(one, confidence=None) for one in PAIRS]
-    assert ways_of(PAIRS) == ["agreement", "avg_logprob", "confidence"]
-    assert ways_of(unsure) == ["agreement", "avg_logprob"]
+def test_without_references_agreement_alone_selects():
     unknown = [dataclasses.replace(one, edits=None) for one in PAIRS]
-    assert ways_of(unknown) == ["agreement"]
     found = points_by("agreement", unknown)[5.0]
     assert (found.clips, found.cer, found.exact_percent) == (3, None, None)
+    assert not points_by("avg_logprob", unknown)
     assert checks_of(unknown, 10.0) == ()
 
 
 def test_a_curve_takes_what_is_alike_together():
-    assert steps(PAIRS, WHOLE, "agreement") == [
+    assert steps(PAIRS, 10, "agreement") == [
         (20.0, 50.0),
         (30.0, pytest.approx(100 / 3)),
         (40.0, 37.5),
     ]
-    shares = [share for share, _ in steps(PAIRS, WHOLE, "avg_logprob")]
+    shares = [share for share, _ in steps(PAIRS, 10, "avg_logprob")]
     assert shares == [10.0, 20.0, 30.0, 40.0]
 
 
@@ -324,7 +308,7 @@ def test_the_command_keeps_its_record(tmp_path, opened, capsys):
     assert main(["trust", *flags, "--threshold", "0", "--limit", "1", "--half", ""]) == 0
     record = json.loads((tmp_path / "o" / "trust.json").read_text())
     assert (record["command"], record["settings"]["threshold"]) == ("trust", 0.0)
-    assert record["figures"]["transcripts"]["whole"]["clips"] == 1
+    assert record["figures"]["transcripts"]["clips"] == 1
     assert "| texts differ by at most" in capsys.readouterr().out
     for wrong in ("101", "-1", "much"):
         with pytest.raises(SystemExit):

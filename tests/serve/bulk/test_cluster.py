@@ -182,9 +182,7 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_fo
     check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
 
 
-def test_sigterm_ends_a_run_as_ctrl_c_does_and_it_goes_on_later(
-    command, count, ray_folder, tmp_path
-):
+def test_sigterm_ends_a_run_as_ctrl_c_does(command, count, ray_folder, tmp_path):
     before = {process.pid for process in running(ray_folder)}
     with command(tmp_path, "--cpus", "1") as run:
         wait_until(lambda: len(shards(tmp_path)) >= 2, "nothing is done", WAIT_S + count)
@@ -198,15 +196,8 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_and_it_goes_on_later(
         "what the run started outlives it",
         WAIT_S,
     )
-    done = {path: path.stat().st_mtime_ns for path in shards(tmp_path)}
-    assert 2 <= len(done) < SHARDS
-    assert all(names(path) for path in done)  # whole lines of JSON
-    with command(tmp_path, "--cpus", "1") as run:
-        _, errors = run.communicate(timeout=WAIT_S)
-    assert f"{SHARDS} shards, of which {len(done)} are done" in errors
-    assert {path: path.stat().st_mtime_ns for path in done} == done
-    heard = [file for shard in shards(tmp_path) for file in names(shard)]
-    check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
+    assert 2 <= len(shards(tmp_path)) < SHARDS
+    assert all(names(path) for path in shards(tmp_path))  # whole lines of JSON
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # no part of a file
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from serve.bulk import cluster, store
-from serve.bulk.cluster import Engines, transcribe
+from serve.bulk import store
 from serve.bulk.plan import Output, Shard
 from serve.bulk.worker import Report
 from serve.contract.config import Config
@@ -16,6 +15,8 @@ SHARDS = [Shard(number, (f"{number}a", f"{number}b")) for number in range(3)]
 @pytest.fixture
 def played(tmp_path, monkeypatch):
     """Runs all shards by a function that plays what one is; gives the reports and the passes."""
+    from serve.bulk import cluster  # which takes seconds, Ray's
+
     output = Output(str(tmp_path), "jsonl")
     passes = []
 
@@ -26,7 +27,8 @@ def played(tmp_path, monkeypatch):
                 yield from play(shard, alone, output)
 
         monkeypatch.setattr(cluster, "_pass", one_pass)
-        return list(transcribe(SHARDS, Engines(1, Config(), 1, 0), Request(b""), output))
+        engines = cluster.Engines(1, Config(), 1, 0)
+        return list(cluster.transcribe(SHARDS, engines, Request(b""), output))
 
     return run, passes
 

@@ -202,6 +202,22 @@ def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
     assert "--again is for --output FOLDER" in capsys.readouterr().err
 
 
+def test_a_run_that_is_interrupted_tells_what_is_done(toml, files, fake, tmp_path, capsys):
+    answer, first = fake.transcribe, tmp_path / "out" / "a.txt"
+
+    def transcribe(request):
+        if request.audio == b"b.mp3":
+            wait_until(first.exists, "nothing is done", WAIT_S)
+            raise KeyboardInterrupt
+        return answer(request)
+
+    fake.transcribe = transcribe
+    assert run(toml, "--output", str(first.parent), files["a.wav"], files["b.mp3"]) == 130
+    errors = capsys.readouterr().err
+    assert "1 of 2 files transcribed, 0 skipped, 0 failed" in errors
+    assert errors.endswith("interrupted\n") and "Traceback" not in errors
+
+
 def test_a_full_disk_leaves_no_file_and_no_half_of_one(toml, files, fake, tmp_path, capsys):
     out = tmp_path / "out"
     with _limit_of_files(20):  # of 32 bytes
@@ -554,34 +570,6 @@ def test_open_lets_everybody_in(toml, monkeypatch):
     for more in ([], ["--open"]):
         assert main(["start", "--config", str(toml), *more]) == 1
     assert started == [False, True]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_whole_files_and_goes_on(nano_toml, tmp_path, number):
-    count, out = 12, tmp_path / "out"
-    (tmp_path / "in").mkdir()
-    for name in range(count):
-        (tmp_path / "in" / f"{name}.flac").write_bytes(audio_file(20.0))
-    command = [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml)]
-    command += ["--format", "json", "--output", str(out), str(tmp_path / "in")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: [*out.glob("*.json")], "nothing is done", WAIT_S)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == (-number if number == signal.SIGKILL else 130), errors
-    assert "Traceback" not in errors
-    done = {path: path.read_text() for path in out.glob("*.json")}
-    assert 0 < len(done) < count
-    assert all(json.loads(text)["duration"] == 20.0 for text in done.values())
-    if number != signal.SIGKILL:
-        assert f"{len(done)} of {count} files transcribed, 0 skipped, 0 failed" in errors
-    again = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
-    )
-    assert f"{count - len(done)} of {count} files transcribed, {len(done)} skipped" in again.stderr
-    assert len([*out.glob("*.json")]) == count
-    assert all(path.read_text() == text for path, text in done.items())
 
 
 # ---------------------------------------------------------------- with a real server

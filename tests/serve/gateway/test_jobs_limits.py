@@ -230,8 +230,8 @@ def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
 
 
 def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, keys_file):
-    running = start(jobs=config, keys_file=keys_file, max_request_mb=8, max_inflight_mb=8)
-    options = {"prompt": "one two " * 6000, "response_format": "verbose_json"}
+    running = start(jobs=config, keys_file=keys_file, max_request_mb=4, max_inflight_mb=4)
+    options = {"prompt": "one two " * 3000, "response_format": "verbose_json"}
     ids = [accepted(running, headers=key, **options)["id"] for key in (ALICE, BOB)]
     for id, key in zip(ids, (ALICE, BOB), strict=True):
         assert ended(running, id, key)["status"] == "completed"

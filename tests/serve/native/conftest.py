@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from build.checkpoint import open_checkpoint
+from serve.contract.config import RuntimeConfig
+from serve.native.runtime import NativeRuntime
 from serve.speech.audio import decode
 from serve.speech.cutting import cut
 from serve.speech.meter import Limits
@@ -41,6 +43,14 @@ def checkpoint():
 @pytest.fixture(scope="session")
 def engine(checkpoint, tmp_path_factory):
     return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16", "fp16")
+
+
+@pytest.fixture(scope="session")
+def runtime(engine):
+    """Four windows at a time, of twelve rows together."""
+    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, rows=12, encoder_batch=3, threads=1))
+    yield runtime
+    runtime.close()
 
 
 @pytest.fixture(scope="session")

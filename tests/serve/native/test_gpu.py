@@ -47,32 +47,32 @@ def int8_engine(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(engine, int8_engine, checkpoint, windows):
+def jobs(checkpoint, windows):
+    """A job for each window, whose language is named."""
+    return [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
+
+
+def said(engine, config, jobs):
+    """What a fresh runtime makes of jobs that it has together: their last events, by id."""
+    runtime = NativeRuntime(engine, config)
+    ended = run(runtime, jobs)
+    runtime.close()
+    return ended
+
+
+@pytest.fixture(scope="module")
+def expected(engine, int8_engine, jobs):
     """What the CPU says of each window, by the engine's precision."""
-    found = {}
-    for name, one in (("fp16", engine), ("int8", int8_engine)):
-        config = RuntimeConfig(slots=8, encoder_batch=4, compute_type="float32")
-        runtime = NativeRuntime(one, config)
-        jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
-        found[name] = run(runtime, jobs)
-        runtime.close()
-    return found
+    config = RuntimeConfig(slots=8, encoder_batch=4, compute_type="float32")
+    return {"fp16": said(engine, config, jobs), "int8": said(int8_engine, config, jobs)}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_the_same_tokens_as_on_the_cpu(
-    precision,
-    way,
-    engine,
-    int8_engine,
-    expected,
-    checkpoint,
-    windows,
+    precision, way, engine, int8_engine, expected, jobs, windows
 ):
-    runtime = NativeRuntime({"fp16": engine, "int8": int8_engine}[precision], WAYS[way])
-    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
-    ended = run(runtime, jobs)
+    ended = said({"fp16": engine, "int8": int8_engine}[precision], WAYS[way], jobs)
     for i, window in enumerate(windows):
         cpu = expected[precision][i]
         assert ended[i].tokens == cpu.tokens, window[0]
@@ -83,50 +83,32 @@ def test_the_same_tokens_as_on_the_cpu(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cross_kv", ["full", "int8"])
-def test_short_windows_say_what_they_say_on_the_cpu(
-    cross_kv, way, int8_engine, checkpoint, windows
-):
-    short = [(language, features[:, :1000]) for _, language, features in windows[:8]]
-    jobs = [Job(i, w[1], prompt_of(checkpoint.facts, w[0])) for i, w in enumerate(short)]
-    found = []
-    for config in (RuntimeConfig(slots=8), dataclasses.replace(WAYS[way], cross_kv=cross_kv)):
-        runtime = NativeRuntime(int8_engine, config)
-        found.append(run(runtime, jobs))
-        runtime.close()
-    for i, on_cpu in found[0].items():
+def test_short_windows_say_what_they_say_on_the_cpu(cross_kv, way, int8_engine, jobs):
+    short = [dataclasses.replace(job, features=job.features[:, :1000]) for job in jobs[:8]]
+    gpu = said(int8_engine, dataclasses.replace(WAYS[way], cross_kv=cross_kv), short)
+    for i, on_cpu in said(int8_engine, RuntimeConfig(slots=8), short).items():
         tolerance = 2e-2 if cross_kv == "full" else 5e-2
-        on_gpu = found[1][i].scores.avg_logprob
-        assert on_gpu == pytest.approx(on_cpu.scores.avg_logprob, abs=tolerance)
-        assert cross_kv == "int8" or found[1][i].tokens == on_cpu.tokens
+        expected = pytest.approx(on_cpu.scores.avg_logprob, abs=tolerance)
+        assert gpu[i].scores.avg_logprob == expected
+        assert cross_kv == "int8" or gpu[i].tokens == on_cpu.tokens
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_last_of_several_gpus_says_the_same(way, int8_engine, expected, checkpoint, windows):
+def test_the_last_of_several_gpus_says_the_same(way, int8_engine, expected, jobs):
     """Where there is one, it is the first."""
-    device = f"cuda:{torch.cuda.device_count() - 1}"
-    runtime = NativeRuntime(int8_engine, dataclasses.replace(WAYS[way], device=device))
-    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows[:4])]
-    for job_id, event in run(runtime, jobs).items():
+    config = dataclasses.replace(WAYS[way], device=f"cuda:{torch.cuda.device_count() - 1}")
+    for job_id, event in said(int8_engine, config, jobs[:4]).items():
         assert event.tokens == expected["int8"][job_id].tokens
-    runtime.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, windows):
+def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, jobs, windows):
     """Where another answer wins, the two are as good as equal."""
-    found = []
+    searches = [dataclasses.replace(job, options=BEAM) for job in jobs]
     # Two threads or one give a CPU the same bits, whatever else the machine does.
-    for config in (
-        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4, threads=2),
-        dataclasses.replace(WAYS[way], rows=ROWS),
-    ):
-        runtime = NativeRuntime(int8_engine, config)
-        jobs = [
-            Job(i, w[2], prompt_of(checkpoint.facts, w[1]), BEAM) for i, w in enumerate(windows)
-        ]
-        found.append(run(runtime, jobs))
-        runtime.close()
-    cpu, gpu = found
+    on_cpu = RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4, threads=2)
+    cpu = said(int8_engine, on_cpu, searches)
+    gpu = said(int8_engine, dataclasses.replace(WAYS[way], rows=ROWS), searches)
     for job_id, event in gpu.items():
         assert event.scores.avg_logprob == pytest.approx(cpu[job_id].scores.avg_logprob, abs=2e-2)
     other = [windows[i][0] for i in gpu if gpu[i].tokens != cpu[i].tokens]
@@ -135,22 +117,13 @@ def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, window
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("beam_size", [1, 5])
-def test_phrases_are_said_as_on_the_cpu(beam_size, way, int8_engine, expected, checkpoint, windows):
+def test_phrases_are_said_as_on_the_cpu(beam_size, way, int8_engine, expected, jobs, windows):
     """Beside windows that have none; where another answer wins, the two are as good as equal."""
     trie = pairs_of([expected["int8"][i] for i in range(6)])
-    ended = []
-    for config in (
-        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4),
-        dataclasses.replace(WAYS[way], rows=ROWS),
-    ):
-        runtime = NativeRuntime(int8_engine, config)
-        jobs = []
-        for i, (_, language, features) in enumerate(windows):
-            options = DecodingOptions(beam_size=beam_size, phrases=(None, trie)[i % 2])
-            jobs.append(Job(i, features, prompt_of(checkpoint.facts, language), options))
-        ended.append(run(runtime, jobs))
-        runtime.close()
-    cpu, gpu = ended
+    options = [DecodingOptions(beam_size=beam_size, phrases=each) for each in (None, trie)]
+    mixed = [dataclasses.replace(job, options=options[job.id % 2]) for job in jobs]
+    cpu = said(int8_engine, RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4), mixed)
+    gpu = said(int8_engine, dataclasses.replace(WAYS[way], rows=ROWS), mixed)
     other = [windows[i][0] for i in gpu if gpu[i].tokens != cpu[i].tokens]
     assert len(other) <= len(windows) // 10, other
     if beam_size == 1:
@@ -160,13 +133,11 @@ def test_phrases_are_said_as_on_the_cpu(beam_size, way, int8_engine, expected, c
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[1]], ids=["greedy", "sampled"])
-def test_a_draft_changes_no_bit(options, graphs, int8_engine, checkpoint, windows):
+def test_a_draft_changes_no_bit(options, graphs, int8_engine, jobs):
     """Guesses that are right, wrong from the middle on, and longer than the answer."""
     config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
     runtime = NativeRuntime(int8_engine, config)
-    jobs = [
-        Job(i, w[2], prompt_of(checkpoint.facts, w[1]), options) for i, w in enumerate(windows[:6])
-    ]
+    jobs = [dataclasses.replace(job, options=options) for job in jobs[:6]]
     plain = run(runtime, jobs)
     steps = runtime.gauges().steps
     for change in (
@@ -176,11 +147,9 @@ def test_a_draft_changes_no_bit(options, graphs, int8_engine, checkpoint, window
     ):
         drafted = [dataclasses.replace(job, draft=change(plain[job.id].tokens)) for job in jobs]
         for job_id, event in run(runtime, drafted).items():
-            assert (event.tokens, event.finished) == (
-                plain[job_id].tokens,
-                plain[job_id].finished,
-            )
-            assert event.scores.avg_logprob == plain[job_id].scores.avg_logprob
+            before = plain[job_id]
+            assert (event.tokens, event.finished) == (before.tokens, before.finished)
+            assert event.scores.avg_logprob == before.scores.avg_logprob
     assert runtime.gauges().steps < 3 * steps  # the right guesses saved theirs
 
 
@@ -255,18 +224,13 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
 
 @pytest.mark.parametrize("cross_kv", ["full", "int8"])
 @pytest.mark.parametrize("way", WAYS)
-def test_words_are_where_the_cpu_finds_them(way, cross_kv, int8_engine, checkpoint, windows):
+def test_words_are_where_the_cpu_finds_them(way, cross_kv, int8_engine, jobs):
     """All windows at once, in many passes, some cancelled while they are aligned."""
-    jobs = [
-        Job(i, w[2], prompt_of(checkpoint.facts, w[1]), align_frames=1500 if i % 2 else 400)
-        for i, w in enumerate(windows)
-    ]
-    found = []
-    for config in (RuntimeConfig(slots=8, encoder_batch=4), WAYS[way]):
-        runtime = NativeRuntime(int8_engine, dataclasses.replace(config, cross_kv=cross_kv))
-        found.append(run(runtime, jobs))
-        runtime.close()
-    cpu, gpu = found
+    jobs = [dataclasses.replace(job, align_frames=(400, 1500)[job.id % 2]) for job in jobs]
+    cpu, gpu = (
+        said(int8_engine, dataclasses.replace(config, cross_kv=cross_kv), jobs)
+        for config in (RuntimeConfig(slots=8, encoder_batch=4), WAYS[way])
+    )
     apart, probs = [], []
     for i, event in gpu.items():
         if event.tokens == cpu[i].tokens and event.alignment is not None:
@@ -280,10 +244,9 @@ def test_words_are_where_the_cpu_finds_them(way, cross_kv, int8_engine, checkpoi
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_words_change_no_bit_of_their_neighbours(graphs, int8_engine, checkpoint, windows):
+def test_words_change_no_bit_of_their_neighbours(graphs, int8_engine, checkpoint, jobs):
     config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
     runtime = NativeRuntime(int8_engine, config)
-    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
     plain = run(runtime, jobs)
     mixed = [dataclasses.replace(job, align_frames=700 * (job.id % 2)) for job in jobs]
     for job_id, event in run(runtime, mixed).items():

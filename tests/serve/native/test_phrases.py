@@ -4,19 +4,10 @@ import itertools
 
 import pytest
 
-from serve.contract.config import RuntimeConfig
 from serve.contract.phrases import build_trie
-from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.serve.native.decoding import beginnings, prompt_of, run
 from tests.serve.native.kernels.parity import nightly
-
-
-@pytest.fixture(scope="module")
-def runtime(engine):
-    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=2))
-    yield runtime
-    runtime.close()
 
 
 @pytest.fixture(scope="module")

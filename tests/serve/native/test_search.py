@@ -21,13 +21,6 @@ SAMPLES = dataclasses.replace(PLAIN, temperature=0.8, best_of=4, seed=7)
 
 
 @pytest.fixture(scope="module")
-def runtime(engine):
-    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, rows=12, encoder_batch=3, threads=1))
-    yield runtime
-    runtime.close()
-
-
-@pytest.fixture(scope="module")
 def network(engine):
     """In the runtime's arithmetic."""
     dims = engine.manifest.dims

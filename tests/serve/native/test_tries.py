@@ -24,13 +24,6 @@ def windows(windows):
 
 
 @pytest.fixture(scope="module")
-def runtime(engine):
-    runtime = NativeRuntime(engine, CONFIG)
-    yield runtime
-    runtime.close()
-
-
-@pytest.fixture(scope="module")
 def prompt(checkpoint):
     return checkpoint.facts.sot, DETECT_LANGUAGE, checkpoint.facts.transcribe
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.contract.errors import EarshotError
+from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Request
 from serve.supervisor.control import give, order_for
 from serve.supervisor.run import running_server
@@ -75,6 +75,11 @@ def test_requests_meet_an_exchange_and_are_answered(
         asked = pool.submit(exchange, dataclasses.replace(config, engine=str(link)), "")
         while not asked.done():
             assert client.transcribe(CLIP).duration == 1.0
+            with pytest.raises(AudioError):
+                client.transcribe(b"RIFF" + bytes(1000))
+            leaving = client.stream(Request(audio=LONG))
+            next(leaving)
+            leaving.close()
     assert call.result().duration == 75.0
     assert asked.result()[-1] == f"{link} has taken over"
     assert "CER 0.0 % on 3 clips" in " ".join(asked.result())

@@ -122,7 +122,10 @@ def known(names, *references):
         ({"unfinished": 1}, "unfinished = 1; expected true or false"),
         ({"language": "xx"}, "language"),
         ({"languages": "en"}, "languages = 'en'; expected a list of codes"),
-        ({"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
+        (
+            {"language": None, "languages": ["en", "germn"]},
+            "'germn' is unknown; did you mean 'german'",
+        ),
         ({"languages": ["de", "es"]}, r"languages = \['de', 'es'\] with language = 'en'; expec"),
         ({"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
         ({"multilingual": True}, "multilingual = true with language = 'en'; expected one"),

@@ -38,7 +38,7 @@ class Sender:
         assert not (self.sent and self.sent[-1][1]), "a response after the last one"
         self.sent.append((response, final))
 
-    def _maybe_break(self, part):
+    def maybe_break(self, part):
         if self.broken == part:
             raise RuntimeError(f"{part} broke")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import soundfile
 import tritonclient.http as triton_http
@@ -15,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from serve.contract.errors import (
+    AudioError,
     CancelledError,
     EarshotError,
     OverloadedError,
@@ -239,6 +241,24 @@ def test_a_full_queue_refuses_and_recovers(server, client):
     ended = {name: counts[name] - before[name] for name in counts}
     assert ended["rejected"] > 0 and ended["failed"] == ended["timed_out"] == 0
     assert sum(ended.values()) <= 151  # a call cancelled very early never reached the model
+
+
+def test_large_requests_leave_no_memory_with_triton(server, client):
+    (triton,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "tritonserver"
+    ]
+    before_mb = own_memory_mb(triton.pid)
+    calls = [client.start(Request(audio=bytes(24 * 2**20))) for _ in range(8)]
+    assert {type(error_of(call)) for call in calls} == {AudioError}
+    wait_until(lambda: own_memory_mb(triton.pid) < before_mb + 64, "Triton keeps the messages")
+
+
+def own_memory_mb(pid):
+    """Memory of a process that it shares with no other."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) / 1024
 
 
 def error_of(call):

@@ -5,6 +5,7 @@ as it is known, where a request asks for them. `execute` copies a request's tens
 and returns; its response sender lives on in a `Responder`.
 """
 
+import ctypes
 import functools
 import json
 import logging
@@ -30,6 +31,7 @@ from serve.wire.numpy_version import require_numpy_1
 logger = logging.getLogger("earshot")
 
 _SWITCH_S = 0.0005  # longest that one thread keeps the interpreter while another waits for it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 class TritonPythonModel:
@@ -38,6 +40,11 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Get ready to answer; it has transcribed once when this returns."""
         triton = os.getppid()
+        # Tensors of a few MiB come with each step: the allocator keeps them, as it does by itself
+        # where the environment does not set Triton's limits.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
         # Python's 5 ms are several decoder steps, for which the device thread would stand still.
         sys.setswitchinterval(_SWITCH_S)
