@@ -48,7 +48,8 @@ _CHANNEL_OPTIONS = [
 _SMALL_S = 2.0  # limit of health and metadata
 _LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
-_LOOK_S = 0.25  # between two looks at a device's link
+LOOK_S = 0.25
+"""Seconds between two looks at a device's link."""
 _ERROR_FIELD = b"\x0a"  # first byte of a ModelStreamInferResponse with an error message
 
 
@@ -73,6 +74,35 @@ class EngineRequest:
     audio: AudioLength | None = None  # None: no latency target limits the request
 
 
+@dataclasses.dataclass(frozen=True)
+class SentRequest:
+    """A request that a Triton has."""
+
+    connection: "TritonConnection"
+    key: str  # by which it is cancelled
+    has_file: bool
+    responses: AsyncIterator[bytes]  # serialised `ModelStreamInferResponse`s
+
+    async def answers(self) -> AsyncIterator[bytes]:
+        """Yield the answers; they are read to their end, whatever they say.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        error: ApiError | None = None
+        try:
+            async for answer in self.responses:
+                if answer.startswith(_ERROR_FIELD):
+                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    error = errors.from_upstream("", message.error_message)
+                elif error is None:
+                    yield answer
+        except grpc.aio.AioRpcError as failed:
+            error = error or errors.from_upstream(failed.code().name, failed.details() or "")
+        if error is not None:
+            raise error
+
+
 class Engine:
     """The engine of a device, whichever Triton that is now.
 
@@ -91,8 +121,8 @@ class Engine:
         self._address = address
         self._used = address.link.parent / USED if server.idle_unload_s else None
         self._start_timeout_s = server.start_timeout_s
-        self._current: _TritonConnection | None = None
-        self._replaced: list[_TritonConnection] = []  # those with unfinished requests
+        self._current: TritonConnection | None = None
+        self._replaced: list[TritonConnection] = []  # those with unfinished requests
 
     def is_available(self) -> bool:
         """Return whether it may get a request: its process responds, or the request waits.
@@ -107,6 +137,16 @@ class Engine:
         now = self.connection()
         return now is None or await now.ready()
 
+    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest | None:
+        """Send a request; None: there is no Triton, and one is being loaded.
+
+        Raises:
+            ApiError: 503, its audio cannot be handed over.
+        """
+        self.note_use()
+        now = self.connection()
+        return None if now is None else now.send(request, span)
+
     async def ask(self, method: str, message: bytes) -> bytes:
         """Ask for health or metadata; return the serialised answer.
 
@@ -117,7 +157,7 @@ class Engine:
             async with asyncio.timeout(self._start_timeout_s):
                 while (now := self.connection()) is None:
                     self.note_use()
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(LOOK_S)
         except TimeoutError:
             raise errors.server_away() from None
         return await now.ask(method, message)
@@ -131,19 +171,19 @@ class Engine:
                 await connection.close()
             if self.inflight:
                 self.note_use()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
         """Close all connections."""
         for connection in (*self._replaced, *filter(None, [self._current])):
             await connection.close()
 
-    def connection(self) -> "_TritonConnection | None":
+    def connection(self) -> "TritonConnection | None":
         """Return the connection to the Triton that the link names; None while it names none."""
         try:
             while self._current is None or self._current.folder != self._folder():
                 # A folder is held before it is looked up again: if it is still named, it stays.
-                self._replace(_TritonConnection(self._address, self._folder()))
+                self._replace(TritonConnection(self._address, self._folder()))
         except OSError:
             self._replace(None)
         return self._current
@@ -156,83 +196,13 @@ class Engine:
     def _folder(self) -> Path:
         return Path(os.path.realpath(self._address.link, strict=True))
 
-    def _replace(self, connection: "_TritonConnection | None") -> None:
+    def _replace(self, connection: "TritonConnection | None") -> None:
         if self._current is not None:
             self._replaced.append(self._current)
         self._current = connection
 
 
-class Attempt:
-    """A request that one engine has, or that waits until the engine's Triton is there.
-
-    Args:
-        engine: the engine.
-        request: the request.
-        span: is told when the engine gets the request.
-
-    Raises:
-        ApiError: 503, its audio cannot be handed over.
-    """
-
-    def __init__(self, engine: Engine, request: EngineRequest, span: RequestSpan) -> None:
-        self.engine = engine
-        self._request: EngineRequest | None = request
-        self._span = span
-        self._connection: _TritonConnection | None = None
-        self._key, self._file = "", request.audio_file is not None
-        self._cancelled = False
-        engine.note_use()
-        if (connection := engine.connection()) is not None:
-            self._send(connection)
-        engine.inflight += 1
-
-    def _send(self, connection: "_TritonConnection") -> None:
-        assert self._request is not None
-        self._key, self._source = connection.send(self._request, self._span)
-        self._connection = connection
-        self._request = None  # its audio may be large
-
-    async def answers(self) -> AsyncIterator[bytes]:
-        """Yield the engine's answers; they are read to their end, whatever they say.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        while self._connection is None:
-            if self._cancelled:
-                raise errors.client_gone()
-            if (connection := self.engine.connection()) is not None:
-                self._send(connection)
-                break
-            self.engine.note_use()
-            await asyncio.sleep(_LOOK_S)
-        error: ApiError | None = None
-        try:
-            async for answer in self._source:
-                if answer.startswith(_ERROR_FIELD):
-                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                    error = errors.from_upstream("", message.error_message)
-                elif error is None:
-                    yield answer
-        except grpc.aio.AioRpcError as failed:
-            error = error or errors.from_upstream(failed.code().name, failed.details() or "")
-        if error is not None:
-            raise error
-
-    def cancel(self) -> None:
-        """Cancel the request; see `EngineCall.cancel`."""
-        self._cancelled = True
-        if self._connection is not None:
-            self._connection.cancel(self._key)
-
-    def close(self) -> None:
-        """Count the request as ended; its answers have been read."""
-        self.engine.inflight -= 1
-        if self._connection is not None:
-            self._connection.ended(self._key, self._file)
-
-
-class _TritonConnection:
+class TritonConnection:
     """A connection to one Triton, which the supervisor keeps alive while this is open.
 
     Args:
@@ -292,13 +262,13 @@ class _TritonConnection:
                 raise errors.server_away() from None
             raise errors.from_upstream(error.code().name, error.details() or "") from None
 
-    def send(self, request: EngineRequest, span: RequestSpan) -> tuple[str, AsyncIterator[bytes]]:
-        """Send a request; return its key and its answers. Its audio is linked under the key's name.
+    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest:
+        """Send a request; its audio is linked under the name of its key.
 
         Raises:
             ApiError: 503, its audio cannot be handed over.
         """
-        key = self._new_key()
+        key, has_file = self._new_key(), request.audio_file is not None
         if request.audio_file is not None:
             try:
                 uploads.give(self._uploads, key, request.audio_file)
@@ -307,16 +277,16 @@ class _TritonConnection:
                 raise errors.no_room_for_upload() from error
         segments = request.target.segments
         message = for_triton(request.parts, key, segments, span.recorded, request.priority)
-        source = self._infer.send(message, request.streamed)
+        responses = self._infer.send(message, request.streamed)
         span.given(self._name)
         self._calls += 1
-        return key, source
+        return SentRequest(self, key, has_file, responses)
 
-    def ended(self, key: str, file: bool) -> None:
-        """Count the call of a request as over, and remove its file if Triton has left it."""
+    def ended(self, sent: SentRequest) -> None:
+        """Count a call as over, and remove the request's file if Triton has left it."""
         self._calls -= 1
-        if file:
-            uploads.remove(self._uploads, key)
+        if sent.has_file:
+            uploads.remove(self._uploads, sent.key)
 
     def cancel(self, key: str) -> None:
         """Cancel the request of this key, once the process responds."""

@@ -20,7 +20,7 @@ from serve.contract.config import Config
 from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway import errors
-from serve.gateway.engine import Attempt, Engine, EngineAddress, EngineRequest
+from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest, SentRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Permit
@@ -38,6 +38,7 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
+_EXTENSIONS = ("binary_tensor_data",)  # those of Triton that this server offers
 
 
 class Engines:
@@ -155,7 +156,7 @@ class Engines:
             raise errors.server_away()
         return await engine.ask(method, message)
 
-    async def server_metadata(self, offered: Sequence[str]) -> service_pb2.ServerMetadataResponse:
+    async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Return the name and version of Triton, and those of its extensions that are offered.
 
         Raises:
@@ -163,7 +164,7 @@ class Engines:
         """
         answer = await self.ask(self._default, "ServerMetadata", b"")
         metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-        found = [name for name in metadata.extensions if name in offered]
+        found = [name for name in metadata.extensions if name in _EXTENSIONS]
         del metadata.extensions[:]
         metadata.extensions.extend(found)
         return metadata
@@ -235,7 +236,9 @@ class EngineCall:
         self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
         self._lost = self._cancelled = self._done = False
-        self._attempt = self._give()
+        self._engine: Engine
+        self._sent: SentRequest | None = None  # None: the engine's Triton is not there yet
+        self._give()
         self.task = asyncio.create_task(self._run())
         """Reads the answers of all engines that get the request."""
 
@@ -287,7 +290,8 @@ class EngineCall:
         cancel meets its end.
         """
         self._cancelled = True
-        self._attempt.cancel()
+        if self._sent is not None:
+            self._sent.connection.cancel(self._sent.key)
 
     def __enter__(self) -> Self:
         return self
@@ -296,34 +300,41 @@ class EngineCall:
         if kind is not None and not self._done:
             self.cancel()
 
-    def _give(self) -> Attempt:
+    def _give(self) -> None:
         """Give the request to the least busy engine that takes it.
 
         Raises:
             ApiError: 503, no engine does.
         """
-        assert self._request is not None  # it is dropped with the last engine
         failed: ApiError | None = None
         for engine in sorted(self._left, key=lambda engine: engine.inflight):
             if not engine.is_available():
                 continue
             self._left.remove(engine)
+            self._engine = engine
             try:
-                attempt = Attempt(engine, self._request, self._span)
+                self._send()
             except ApiError as error:
                 failed = error
                 continue
-            if not self._left:
-                self._request = None  # its audio may be large
-            return attempt
+            engine.inflight += 1
+            return
         raise failed or errors.server_away()
+
+    def _send(self) -> bool:
+        """Send the request to the chosen engine; return False if its Triton is not there yet."""
+        assert self._request is not None  # it is dropped with the last engine
+        self._sent = self._engine.send(self._request, self._span)
+        if self._sent is not None and not self._left:
+            self._request = None  # its audio may be large
+        return self._sent is not None
 
     async def _run(self) -> None:
         end: ApiError | None = None
         try:
             while (failed := await self._read_answers()) is not None:
                 try:
-                    self._attempt = self._give()
+                    self._give()
                 except ApiError:
                     raise failed from None
         except ApiError as error:
@@ -343,7 +354,12 @@ class EngineCall:
         """
         begun, status = False, "INTERNAL"
         try:
-            async for answer in self._attempt.answers():
+            while self._sent is None:
+                if self._cancelled:
+                    raise errors.client_gone()
+                if not self._send():
+                    await asyncio.sleep(LOOK_S)
+            async for answer in self._sent.answers():
                 begun = True
                 self._answers.put_nowait(self._named(answer))
             status = "OK"
@@ -353,8 +369,11 @@ class EngineCall:
                 raise
             return error
         finally:
-            self._metrics.ended(self._attempt.engine.name, status)
-            self._attempt.close()
+            self._metrics.ended(self._engine.name, status)
+            self._engine.inflight -= 1
+            if self._sent is not None:
+                self._sent.connection.ended(self._sent)
+                self._sent = None
         self.answered = not self._cancelled
         return None
 

@@ -57,7 +57,7 @@ def build_app(
     """
 
     async def metrics_for_keys(request: Request) -> Response:
-        services.keys.identify(request.headers.get("authorization"))
+        services.keys.of_request(request)
         return await _metrics(metrics)(request)
 
     routes: list[BaseRoute] = [

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from starlette.requests import HTTPConnection
+
 from serve.contract.config import Config
 from serve.contract.errors import AccessError, ConfigError
 from serve.contract.keys import (
@@ -223,6 +225,10 @@ class ApiKeys:
             raise ApiError(AccessError("this API key is unknown"))
         self._require_unexpired(fitting[0])
         return fitting[0]
+
+    def of_request(self, request: HTTPConnection) -> ApiKey:
+        """Return the API key of an HTTP request; see `identify`."""
+        return self.identify(request.headers.get("authorization"))
 
     @property
     def several(self) -> bool:

@@ -87,6 +87,11 @@ class Permit:
         self._api_key.bytes += size
         self._admission.bytes += size
 
+    @property
+    def upload_timeout_s(self) -> float:
+        """The limit of time of its body."""
+        return self._admission.upload_timeout_s
+
     def arriving(self, limit: asyncio.Timeout) -> contextlib.AbstractContextManager[None]:
         """See `Admission.arriving`."""
         return self._admission.arriving(limit)
@@ -167,6 +172,7 @@ class Admission:
         self.max_request_bytes = server.max_request_mb * _MIB
         self.max_bytes = server.max_inflight_mb * _MIB
         self.max_requests = server.max_inflight
+        self.upload_timeout_s = server.upload_timeout_s
         self.requests = 0
         self.bytes = 0
         self.uploading_bytes = 0

@@ -46,26 +46,27 @@ class SharedBudget:
         """Connections that wait for a turn."""
         self._free_s = 0.0  # the time of the next turn
 
-    def call(self, work: Callable[[], object], cost_s: float = _TURN_S) -> None:
+    def call(self, work: Callable[[], object], cost_s: float | None = None) -> None:
         """Call a function in its turn.
 
         Args:
-            work: the function; its time is measured.
-            cost_s: the cost that is known or expected.
+            work: the function.
+            cost_s: the cost of what the function begins; None: its own time, which is measured.
         """
-        now_s = self.clock()
+        now_s, reserved_s = self.clock(), _TURN_S if cost_s is None else cost_s
         self._free_s = max(self._free_s, now_s)
         asyncio.get_running_loop().call_later(self._free_s - now_s, self._run, work, cost_s)
-        self._free_s += _TIMES * cost_s
+        self._free_s += _TIMES * reserved_s
         self.waiting += 1
 
-    def _run(self, work: Callable[[], object], cost_s: float) -> None:
+    def _run(self, work: Callable[[], object], cost_s: float | None) -> None:
         self.waiting -= 1
         began_s = self.clock()
         try:
             work()
         finally:
-            self._free_s += _TIMES * max(self.clock() - began_s - cost_s, 0.0)
+            if cost_s is None:
+                self._free_s += _TIMES * (self.clock() - began_s - _TURN_S)
 
 
 class ConnectionBudget:

@@ -47,14 +47,13 @@ Received = Callable[[Iterable[str]], Mapping[str, int]]
 
 
 async def body_chunks(
-    request: Request, permit: Permit, limit_s: float, check: Callable[[int], object] = int
+    request: Request, permit: Permit, check: Callable[[int], object] = int
 ) -> AsyncGenerator[bytes, None]:
     """Yield a request's body as it comes, and reject it as soon as it is known to be too large.
 
     Args:
         request: a request whose body has not been read.
         permit: is charged with the declared size at first, and with what comes beyond it.
-        limit_s: the limit of time of the whole body.
         check: may raise an ApiError for a body of so many bytes or more.
 
     Raises:
@@ -64,7 +63,7 @@ async def body_chunks(
     check(known)
     permit.charge(known)
     stream, received = request.stream(), 0
-    end_s = asyncio.get_running_loop().time() + limit_s
+    end_s = asyncio.get_running_loop().time() + permit.upload_timeout_s
     while True:
         try:  # not around the yield, where the time is another's
             async with asyncio.timeout_at(end_s) as limit:
@@ -73,7 +72,7 @@ async def body_chunks(
         except TimeoutError:
             if asyncio.get_running_loop().time() < end_s:  # the server stops
                 raise errors.stopping() from None
-            raise _too_slow(limit_s) from None
+            raise _too_slow(permit.upload_timeout_s) from None
         except ClientDisconnect:
             raise errors.client_gone() from None
         if chunk is None:
@@ -86,23 +85,18 @@ async def body_chunks(
         yield chunk
 
 
-async def whole_body(
-    request: Request, permit: Permit, limit_s: float, check: Callable[[int], object]
-) -> bytes:
+async def whole_body(request: Request, permit: Permit, check: Callable[[int], object]) -> bytes:
     """Return a request's body; see `body_chunks`."""
-    chunks = body_chunks(request, permit, limit_s, check)
+    chunks = body_chunks(request, permit, check)
     return b"".join([chunk async for chunk in chunks])
 
 
-async def small_body(
-    request: Request, permit: Permit, limit_s: float, max_bytes: int, name: str
-) -> bytes:
+async def small_body(request: Request, permit: Permit, max_bytes: int, name: str) -> bytes:
     """Return a request's body; see `body_chunks`.
 
     Args:
         request: a request whose body has not been read.
         permit: is charged with the bytes.
-        limit_s: the limit of time of the whole body.
         max_bytes: the maximum of its bytes.
         name: the body's name in errors.
     """
@@ -111,16 +105,11 @@ async def small_body(
         if size > max_bytes:
             raise errors.too_large(f"{name} has {size} bytes; expected at most {max_bytes}")
 
-    return await whole_body(request, permit, limit_s, check)
+    return await whole_body(request, permit, check)
 
 
 async def json_object(
-    request: Request,
-    permit: Permit,
-    limit_s: float,
-    max_bytes: int,
-    name: str,
-    empty: bytes = b"",
+    request: Request, permit: Permit, max_bytes: int, name: str, empty: bytes = b""
 ) -> Mapping[str, Any]:
     """Return a request's body as a JSON object; see `small_body`.
 
@@ -130,7 +119,7 @@ async def json_object(
     Raises:
         ApiError: those of `small_body`; 400, the body is no JSON object.
     """
-    text = await small_body(request, permit, limit_s, max_bytes, name)
+    text = await small_body(request, permit, max_bytes, name)
     check_json(text, name)
     try:
         found = parse_json(text or empty)
@@ -192,18 +181,22 @@ class Uploads(Background):
         self.connections: dict[str, _ConnectionUploads] = {}
 
     async def receive(
-        self, context: Any, timeout_s: float, needed: Callable[[], bool] = lambda: False
+        self,
+        context: Any,
+        timeout_s: float | None = None,
+        needed: Callable[[], bool] = lambda: False,
     ) -> bytes | None:
         """Receive the next message of a call; None: there is no further one.
 
         Args:
             context: the call's context of gRPC.
-            timeout_s: the limit of time.
+            timeout_s: the limit of time; None: that of uploads.
             needed: whether the call must not be evicted, for it has other requests.
 
         Raises:
             ApiError: 408 or 429, it took too long, or there is no room for it.
         """
+        timeout_s = self._admission.upload_timeout_s if timeout_s is None else timeout_s
         limit = asyncio.timeout(timeout_s)
         upload = Upload(context.peer(), asyncio.get_running_loop().time(), limit, needed)
         self._admission.uploads[upload] = None

@@ -187,15 +187,11 @@ class JobRoutes:
         self, request: Request, permit: Permit
     ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
         """Receive a job's pairs, and its file and the file's name, if it has one."""
-        limit_s, folder = (
-            self._services.config.server.upload_timeout_s,
-            self._services.engines.uploads,
-        )
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"application/json":
-            yield await json_pairs(request, permit, limit_s), None, ""
+            yield await json_pairs(request, permit), None, ""
             return
-        async with received_form(request, permit, limit_s, folder) as form:
+        async with received_form(request, permit, self._services.engines.uploads) as form:
             yield form.pairs, form.file.file, form.file.filename or ""
 
     def _job(self, request: Request, caller: ApiKey, form: JobForm) -> JobRecord:
@@ -355,7 +351,7 @@ class JobRoutes:
         return await asyncio.get_running_loop().run_in_executor(self._renderer, render)
 
     def _identify(self, request: Request) -> ApiKey:
-        return self._services.keys.identify(request.headers.get("authorization"))
+        return self._services.keys.of_request(request)
 
     async def _named(self, request: Request) -> JobRecord:
         return await self._found(self._identify(request), request.path_params["id"])

@@ -40,7 +40,7 @@ from serve.gateway.jobs.storage import JobStorage
 from serve.gateway.jobs.table import COMPLETED, FAILED, JobRecord
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
-from serve.gateway.jobs.workers import WorkerPool, keys_with, next_key
+from serve.gateway.jobs.workers import KeyTurns, WorkerPool, keys_with
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
@@ -137,7 +137,7 @@ class JobRunner(WorkerPool):
         self._below = _slots(config, len(services.engines.own))
         self._placed: set[str] = set()  # ids of the jobs that have a worker's place
         self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
-        self._last_key = self._last_fetching_key = ""
+        self._turns, self._fetch_turns = KeyTurns(), KeyTurns()
         self._last_was_fetched = False
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
         # Models whose engines were lost; no job of theirs is begun until they are ready again. Else
@@ -190,10 +190,8 @@ class JobRunner(WorkerPool):
         for job, placed in self._fetched.values():
             if job.key not in keys and job.model not in models:
                 fetched.setdefault(job.key, (job, placed))
-        key = next_key({*files, *fetched}, self._last_key)
-        if key is None:
+        if (key := self._turns.next({*files, *fetched})) is None:
             return None
-        self._last_key = key
         self._last_was_fetched = key in fetched and not (self._last_was_fetched and key in files)
         if self._last_was_fetched:
             first, placed = fetched[key]
@@ -217,10 +215,8 @@ class JobRunner(WorkerPool):
             return None
         keys = keys + keys_with(fetching, _FETCHES_OF_A_KEY)
         found = await self._quietly(self._table.keys, now, keys, models, True)
-        key = next_key(found or (), self._last_fetching_key)
-        if key is None:
+        if (key := self._fetch_turns.next(found or ())) is None:
             return None
-        self._last_fetching_key = key
         return await self._quietly(self._table.claim, now, now + LEASE_S, key, models, True)
 
     async def _sweep(self) -> None:

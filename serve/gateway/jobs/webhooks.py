@@ -25,7 +25,7 @@ from serve.gateway.jobs.fetch import OutboundClient
 from serve.gateway.jobs.storage import JobStorage
 from serve.gateway.jobs.table import JobRecord
 from serve.gateway.jobs.wire import described
-from serve.gateway.jobs.workers import WorkerPool, keys_with, next_key
+from serve.gateway.jobs.workers import KeyTurns, WorkerPool, keys_with
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -102,7 +102,7 @@ class Webhooks(WorkerPool):
         self._storage = storage
         self._outbound = outbound
         self._tries = tries
-        self._last_key = ""
+        self._turns = KeyTurns()
 
     @property
     def on(self) -> bool:
@@ -115,10 +115,8 @@ class Webhooks(WorkerPool):
         now, table = time.time(), self._storage.table
         full = keys_with(self.jobs.values(), _OF_A_KEY)
         keys = await self._storage.quietly(table.webhook_keys, now, full)
-        key = next_key(keys or (), self._last_key)
-        if key is None:
+        if (key := self._turns.next(keys or ())) is None:
             return None
-        self._last_key = key
         return await self._storage.quietly(table.claim_webhook, now, now + _LEASE_S, key)
 
     async def _work(self, job: JobRecord) -> None:

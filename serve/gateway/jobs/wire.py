@@ -79,13 +79,13 @@ def _task(text: str) -> Task:
     raise field_error("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
 
 
-async def json_pairs(request: Request, permit: Permit, limit_s: float) -> Pairs:
+async def json_pairs(request: Request, permit: Permit) -> Pairs:
     """Receive a JSON object as the pairs that a form would have.
 
     Raises:
         ApiError: the body is no JSON object, too large, or too slow.
     """
-    found = await json_object(request, permit, limit_s, _MAX_JSON_BYTES, "the job's JSON")
+    found = await json_object(request, permit, _MAX_JSON_BYTES, "the job's JSON")
     return tuple((name, text) for name, value in found.items() for text in _texts(value))
 
 

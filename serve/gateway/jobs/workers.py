@@ -16,10 +16,19 @@ LOOK_S = 1.0
 """Seconds between two looks at the table, at most."""
 
 
-def next_key(keys: Iterable[str], last: str) -> str | None:
-    """Return the key that comes after the last one in turn; None if there are no keys."""
-    ordered = sorted(keys)
-    return next((key for key in ordered if key > last), ordered[0] if ordered else None)
+class KeyTurns:
+    """Chooses API keys in turn, by their names."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def next(self, keys: Iterable[str]) -> str | None:
+        """Return the key that comes after the last one; None if there are no keys."""
+        ordered = sorted(keys)
+        if not ordered:
+            return None
+        self._last = next((key for key in ordered if key > self._last), ordered[0])
+        return self._last
 
 
 def keys_with(jobs: Iterable[JobRecord], count: int) -> list[str]:

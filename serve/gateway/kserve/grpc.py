@@ -23,7 +23,6 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
 from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.http import OFFERED_EXTENSIONS
 from serve.gateway.kserve.messages import (
     audio_of_tensors,
     check_request,
@@ -80,7 +79,6 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._limit_s = services.config.server.upload_timeout_s
         methods: dict[str, Method] = {
             "ServerLive": self._small(self._server_live),
             "ServerReady": self._small(self._server_ready),
@@ -110,7 +108,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _infer(self, rpc: Rpc, record: LogRecord) -> None:
         async with _context(self._services, rpc, record, "grpc") as context:
             with context.admit() as permit:
-                message = await self._services.uploads.receive(rpc, self._limit_s)
+                message = await self._services.uploads.receive(rpc)
                 if message is None:
                     raise errors.invalid("the call ended without a message")
                 call = _start(self._services, context, message, permit, streamed=False)
@@ -129,7 +127,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def handle(rpc: Rpc, record: LogRecord) -> None:
             if needs_key:
                 self._services.keys.identify(_metadata(rpc, "authorization"))
-            message = await self._services.uploads.receive(rpc, self._limit_s)
+            message = await self._services.uploads.receive(rpc)
             if message is None or len(message) > MAX_SMALL_BYTES:
                 raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
             await _write(rpc, (await answer(message)).SerializeToString())
@@ -149,7 +147,7 @@ class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         return service_pb2.ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, message: bytes) -> Any:
-        return await self._services.engines.server_metadata(OFFERED_EXTENSIONS)
+        return await self._services.engines.server_metadata()
 
     async def _model_metadata(self, message: bytes) -> Any:
         request = _parse(service_pb2.ModelMetadataRequest, message)
@@ -199,7 +197,7 @@ class InferStream:
             raise end
 
     async def _take_all(self, group: asyncio.TaskGroup) -> None:
-        wait_s = self._services.config.server.upload_timeout_s
+        wait_s: float | None = None
         while True:
             message = await self._services.uploads.receive(
                 self._rpc, wait_s, needed=lambda: bool(self._requests)

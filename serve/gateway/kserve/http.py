@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
@@ -63,24 +64,18 @@ Dim = Annotated[int, Field(ge=0, lt=2**31)]
 Shape = Annotated[tuple[Dim, ...], Field(max_length=8)]
 
 
-OFFERED_EXTENSIONS = ("binary_tensor_data",)
-"""The extensions of Triton that this server offers."""
-
 _HEADER = "Inference-Header-Content-Length"
 
 
 def kserve_routes(services: Services) -> list[BaseRoute]:
     """Return the routes below /v2."""
 
-    def identify(request: Request) -> None:
-        services.keys.identify(request.headers.get("authorization"))
-
     async def server_metadata(request: Request) -> Response:
-        identify(request)
-        return _message(await services.engines.server_metadata(OFFERED_EXTENSIONS))
+        services.keys.of_request(request)
+        return _message(await services.engines.server_metadata())
 
     async def model_metadata(request: Request) -> Response:
-        identify(request)
+        services.keys.of_request(request)
         name, version = _model(request)
         target = services.models.target(name, version)
         return _message(await services.engines.metadata(target, version))
@@ -134,8 +129,7 @@ class _InferRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        authorization = request.headers.get("authorization")
-        identify = functools.partial(self._services.keys.identify, authorization)
+        identify = functools.partial(self._services.keys.of_request, request)
         async with RequestContext(
             self._services, scope["state"][RECORD], "http", identify
         ) as context:
@@ -160,8 +154,7 @@ class _InferRoute:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
-        limit_s = self._services.config.server.upload_timeout_s
-        body = await whole_body(request, permit, limit_s, lambda size: json_bytes(size, header))
+        body = await whole_body(request, permit, lambda size: json_bytes(size, header))
         json_size = json_bytes(len(body), header)
         permit.charge((EXPANSION - 1) * json_size)
         budget: ConnectionBudget = request.scope[BUDGET]
@@ -385,18 +378,8 @@ def answer_to_http(
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
-        return _texts(raw)
+        return [text.decode() for text in deserialize_bytes_tensor(raw)]
     values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
     if datatype == "FP32":  # via text, so that 0.2 is written as 0.2
         return [float(str(value)) for value in values]
     return list(values.tolist())
-
-
-def _texts(raw: bytes) -> list[str]:
-    texts, begin = [], 0
-    while begin < len(raw):
-        (size,) = LENGTH.unpack_from(raw, begin)
-        begin += LENGTH.size
-        texts.append(raw[begin : begin + size].decode())
-        begin += size
-    return texts

@@ -318,7 +318,7 @@ def request_parts(
         if name == "AUDIO" and audio is not None:
             raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
         elif name == "SAMPLES" and samples:
-            raw += _raw_chunk(*(memoryview(piece).cast("B") for piece in samples))
+            raw += _raw_chunk(*(piece.data.cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
             raw += _raw_chunk(
                 *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))

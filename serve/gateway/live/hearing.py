@@ -1,4 +1,4 @@
-"""A stream's audio: from bytes as they come to frames that tell whether somebody speaks.
+"""A stream's audio: from bytes as they come to frames with and without speech.
 
 All positions are samples of 16 kHz from the stream's beginning.
 """
@@ -33,7 +33,7 @@ class VadFrame:
     """The next samples of a stream."""
 
     samples: Samples  # float32 (n,)
-    speech: bool  # somebody speaks in them
+    speech: bool  # they have speech
     ends: bool = False  # the silence that ends an utterance is complete
 
 
@@ -92,7 +92,7 @@ class Hearing:
         try:
             return await asyncio.shield(frames)
         except asyncio.CancelledError:
-            await asyncio.wait((frames,))  # whoever comes next finds no thread at work
+            await asyncio.wait((frames,))  # no thread works on this stream afterwards
             raise
 
     def rest(self) -> Samples:
@@ -153,8 +153,8 @@ class StreamResampler:
         self.format = format
         self._law = _LAWS.get(format.type)
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
-        self._odd = b""  # the first byte of a sample whose second one has not come
-        self._restart()
+        self._odd = b""  # the first byte of a sample that is not complete
+        self._resampler = _resampler(self._rate)
 
     @property
     def bytes_per_s(self) -> int:
@@ -173,7 +173,8 @@ class StreamResampler:
             block = np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
         else:
             block = _table(self._law)[np.frombuffer(data, np.uint8)]
-        return self._resampled(block, last=False)
+        samples: Samples = self._resampler.resample_chunk(block)
+        return samples
 
     def clear(self) -> None:
         """Forget half a sample: the next byte is the first one of a sample."""
@@ -181,18 +182,13 @@ class StreamResampler:
 
     def rest(self) -> Samples:
         """Return the samples that were held back; half a sample still waits."""
-        samples = self._resampled(np.zeros(0, np.float32), last=True)
-        self._restart()
+        samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        self._resampler = _resampler(self._rate)
         return samples
 
-    def _restart(self) -> None:
-        self._resampler = soxr.ResampleStream(
-            self._rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ"
-        )
 
-    def _resampled(self, block: Samples, last: bool) -> Samples:
-        samples: Samples = self._resampler.resample_chunk(block, last=last)
-        return samples
+def _resampler(rate: int) -> soxr.ResampleStream:
+    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
 
 @functools.cache

@@ -347,10 +347,9 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     Raises:
         ApiError: there is no valid API key, or the body is wrong.
     """
-    api_key = services.keys.identify(request.headers.get("authorization"))
+    api_key = services.keys.of_request(request)
     with services.admission.admit(api_key) as permit:
-        limits = services.config.server.upload_timeout_s, _MAX_SECRET_BYTES
-        body = await json_object(request, permit, *limits, "the body", empty=b"{}")
+        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body", empty=b"{}")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
         wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)

@@ -200,7 +200,8 @@ class LiveSession:
     async def _take(self, frames: Sequence[VadFrame]) -> None:
         for frame in frames:
             await self._take_frame(frame)
-        self._changed.set()
+        if frames:
+            self._changed.set()
 
     async def _take_frame(self, frame: VadFrame) -> None:
         vad = self._settings.input.turn_detection
@@ -338,13 +339,13 @@ class LiveSession:
         self._pace.ended(_now_s(), self._streams())
         self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
-            await self._tell(utterance, utterance.take(window, transcript, self._pace.hold_s))
+            await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self._settings.include or ()):
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
 
     async def _complete(self, utterance: LiveUtterance) -> None:
-        await self._tell(utterance, utterance.finish())
+        await self._send_text(utterance, utterance.finish())
         self._done(utterance)
         if not utterance.silent:
             self._before = utterance
@@ -366,7 +367,7 @@ class LiveSession:
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: LiveUtterance, final: FinalText) -> None:
+    async def _send_text(self, utterance: LiveUtterance, final: FinalText) -> None:
         if not final.text:
             return
         now_s = _now_s()

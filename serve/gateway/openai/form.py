@@ -60,15 +60,12 @@ class Form:
 
 
 @contextlib.asynccontextmanager
-async def received_form(
-    request: Request, permit: Permit, limit_s: float, folder: Path
-) -> AsyncIterator[Form]:
+async def received_form(request: Request, permit: Permit, folder: Path) -> AsyncIterator[Form]:
     """Receive a form for the length of a `with` block; its file is removed afterwards.
 
     Args:
         request: a request whose body has not been read.
         permit: is charged with the body.
-        limit_s: the limit of time of the body.
         folder: the folder for large files.
 
     Raises:
@@ -76,7 +73,7 @@ async def received_form(
             too slow.
     """
     _check_headers(request)
-    form = await _parse(request, permit, limit_s, folder)
+    form = await _parse(request, permit, folder)
     try:
         yield Form(
             tuple((name, text) for name, text in form.multi_items() if isinstance(text, str)),
@@ -99,10 +96,10 @@ def _check_headers(request: Request) -> None:
         raise errors.media_type("the body has a Content-Encoding; send it as it is")
 
 
-async def _parse(request: Request, permit: Permit, limit_s: float, folder: Path) -> FormData:
+async def _parse(request: Request, permit: Permit, folder: Path) -> FormData:
     parser = _Parser(
         request.headers,
-        body_chunks(request, permit, limit_s),
+        body_chunks(request, permit),
         folder,
         max_files=2,  # the second one is rejected by name
         max_fields=_MAX_FIELDS,

@@ -67,16 +67,13 @@ _USAGE_FIELDS = ("start", "end")
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
     """Build the application below /v1; `jobs` are the routes of jobs."""
 
-    def identify(request: Request) -> None:
-        services.keys.identify(request.headers.get("authorization"))
-
     async def list_models(request: Request) -> Response:
-        identify(request)
+        services.keys.of_request(request)
         models = [_described(name) for name in services.models.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def one_model(request: Request) -> Response:
-        identify(request)
+        services.keys.of_request(request)
         services.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
@@ -129,9 +126,7 @@ class _AudioRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, events, record = Request(scope, receive), Events(send), scope["state"][RECORD]
-        identify = functools.partial(
-            self._services.keys.identify, request.headers.get("authorization")
-        )
+        identify = functools.partial(self._services.keys.of_request, request)
         try:
             async with RequestContext(self._services, record, self._route, identify) as context:
                 response = await self._answer(request, context, events)
@@ -150,8 +145,7 @@ class _AudioRoute:
         services, config = self._services, self._services.config
         async with contextlib.AsyncExitStack() as stack:
             with context.admit() as permit:
-                limit_s, folder = config.server.upload_timeout_s, services.engines.uploads
-                received = received_form(request, permit, limit_s, folder)
+                received = received_form(request, permit, services.engines.uploads)
                 form = await stack.enter_async_context(received)
                 fields = read_fields(form.pairs, self._task, config.gateway.unknown_fields)
                 target = Target(services.models.named(fields.model), fields.stream)
@@ -213,7 +207,7 @@ def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
 
 async def _usage(services: Services, request: Request) -> Response:
     """Answer with what the caller's key has had."""
-    api_key = services.keys.identify(request.headers.get("authorization"))
+    api_key = services.keys.of_request(request)
     for name in request.query_params:
         if name not in _USAGE_FIELDS:
             known = " and ".join(_USAGE_FIELDS)

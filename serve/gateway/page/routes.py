@@ -64,14 +64,13 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
         return await files.get_response("index.html", request.scope)
 
     async def tell_state(request: Request) -> Response:
-        services.keys.identify(request.headers.get("authorization"))
+        services.keys.of_request(request)
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
 
     async def write_subtitles(request: Request) -> Response:
-        api_key = services.keys.identify(request.headers.get("authorization"))
+        api_key = services.keys.of_request(request)
         with services.admission.admit(api_key) as permit:
-            limit_s = services.config.server.upload_timeout_s
-            body = await small_body(request, permit, limit_s, MAX_BYTES, "the transcript")
+            body = await small_body(request, permit, MAX_BYTES, "the transcript")
             try:
                 async with splitting:  # one at a time: it keeps a processor busy
                     text = await asyncio.to_thread(_subtitles, body)

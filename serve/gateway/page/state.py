@@ -60,7 +60,7 @@ class EngineStateReader(Background):
         self._pages = pages
         self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
         self._ready = False
-        self.found = self._tell()
+        self.found = self._as_json()
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
@@ -72,13 +72,15 @@ class EngineStateReader(Background):
             except OSError:
                 page = b""
             snapshots.append(read_metrics(page, snapshots[-1]))
-        self.found = self._tell()
+        self.found = self._as_json()
 
-    def _tell(self) -> dict[str, Any]:
+    def _as_json(self) -> dict[str, Any]:
         last = [one[-1] for one in self._snapshots if one[-1].offers]  # of the engines at work
         offers = last[0].offers if last else None
-        audio_s = [sum(rises) for rises in zip(*map(_audio_s, self._snapshots), strict=True)]
-        busy_s = max(map(_busy_s, self._snapshots), default=0.0)
+        audio = [_rises(one.audio_s for one in snapshots) for snapshots in self._snapshots]
+        audio_s = [sum(rises) for rises in zip(*audio, strict=True)]
+        busy = [_rises(one.busy_s for one in snapshots) for snapshots in self._snapshots]
+        busy_s = max(map(sum, busy), default=0.0)
         server, transcriber = self._config.server, self._config.transcriber
         return {
             "name": self._config.name,
@@ -164,16 +166,6 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
         "beams": int(labels["beams"]),
         "words": labels["words"] == "true",
     }
-
-
-def _audio_s(snapshots: Iterable[MetricsSnapshot]) -> list[float]:
-    """Return the seconds of audio that an engine answered from each snapshot to the next."""
-    return _rises(one.audio_s for one in snapshots)
-
-
-def _busy_s(snapshots: Iterable[MetricsSnapshot]) -> float:
-    """Return the seconds in which an engine had requests."""
-    return sum(_rises(one.busy_s for one in snapshots))
 
 
 def _rises(counter: Iterable[float | None]) -> list[float]:

@@ -35,7 +35,7 @@ class ScoreGaps:
     """The differences of two answers' scores, at least 0; None: one of them has no such score."""
 
     log_probability: float | None = None  # average, of the whole text
-    no_speech: float | None = None  # log-odds that nobody speaks in the first window
+    no_speech: float | None = None  # log-odds of silence in the first window
     language: float | None = None  # log-odds of the language, where both found the same
 
 

@@ -164,19 +164,6 @@ def _answer_bytes(served: Transcript) -> int:
     return _SAMPLE_BYTES + segments + _TOKEN_BYTES * tokens + text
 
 
-@dataclasses.dataclass(frozen=True)
-class Mismatch:
-    """A request whose two texts differ."""
-
-    number: int  # of its comparison
-    compared_at: str  # in UTC
-    model: str
-    cer: float
-    comparison: Comparison
-    served: str
-    reference: str
-
-
 class ShadowMonitor(Background):
     """Compares a gateway's answers with a reference's. For one event loop.
 
@@ -190,8 +177,7 @@ class ShadowMonitor(Background):
         self.config = config.shadow
         self.pending = SampleQueue(MAX_PENDING_MB * _MIB, engines.uploads)
         self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
-        self.worst: list[Mismatch] = []
-        """The requests whose texts differ most, the worst first."""
+        self._worst: list[dict[str, Any]] = []  # requests whose texts differ, as JSON has them
         self.compared = 0
         self.drift = DriftCusum(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else ""
@@ -232,7 +218,7 @@ class ShadowMonitor(Background):
             "drift_bound": BOUND,
             "baseline": dataclasses.asdict(self.config.baseline),
             "gaps": dataclasses.asdict(baseline_of(self.window)),
-            "worst": [_as_json(mismatch) for mismatch in self.worst],
+            "worst": self._worst,
         }
 
     def _add(self, request: EngineRequest, served: Transcript) -> None:
@@ -338,20 +324,18 @@ class ShadowMonitor(Background):
         self, sample: ShadowSample, reference: Transcript, comparison: Comparison
     ) -> None:
         """Keep the two texts if they are among the worst of the window."""
-        recent = [one for one in self.worst if one.number > self.compared - WINDOW]
+        recent = [one for one in self._worst if one["number"] > self.compared - WINDOW]
         if comparison.edits:
-            recent.append(
-                Mismatch(
-                    self.compared,
-                    datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    sample.request.target.model,
-                    comparison.cer,
-                    comparison,
-                    sample.served.text[:_MAX_CHARS],
-                    reference.text[:_MAX_CHARS],
-                )
-            )
-        self.worst = sorted(recent, key=lambda one: -one.cer)[:_MAX_WORST]
+            mismatch = {
+                "number": self.compared,
+                "compared_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "model": sample.request.target.model,
+                "cer": round(comparison.cer, _DIGITS),
+                "served": sample.served.text[:_MAX_CHARS],
+                "reference": reference.text[:_MAX_CHARS],
+            }
+            recent.append(dataclasses.asdict(comparison) | mismatch)
+        self._worst = sorted(recent, key=lambda one: -one["cer"])[:_MAX_WORST]
 
 
 async def answer_findings(
@@ -362,7 +346,7 @@ async def answer_findings(
     Raises:
         ApiError: the request's key is not a reader's.
     """
-    api_key = keys.identify(request.headers.get("authorization"))
+    api_key = keys.of_request(request)
     if not (api_key.name in monitor.config.readers if keys.required else server.on_loopback):
         error = AccessError("texts of others are shown to the keys of shadow.readers alone")
         raise ApiError(error, "reader")
@@ -399,8 +383,3 @@ def _rate(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
     if rate is None:
         return None
     return {name: round(value, _DIGITS) for name, value in dataclasses.asdict(rate).items()}
-
-
-def _as_json(mismatch: Mismatch) -> dict[str, Any]:
-    told = dataclasses.asdict(mismatch)
-    return {**told.pop("comparison"), **told, "cer": round(mismatch.cer, _DIGITS)}

@@ -82,7 +82,7 @@ def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, 
     monkeypatch.setenv("EARSHOT_API_KEY", "secret-bob")
     assert jobs("list")[1].count("\n") == 1
     status, _, error = jobs("show", id)
-    assert (status, "no job" in error) == (1, True)
+    assert (status, "not found" in error) == (1, True)
 
 
 def test_results_are_waited_for_and_written(jobs, running, talk, tmp_path):
@@ -223,7 +223,7 @@ def test_a_job_is_cancelled(jobs, running, talk):
         (("submit", "TALK", "--format", "doc"), 1, "expected one of json, text, srt"),
         (("submit", "TALK", "--output", "texts"), 2, "--wait"),
         (("submit", "--url", "https://elsewhere.example.org/a.mp3"), 1, "allowed_hosts"),
-        (("show", "job_none"), 1, "no job"),
+        (("show", "job_none"), 1, "not found"),
         (("list", "--limit", "0"), 1, "expected 1 to 100"),
     ],
 )

@@ -171,6 +171,29 @@ def test_a_live_stream_that_the_server_ends_says_so(start, line, monkeypatch):
         assert line(websocket.response.headers["x-request-id"])["outcome"] == "server_stopping"
 
 
+def test_a_request_ends_once_however_it_ends(start, caplog):
+    """Answered, rejected, left by its client, lost with its engine, and ended by the drain."""
+    running = start(drain_timeout_s=0.2)
+    running.call()(message(), timeout=WAIT_S)
+    assert transcribe(running, part("beem_size", b"5"))[0] == 400
+    left = running.call().future(message("wait"))
+    until(lambda: running.triton.waiting)
+    left.cancel()
+    until(lambda: running.services.admission.requests == 0)
+    assert transcribe(running, part("prompt", b"error:UNAVAILABLE Socket closed"))[0] == 503
+    ended = running.call().future(message("wait"))
+    until(lambda: running.triton.waiting)
+    assert not running.run(running.gateway.drain())
+    assert ended.code() == grpc.StatusCode.UNAVAILABLE
+    told = [record.fields["outcome"] for record in caplog.records if hasattr(record, "fields")]
+    expected = ["client_gone", "draining", "invalid_argument", "ok", "server_away"]
+    assert sorted(told) == expected
+    page = running.page()
+    for counted in (r"requests_total\{.*", r"request_seconds_count\{.*"):
+        found = re.findall(rf"earshot_gateway_{counted} ([\d.]+)", page)
+        assert sum(map(float, found)) == len(expected), counted
+
+
 # ---------------------------------------------------------------- how it is written
 
 

@@ -111,6 +111,22 @@ def test_a_client_may_say_itself_where_an_utterance_ends(talk):
     assert not any("speech" in event["type"] for event in client.events)
 
 
+def test_audio_in_small_pieces_is_whole_at_a_commit_and_at_the_servers_end(talk):
+    """It is collected until there are 96 ms."""
+    client, data = talk(turn_detection=None), sound(1.07)
+    for end in ("commit", "drain"):
+        for i in range(0, len(data), 960):
+            client.audio(data[i : i + 960])
+        if end == "commit":
+            client.say("input_audio_buffer.commit")
+        else:
+            client.say("nothing")  # answered after the audio
+            client.until("error")
+            client.running.submit(client.running.gateway.drain())
+        seconds = client.until(".completed")["usage"]["seconds"]
+        assert seconds == pytest.approx(1.07, abs=0.05), end
+
+
 def test_a_moment_is_no_speech_and_has_no_text(talk):
     client = talk()
     client.audio(sound(0.05) + QUIET)

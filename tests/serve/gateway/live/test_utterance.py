@@ -90,7 +90,7 @@ def test_a_windows_audio_is_sent_as_it_lies_in_memory():
     utterance = LiveUtterance("first", 0, "en", "")
     for level in (0.0, 0.1, 0.2):
         utterance.add(np.full(512, level, np.float32), speech=True)
-    window, config = utterance.window(), LiveConfig()
+        window, config = utterance.window(), LiveConfig()
     parts = request_parts(window.request(config), samples=window.audio)
     whole = request_parts(window.request(config, np.concatenate(window.audio)))
     assert b"".join(parts) == b"".join(whole)
