@@ -61,7 +61,7 @@ REASONS = {
 
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
-_SERVER_AWAY = "the engine's process is not there, it is being started again; try again"
+_SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
 _STALLED = ("is not healthy", "Failed to obtain the health mutex")

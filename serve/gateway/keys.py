@@ -246,7 +246,7 @@ class ApiKeys:
         self._refresh()
         api_key = self._keys.get(name)
         if api_key is None or (api_key.key and api_key.key.expired):
-            raise ApiError(AccessError(f"the key {name} is good no more"))
+            raise ApiError(AccessError(f"the API key {name} was removed or has expired"))
         return api_key
 
     def with_public_id(self, public_id: str) -> ApiKey:
@@ -299,9 +299,9 @@ class ApiKeys:
         try:
             self._read()
         except ConfigError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("cannot reload the API keys; the previous ones stay in use: %s", error)
         else:
-            logger.info("%s was read again: %d keys", self._path, len(self._keys))
+            logger.info("reloaded %s: %d keys", self._path, len(self._keys))
 
     def _look(self) -> tuple[int, ...]:
         """Return a value that differs when the file does."""
@@ -320,8 +320,8 @@ class ApiKeys:
         keys = {name: key.share(self._processes) for name, key in keys.items()}
         if not self._config.server.usage_file and any(k.audio_s_per_day for k in keys.values()):
             logger.warning(
-                "keys have audio_s_per_day, and no server.usage_file is named: what they have had "
-                "is forgotten when the server stops"
+                "keys have audio_s_per_day, and no server.usage_file is named: their usage is lost "
+                "when the server stops"
             )
         before = self._keys
         self._keys = {
@@ -348,7 +348,7 @@ def bearer_token(authorization: str | None) -> str:
 def _require_keys(server: ServerConfig, named: bool) -> None:
     if not (named or server.open or server.on_loopback):
         raise ConfigError(
-            f"server.host = {server.host} is reached by others, and no API keys are named: make "
-            "one with `python -m serve keys new` and name its file in server.keys_file, or let "
-            "everybody in with --open (server.open = true)"
+            f"server.host = {server.host} accepts remote connections, but no API keys are "
+            "configured; create one with `python -m serve keys new` and set server.keys_file, or "
+            "turn authentication off with --open (server.open = true)"
         )

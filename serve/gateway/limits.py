@@ -202,8 +202,8 @@ class Admission:
         api_key.require_request()
         if self.requests >= self.max_requests and not self._evict_oldest_upload():
             raise errors.overloaded(
-                f"{self.requests} requests are under way, as many as may be "
-                "(server.max_inflight); try again later",
+                f"{self.requests} requests are in flight, the maximum (server.max_inflight); "
+                "try again later",
                 "requests",
             )
         if self.bytes + self.uploading_bytes >= self.max_bytes:
@@ -308,7 +308,8 @@ class Admission:
                 return False
             upload.evict(
                 errors.overloaded(
-                    f"the request was not whole after {waited_s:.0f} s and others wait; try again",
+                    f"the upload was incomplete after {waited_s:.0f} s while other requests were "
+                    "waiting; try again",
                     "slow_upload",
                 )
             )
@@ -317,8 +318,8 @@ class Admission:
 
     def _full(self) -> ApiError:
         return errors.overloaded(
-            f"requests of {(self.bytes + self.uploading_bytes) // _MIB} MiB are under way, of "
-            f"{self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
+            f"requests in flight hold {(self.bytes + self.uploading_bytes) // _MIB} MiB, the "
+            f"maximum is {self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
             "bytes",
         )
 
@@ -348,8 +349,8 @@ class StreamSlots:
             raise errors.key_limit("live_streams", api_key.name)
         if len(self) >= self._max:
             raise errors.overloaded(
-                f"{len(self)} live streams are open, as many as may be (live.max_streams); try "
-                "again later",
+                f"{len(self)} live streams are open, the maximum (live.max_streams); try again "
+                "later",
                 "streams",
             )
         self._ends.add(end)

@@ -239,17 +239,15 @@ def _max_connections(server: ServerConfig) -> int:
     """Return the maximum of connections of each address, which the descriptors may limit."""
     wanted = server.max_inflight + SPARE_CONNECTIONS
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
-    if there_are < wanted:
-        logger.warning(
-            "%d connections are taken at a time, not %d: this process may have %d descriptors; "
-            "raise that limit (ulimit -n %d)",
-            there_are,
-            wanted,
-            descriptors,
-            4 * wanted + _SPARE_DESCRIPTORS,
+    possible = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
+    if possible < wanted:
+        message = (
+            "accepting at most %d connections instead of %d: the process may open %d files; "
+            "raise the limit with ulimit -n %d"
         )
-    return min(wanted, there_are)
+        needed = 4 * wanted + _SPARE_DESCRIPTORS
+        logger.warning(message, possible, wanted, descriptors, needed)
+    return min(wanted, possible)
 
 
 def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:

@@ -282,8 +282,8 @@ class LatencyTarget:
         if wait_s > 0:
             whole_s = min(max(1, math.ceil(wait_s)), _MAX_RETRY_S)
             raise errors.overloaded(
-                "as much is under way as is answered in time "
-                f"(gateway.target_p99_s = {self.target_s:g}); there may be room in {whole_s} s",
+                f"the server is at the capacity that gateway.target_p99_s = {self.target_s:g} "
+                f"allows; there may be room in {whole_s} s",
                 "latency_target",
                 whole_s,
             )
@@ -302,7 +302,7 @@ class LatencyTarget:
         rate, now = self._forecast.rate, self._clock()
         if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
             raise errors.overloaded(
-                f"{streams} live streams are open, as many as are decoded in time "
+                f"{streams} live streams are open, and one more would miss the latency target "
                 f"(gateway.target_p99_s = {self.target_s:g}); try again later",
                 "latency_target",
                 _RETRY_LIVE_S,

@@ -171,7 +171,8 @@ def _error_of(
         return ApiError(error, "host")
     if not (origin is None or origin in server.allowed_origins or _is_of(origin, host)):
         error = RequestError(
-            f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
+            f"requests from web pages of {shown(origin)} are not allowed; expected an origin in "
+            "server.allowed_origins"
         )
         return ApiError(error, "origin")
     return None

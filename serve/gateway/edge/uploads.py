@@ -155,7 +155,7 @@ async def _disconnect(request: Request) -> None:
 
 def _too_slow(limit_s: float) -> ApiError:
     return errors.overloaded(
-        f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
+        f"the request was incomplete after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
     )
 
 
@@ -265,8 +265,7 @@ class Uploads(Background):
             admission.trim_due = True
             upload.evict(
                 errors.overloaded(
-                    "more is being sent than there is room for (server.max_inflight_mb); "
-                    "try again later",
+                    "the uploads in progress exceed server.max_inflight_mb; try again later",
                     "bytes",
                 )
             )

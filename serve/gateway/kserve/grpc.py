@@ -352,4 +352,6 @@ def _parse(kind: Any, message: bytes) -> Any:
     try:
         return kind.FromString(message)
     except Exception as error:  # no module has DecodeError in all versions of protobuf
-        raise errors.invalid(f"the message is no {kind.DESCRIPTOR.name} of KServe v2") from error
+        raise errors.invalid(
+            f"the message is not a valid KServe v2 {kind.DESCRIPTOR.name}"
+        ) from error

@@ -487,4 +487,4 @@ def _varint_bytes(value: int) -> bytes:
 
 
 def _malformed() -> errors.ApiError:
-    return errors.invalid("the message is no ModelInferRequest of KServe v2")
+    return errors.invalid("the message is not a valid KServe v2 ModelInferRequest")

@@ -224,7 +224,7 @@ class AsyncLogHandler(logging.Handler):
 
 
 def _unread(lines: int) -> logging.LogRecord:
-    text = f"{lines} lines are left out, nobody has read them in time"
+    text = f"dropped {lines} log lines: the log's reader was too slow"
     return logging.LogRecord(requests.name, logging.WARNING, __file__, 0, text, (), None)
 
 

@@ -17,10 +17,10 @@ Request = service_pb2.ModelInferRequest
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"\x0a\x05abc", "no ModelInferRequest"),  # shorter than it says
-        (b"\x38\x01", "no ModelInferRequest"),  # raw contents that are a number
-        (b"\xff" * 11, "no ModelInferRequest"),  # a tag without end
-        (b"\x2a\x01\xff", "no ModelInferRequest"),  # an input that is none
+        (b"\x0a\x05abc", "not a valid KServe v2 ModelInferRequest"),  # shorter than it says
+        (b"\x38\x01", "not a valid KServe v2 ModelInferRequest"),  # raw contents that are a number
+        (b"\xff" * 11, "not a valid KServe v2 ModelInferRequest"),  # a tag without end
+        (b"\x2a\x01\xff", "not a valid KServe v2 ModelInferRequest"),  # an input that is none
         (b"\x3a\x00" * 1000, "more than 256 fields"),
         (b"\x1a\x80\x80\x80\x01" + bytes(2**21), f"more than {MAX_STRUCTURE_BYTES} bytes"),
     ],

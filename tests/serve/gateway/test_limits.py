@@ -41,7 +41,7 @@ def test_bytes_count_up_to_the_limits_of_a_request_and_of_all(admission):
         with pytest.raises(ApiError, match=f"{2 * MIB + 1} bytes or more"):
             first.charge(1)
         second.charge(MIB)
-        with pytest.raises(ApiError, match=r"requests of 3 MiB are under way, of 3"):
+        with pytest.raises(ApiError, match=r"requests in flight hold 3 MiB, the maximum is 3"):
             second.charge(1)
     assert admission.bytes == 0
 
@@ -52,7 +52,7 @@ def test_bytes_of_a_connection_that_are_no_request_yet_count_as_often_as_they_co
         unfinished.set(size)
         assert admission.bytes == size
     admission.bytes += 2 * MIB  # others'
-    with pytest.raises(ApiError, match="are under way"):
+    with pytest.raises(ApiError, match="in flight hold"):
         unfinished.set(MIB + 1)
     unfinished.close()
     assert admission.bytes == 2 * MIB

@@ -60,7 +60,7 @@ def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
         slow.append(SlowUpload(running))
         until(lambda count=count: running.services.admission.requests == count)
     assert running.call()(message())
-    slow[0].read_until(b"others wait")  # the oldest of them
+    slow[0].read_until(b"other requests were waiting")  # the oldest of them
     for one in slow:
         one.socket.close()
 
