@@ -282,49 +282,30 @@ class TcpPeers:
         wanted = set(peers)
         counts = self._look(wanted)
         if wanted - counts.keys():
-            self._descriptors = _descriptors()
+            looked = ((_look(int(name)), int(name)) for name in os.listdir("/proc/self/fd"))
+            self._descriptors = {found[0]: number for found, number in looked if found is not None}
             counts = self._look(wanted)
         return counts
 
     def _look(self, peers: set[str]) -> dict[str, int]:
-        counts = {}
-        for peer in peers:
-            looked = _look(self._descriptors.get(peer))
-            if looked is not None and looked[0] == peer:
-                counts[peer] = looked[1]
-        return counts
+        looked = [_look(self._descriptors[peer]) for peer in peers & self._descriptors.keys()]
+        return {found[0]: found[1] for found in looked if found is not None and found[0] in peers}
 
 
-def _descriptors() -> dict[str, int]:
-    descriptors = {}
-    for name in os.listdir("/proc/self/fd"):
-        looked = _look(int(name))
-        if looked is not None:
-            descriptors[looked[0]] = int(name)
-    return descriptors
-
-
-def _look(descriptor: int | None) -> tuple[str, int] | None:
+def _look(descriptor: int) -> tuple[str, int] | None:
     """Return a TCP connection's peer and received bytes; None: it is none, or has gone."""
-    if descriptor is None:
-        return None
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        if (
-            connection.family not in (socket.AF_INET, socket.AF_INET6)
-            or connection.type != socket.SOCK_STREAM
-        ):
-            return None
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
         return _peer(connection), count
-    except (OSError, struct.error):
+    except (OSError, struct.error):  # no TCP, or not connected
         return None
     finally:
-        connection.detach()  # it is gRPC's, not ours to close
+        connection.detach()  # gRPC closes it
 
 
 def _peer(connection: socket.socket) -> str:
