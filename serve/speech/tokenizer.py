@@ -45,9 +45,9 @@ class Tokenizer:
         Raises:
             EngineError: it cannot be read, or its special ids are not those of the manifest.
         """
-        path = engine.path / TOKENIZER_FILE
+        path, text = engine.path / TOKENIZER_FILE, engine.load_tokenizer()
         try:
-            pieces = tokenizers.Tokenizer.from_file(str(path))
+            pieces = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         facts = engine.manifest.tokenizer

@@ -135,7 +135,7 @@ class LiveUtterance:
 
     @property
     def silent(self) -> bool:
-        """Tell whether it has no speech, or too short a moment of it."""
+        """Return whether it has no speech, or too short a moment of it."""
         return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property

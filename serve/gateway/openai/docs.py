@@ -142,7 +142,10 @@ def _operation(
     responses: dict[str, Any] = {
         status: {"description": _ERRORS[status], "content": error} for status in errors
     }
-    operation = {"summary": summary, "responses": {"200": {"description": answer}, **responses}}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": answer}, **responses},
+    }
     if content is not None:
         schemas = {kind: {"schema": schema} for kind, schema in content.items()}
         operation["requestBody"] = {"content": schemas}

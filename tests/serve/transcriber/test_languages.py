@@ -47,13 +47,11 @@ class Tower:
         self.codes = ("es", "en", "de")
         self.languages = tokenizer.facts.languages
         self.echo = Echo(tokenizer, **play)
-        self.seen = []
+        self.seen = {}
 
     def __call__(self, job):
-        key = job.features.data_ptr()
-        if key not in self.seen:
-            self.seen.append(key)
-        code = self.codes[self.seen.index(key) % 3]
+        number = self.seen.setdefault(job.features.data_ptr(), len(self.seen))
+        code = self.codes[number % 3]
         return dataclasses.replace(self.echo(job), language=self.languages[code])
 
 

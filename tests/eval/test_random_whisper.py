@@ -1,4 +1,4 @@
-"""Random engines in memory; tests/eval/bench/test_triton.py opens one from a disk."""
+"""Published shapes, and engines of them with random weights."""
 
 import dataclasses
 import subprocess
@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from eval.random_whisper.engine import random_engine
-from eval.random_whisper.shapes import PUBLISHED
-from serve.contract.engine import N_FREQUENCIES, tensor_specs
+from eval.random_whisper import PUBLISHED, published_shape, random_engine
+from serve.contract.engine import N_FREQUENCIES, Dims, tensor_specs
+from serve.contract.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["large-v3-turbo", "large-v3", "tiny"])
@@ -39,17 +39,29 @@ def test_special_tokens_are_those_of_every_published_large_v3():
     assert facts.suppress_tokens == (*range(50257, 50365), *range(50416, 51866))
 
 
-@pytest.mark.nightly
-def test_the_filterbank_is_made_without_transformers():
-    engine = random_engine(PUBLISHED["large-v3"], "int8")
-    filters = engine.load_mel_filters()
+def test_each_frequency_is_in_one_band():
+    filters = random_engine(PUBLISHED["large-v3"], "int8").load_mel_filters()
     assert filters.shape == (128, N_FREQUENCIES) and filters.dtype == torch.float32
     assert (filters.count_nonzero(dim=0) == 1).all() and (filters.sum(dim=1) > 0).all()
+
+
+@pytest.mark.nightly
+def test_the_filterbank_is_made_without_transformers():
     script = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from eval.random_whisper.engine import random_engine\n"
-        "from eval.random_whisper.shapes import PUBLISHED\n"
+        "from eval.random_whisper import random_engine\n"
+        "from eval.random_whisper import PUBLISHED\n"
         "random_engine(PUBLISHED['large-v3'], 'int8').load_mel_filters()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_id_names_its_shape():
+    assert published_shape("openai/whisper-large-v3-turbo").dims == Dims(
+        128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 4, 5120
+    )
+    assert published_shape("distil-whisper/distil-large-v3") == PUBLISHED["distil-large-v3"]
+    for unknown in ("tests/fixture/checkpoint", "openai/whisper-tiny.en"):
+        with pytest.raises(ConfigError, match=f"knows the shapes .*, not .* = '{unknown}'"):
+            published_shape(unknown)
