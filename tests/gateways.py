@@ -33,7 +33,7 @@ from tests.fake_upstream import FakeTriton
 
 WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
 
-SECTIONS = ("name", "live", "traces", "jobs", "shadow")
+SECTIONS = ("name", "runtime", "live", "jobs", "shadow")
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 END = b"--x--\r\n"

@@ -119,7 +119,6 @@ def with_jobs(config: Config, folder: Path, hooks: str, count: int) -> Config:
     jobs = JobsConfig(
         folder=str(folder / "jobs"),
         workers=4,
-        tries=50,  # of a job; a kill does not count
         max_queued=max(10, 2 * count),
         allowed_hosts=(hooks,),
         allowed_networks=("127.0.0.0/8",),

@@ -188,7 +188,7 @@ def _write_results(api: Api, jobs: Any, kind: Format) -> int:
 
 
 def _wait(api: Api, id: str, bar: Any) -> None:
-    """Wait for a job's end, which jobs.give_up_s of the server bounds."""
+    """Wait for a job's end, which the server bounds."""
     seen_s, pause_s = time.monotonic(), FIRST_S
     job: dict[str, Any] = {"status": "", "ended_at": None}
     while job["ended_at"] is None:

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
     new.add_argument("--audio-s-per-day", type=float, help="in UTC; default: no limit")
     for flag in ("--requests-at-once", "--live-streams"):
-        new.add_argument(flag, type=int, help="default: by server.key_share of the config")
+        new.add_argument(flag, type=int, help="default: half of the server's")
     _add_expiry(new)
 
     every = keys.add_parser("list", help="what is known of the keys in a file")

@@ -9,7 +9,6 @@ from serve.cli.options import api_key, codes, server_url
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
-from serve.contract.server_config import LiveConfig
 
 FASTEST = 1000.0  # seconds of audio in a second
 
@@ -58,11 +57,12 @@ def _run(args: argparse.Namespace) -> int:
 async def _stream(server: str, audio: bytes, transcription: dict[str, Any], pace: float) -> int:
     # Other commands do without these and what they load.
     from serve.cli.live_client import transcribe_live  # noqa: PLC0415
+    from serve.gateway.live.events import MAX_SESSION_S  # noqa: PLC0415
     from serve.speech.audio import decode  # noqa: PLC0415
     from serve.speech.meter import Limits  # noqa: PLC0415
 
     failed = 0
-    blocks = decode(audio, Limits(LiveConfig.max_session_s))
+    blocks = decode(audio, Limits(MAX_SESSION_S))
     async for arrival in transcribe_live(server, blocks, transcription, pace=pace, key=api_key()):
         event = arrival.event
         kind = event["type"].rpartition(".")[2]

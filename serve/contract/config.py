@@ -40,7 +40,6 @@ from serve.contract.server_config import (
     LiveConfig,
     ServerConfig,
     ShadowConfig,
-    TracesConfig,
 )
 
 Precision = Literal["int8", "fp16"]
@@ -150,7 +149,6 @@ class Config:
     server: ServerConfig = ServerConfig()
     gateway: GatewayConfig = GatewayConfig()
     live: LiveConfig = LiveConfig()
-    traces: TracesConfig = TracesConfig()
     jobs: JobsConfig = JobsConfig()
     shadow: ShadowConfig = ShadowConfig()
 

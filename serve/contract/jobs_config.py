@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 
 from serve.contract.codec import text_that
-from serve.contract.fields import Count, CountOrNone, NameOrNone, Seconds
+from serve.contract.fields import Count, NameOrNone, Seconds
 
 PLACE = re.compile(r"(?:(https?)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 """A place that urls may name: a host, with https unless it says http, and a port."""
@@ -48,25 +48,13 @@ class JobsConfig:
     database: Database = ""
     # Jobs that are transcribed at a time.
     workers: Count = 2
-    # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
-    # as all engines together have slots.
-    below: CountOrNone = 0
-    # So often a job is begun whose server is lost; then it has failed.
-    tries: Count = 10
-    give_up_s: Seconds = 259_200.0  # a job that has no end by then has failed
     # Seconds for which an ended job and its result are kept.
     keep_s: Seconds = 86_400.0
     # Jobs without an end at most.
     max_queued: Count = 10_000
-    # MiB of their audio, and of all jobs' fields and results, ended ones among them; shared alike.
-    max_queued_mb: Count = 10_240
     # Hosts that audio is fetched from and webhooks go to; empty: none.
     allowed_hosts: tuple[Place, ...] = ()
     # Private networks in which these hosts may lie.
     allowed_networks: tuple[Network, ...] = ()
-    fetch_timeout_s: Seconds = 600.0  # until a url's audio is here
-    # Until each MiB of it, or its end, is here; what comes more slowly is tried again later.
-    fetch_mb_timeout_s: Seconds = 60.0
     # File of the secret that signs webhooks, `whsec_` and base64; empty: there are no webhooks.
     webhook_secret_file: NameOrNone = ""
-    webhook_give_up_s: Seconds = 86_400.0  # after a job's end a webhook is tried no more

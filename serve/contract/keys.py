@@ -65,7 +65,7 @@ class Key:
     sha256: Hash
     requests_per_minute: Count | None = None  # None: no limit
     audio_s_per_minute: Seconds | None = None
-    requests_at_once: Count | None = None  # None: as server.key_share says; live_streams as well
+    requests_at_once: Count | None = None
     live_streams: Count | None = None
     audio_s_per_day: SecondsOrNone = 0.0  # in UTC, of all processes together; 0: no limit
     expires: Expiry | None = None  # None: never

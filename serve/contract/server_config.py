@@ -11,18 +11,15 @@ from serve.contract.fields import (
     MAX_BEAMS,
     Address,
     Count,
-    CountOrNone,
     Device,
     Finite,
     Host,
-    HttpUrlOrNone,
     Name,
     NameOrNone,
     Origin,
     Port,
     Seconds,
     SecondsOrNone,
-    Share,
     ShortEncoder,
 )
 
@@ -70,9 +67,6 @@ class ServerConfig:
     max_inflight_mb: Count = 1024
     # Requests between arrival and answer at most.
     max_inflight: Count = 1024
-    # Where there are several keys: the most that one of them may have of `max_inflight`,
-    # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
-    key_share: Share = 0.5
     # What clients of OpenAI's API may write for `model`; * is any text, and the default is what
     # known clients send.
     model_aliases: tuple[Name, ...] = (
@@ -116,30 +110,15 @@ class LiveConfig:
 
     # Seconds between two decodings of an utterance that is not over.
     update_s: Seconds = 0.5
-    # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
-    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
     # As `transcriber.short_encoder`, for live text; `auto`: as that key says.
     short_encoder: ShortEncoder = "auto"
     # Live streams at a time at most.
     max_streams: Count = 64
-    idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
-    max_session_s: Seconds = 3600.0  # one that lasts longer as well
 
     @property
     def asks_short_encoder(self) -> bool | None:
         """What requests for live text ask for; None: as in [transcriber]."""
         return None if self.short_encoder == "auto" else self.short_encoder == "on"
-
-
-@dataclasses.dataclass(frozen=True)
-class TracesConfig:
-    """Where the spans of requests are sent; by default nowhere, and there are none."""
-
-    # Of an OpenTelemetry collector that takes OTLP over HTTP, without /v1/traces. Where none is
-    # named, OTEL_EXPORTER_OTLP_ENDPOINT may name one.
-    endpoint: HttpUrlOrNone = ""
-    # Of the requests whose caller does not say by its `traceparent` whether they are recorded.
-    sample_share: Annotated[Finite, Field(ge=0, le=1)] = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,12 +149,6 @@ class ShadowConfig:
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0
     # Device of the reference's engine.
     device: Device = "cpu"
-    memory_share: Share = 0.2  # of a GPU's memory that it may take there
-    idle_s: SecondsOrNone = 1.0  # so long must nothing be under way before it is asked
-    # MiB of requests that wait for that, in memory or, if they were spooled, on disk; beyond that
-    # the oldest are dropped.
-    max_pending_mb: Count = 64
-    worst: CountOrNone = 20  # texts of so many answers are kept: those that differ most
     # Names of the keys that may read the texts that differ most.
     readers: tuple[Name, ...] = ()
     baseline: ShadowBaseline = ShadowBaseline()

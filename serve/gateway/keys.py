@@ -31,6 +31,9 @@ from serve.gateway.errors import ApiError
 logger = logging.getLogger("earshot.gateway")
 
 LOOK_S = 1.0  # between two looks at the file
+# Share of `max_inflight`, `max_inflight_mb`, `live.max_streams` and jobs that one of several keys
+# may have.
+KEY_SHARE = 0.5
 _MINUTE_S = 60.0
 
 Clock = Callable[[], float]
@@ -327,7 +330,7 @@ class ApiKeys:
             else ApiKey(name, key, self._clock)
             for name, key in keys.items()
         }
-        share = self._config.server.key_share if self.several else 1.0
+        share = KEY_SHARE if self.several else 1.0
         server, live = self._config.server, self._config.live
         for name, key in keys.items():
             limits = self._keys[name]

@@ -209,7 +209,7 @@ def open_services(
         target=target,
         shadow=ShadowMonitor(config, engines, metrics.shadow),
         metrics=metrics,
-        tracer=open_tracer(config.traces, metrics.spans),
+        tracer=open_tracer(metrics.spans),
     )
 
 

@@ -8,6 +8,7 @@ from serve.contract.fields import MAX_BEAMS
 from serve.supervisor.server import TritonLaunch, prepare
 from serve.wire.folder import reference_folder
 
+_REFERENCE_MEMORY_SHARE = 0.2  # of a GPU's memory
 _REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
 
 
@@ -25,7 +26,7 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
     runtime = dataclasses.replace(
         runtime,
         device=shadow.device,
-        memory_share=shadow.memory_share,
+        memory_share=_REFERENCE_MEMORY_SHARE,
         slots=_REFERENCE_SLOTS,
         rows=_REFERENCE_SLOTS * MAX_BEAMS,
         encoder_batch=1,

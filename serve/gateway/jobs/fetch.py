@@ -31,6 +31,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 _AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
 _CONNECT_S, _READ_S = 10.0, 30.0
+FETCH_TIMEOUT_S = 600.0  # until a url's audio is here
+MIB_TIMEOUT_S = 60.0  # until each MiB of it, or its end, is here
 _POST_S = 20.0
 _MIB = 2**20
 _THREADS = 128  # that resolve names, which may take long
@@ -60,8 +62,6 @@ class OutboundClient:
 
     def __init__(self, config: Config) -> None:
         self.allowlist = UrlAllowlist(config.jobs)
-        self._limit_s = config.jobs.fetch_timeout_s
-        self._mib_s = config.jobs.fetch_mb_timeout_s
         self._max_bytes = config.server.max_request_mb * _MIB
         self._threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-outside")
         networks = [ipaddress.ip_network(text) for text in config.jobs.allowed_networks]
@@ -79,12 +79,10 @@ class OutboundClient:
             ApiError: it cannot be had; `URL_AWAY` is its reason if a later try may succeed.
         """
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
                 return await self._get(url, to)
         except TimeoutError:
-            raise _away(
-                f"url was not whole after {self._limit_s:g} s (jobs.fetch_timeout_s)"
-            ) from None
+            raise _away(f"url was not whole after {FETCH_TIMEOUT_S:g} s") from None
         except PrivateAddressError as error:
             raise field_error(
                 "url",
@@ -114,11 +112,11 @@ class OutboundClient:
     async def _save(self, answer: httpcore2.Response, to: Path) -> int:
         size, now = 0, asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(self._mib_s) as limit:
+            async with asyncio.timeout(MIB_TIMEOUT_S) as limit:
                 with to.open("wb") as file:
                     async for chunk in answer.aiter_stream():
                         if size // _MIB < (size + len(chunk)) // _MIB:
-                            limit.reschedule(now() + self._mib_s)
+                            limit.reschedule(now() + MIB_TIMEOUT_S)
                         size += len(chunk)
                         if size > self._max_bytes:
                             raise errors.too_large(
@@ -126,9 +124,7 @@ class OutboundClient:
                             )
                         file.write(chunk)
         except TimeoutError:
-            raise _away(
-                f"url brought less than 1 MiB within {self._mib_s:g} s (jobs.fetch_mb_timeout_s)"
-            ) from None
+            raise _away(f"url brought less than 1 MiB within {MIB_TIMEOUT_S:g} s") from None
         return size
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:

@@ -50,12 +50,14 @@ from serve.gateway.jobs.wire import (
     require_result,
     transcript_of,
 )
-from serve.gateway.keys import ApiKey
+from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
 
 _MAX_PAGE, _PAGE = 100, 20  # jobs of a page
+# MiB of the audio of jobs without an end, and of all jobs' fields and results.
+MAX_QUEUED_MB = 10_240
 _MAX_IDEMPOTENCY = 255  # characters
 _MIB = 2**20
 _ID = re.compile(r"job_[0-9a-f]{32}")
@@ -164,12 +166,12 @@ class JobRoutes:
             ApiError: there is no room.
         """
         jobs, load = self._config.jobs, await self._storage.do(self._storage.table.load)
-        share = self._config.server.key_share if self._services.keys.several else 1.0
+        share = KEY_SHARE if self._services.keys.several else 1.0
         own = load.get(key, (0, 0))
         all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
         for name, now, mine, limit in (
             ("jobs.max_queued", all_jobs, own[0], jobs.max_queued),
-            ("jobs.max_queued_mb", all_bytes, own[1], jobs.max_queued_mb * _MIB),
+            (f"{MAX_QUEUED_MB} MiB", all_bytes, own[1], MAX_QUEUED_MB * _MIB),
         ):
             if now >= limit:
                 raise errors.overloaded(

@@ -6,7 +6,7 @@ job waiting; and a key has few fetches at a time.
 
 A job's request goes the way of any other of its key, in `JobRunner._ask` alone: it is counted,
 limited and measured as these are. A job fails by an error of its own. After an error of the server
-it is put back, and fails once it was begun `jobs.tries` times: the server may die of it.
+it is put back, and fails once it was begun `MAX_TRIES` times: the server may die of it.
 """
 
 import asyncio
@@ -57,6 +57,8 @@ NOT_NOW_S = 2.0
 """Seconds for which a model, or a key, is left alone that has no room."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
+MAX_TRIES = 10  # starts of a job whose server is lost
+GIVE_UP_S = 259_200.0  # from a job's creation to its failure
 _MAX_NOT_NOW_S = 300.0  # after which a key is tried again although its day is used up
 _AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
 _FETCHES, _FETCHES_OF_A_KEY = 64, 4  # claimed jobs with a url
@@ -132,7 +134,7 @@ class JobRunner(WorkerPool):
         self._outbound = outbound
         self._webhooks = webhooks
         self._counters = counters
-        self._below = config.jobs.below or _slots(config, len(services.engines.own))
+        self._below = _slots(config, len(services.engines.own))
         self._placed: set[str] = set()  # ids of the jobs that have a worker's place
         self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
         self._turns, self._fetch_turns = KeyTurns(), KeyTurns()
@@ -222,8 +224,8 @@ class JobRunner(WorkerPool):
         now, jobs, table = time.time(), self._config.jobs, self._table
         self._swept_s = time.monotonic()
         await self._quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
-        for job in await self._quietly(table.overdue, now - jobs.give_up_s) or ():
-            error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
+        for job in await self._quietly(table.overdue, now - GIVE_UP_S) or ():
+            error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))
         await self._quietly(table.forget, now - jobs.keep_s)
         ids = await self._quietly(table.open_ids)
@@ -237,11 +239,10 @@ class JobRunner(WorkerPool):
         claimed = _ClaimedJob(job)
         lease = asyncio.create_task(self._keep_lease(job, asyncio.current_task()))
         try:
-            if job.tries > self._config.jobs.tries:
+            if job.tries > MAX_TRIES:
                 raise ApiError(
                     RequestError(
-                        f"the server was lost {job.tries - 1} times while it worked on this job "
-                        "(jobs.tries)"
+                        f"the server was lost {job.tries - 1} times while it worked on this job"
                     ),
                     "jobs_tries",
                 )

@@ -34,6 +34,7 @@ _MADE = f'`echo "{_PREFIX}$(openssl rand -base64 32)"` makes one'
 AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks on their way, of all and of one key
 _LEASE_S = 60.0  # longer than the longest try
 FIRST_S, _MAX_S = 5.0, 3600.0  # waits between two tries, each twice the one before
+GIVE_UP_S = 86_400.0  # after a job's end its webhook is tried no more
 _GONE = 410  # the status of a receiver that wants no more
 
 
@@ -98,7 +99,6 @@ class Webhooks(WorkerPool):
         super().__init__()
         path = config.jobs.webhook_secret_file
         self._secret = read_secret(path) if path else None
-        self._give_up_s = config.jobs.webhook_give_up_s
         self._storage = storage
         self._outbound = outbound
         self._tries = tries
@@ -144,5 +144,5 @@ class Webhooks(WorkerPool):
             return "delivered", 0.0
         wait_s = min(FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MAX_S)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
-        late = due > (job.ended or 0.0) + self._give_up_s
+        late = due > (job.ended or 0.0) + GIVE_UP_S
         return ("given_up" if late or status == _GONE else "pending"), due

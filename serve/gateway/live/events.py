@@ -23,6 +23,7 @@ from serve.gateway.live.settings import (
 
 Event = dict[str, Any]
 
+MAX_SESSION_S = 3600.0
 _CONTENT = 0  # index of the only part of an item
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 OBJECT = "realtime.transcription_session"
@@ -177,10 +178,10 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(event: str, id: str, settings: SessionSettings, expires_s: float) -> Event:
-    """Return the event of a session that was created or updated; it expires in `expires_s`."""
+def session(event: str, id: str, settings: SessionSettings) -> Event:
+    """Return the event of a session that was created or updated."""
     known = as_session(settings)
-    expires_at = round(time.time() + expires_s)
+    expires_at = round(time.time() + MAX_SESSION_S)
     return _event(event, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
 
 

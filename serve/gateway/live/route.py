@@ -68,6 +68,7 @@ from serve.speech.activity import Detector
 
 logger = logging.getLogger("earshot.gateway")
 
+IDLE_TIMEOUT_S = 300.0  # a client that sends nothing for so long is disconnected
 _SUBPROTOCOL = "realtime"  # browsers offer it, for they cannot set headers
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _URL_PARAMETERS = ("model", "intent")
@@ -227,8 +228,8 @@ class _Connection:
         stopped = asyncio.create_task(self._stop.wait())
         lost = asyncio.create_task(self._websocket.scope[LOST].wait())
         tasks = (work, receive, stopped, lost)
-        limit_s = self._config.max_session_s
         try:
+            limit_s = events.MAX_SESSION_S
             await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():  # it does not end by itself
                 work.result()
@@ -237,7 +238,7 @@ class _Connection:
             if lost.done():
                 return None
             if not stopped.done():
-                message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
+                message = f"the session has lasted {limit_s:g} s; open another"
                 return ApiError(RequestError(message), "session_expired")
             await _cancel(receive)
             await session.drain()
@@ -255,14 +256,13 @@ class _Connection:
 
     async def _receive(self, session: LiveSession) -> ApiError | None:
         """Handle the client's messages until it leaves, or until the server ends the session."""
-        limit_s = self._config.idle_timeout_s
         budget: ConnectionBudget = self._websocket.scope[BUDGET]
         while True:
             try:
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(IDLE_TIMEOUT_S):
                     message = await self._websocket.receive()
             except TimeoutError:
-                text = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
+                text = f"nothing came for {IDLE_TIMEOUT_S:g} s"
                 return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None

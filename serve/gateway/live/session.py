@@ -178,7 +178,7 @@ class LiveSession:
         await self._send(self._session_event("session.updated"))
 
     def _session_event(self, event: str) -> Event:
-        return events.session(event, self.id, self._settings, self._config.max_session_s)
+        return events.session(event, self.id, self._settings)
 
     async def _send(self, event: Event) -> None:
         """Send an event, and with it the warnings that wait."""

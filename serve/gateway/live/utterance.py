@@ -66,7 +66,7 @@ class UpdateWindow:
             vad=False,
             voice=self.voice,
             temperature=0.0,
-            beam_size=config.beam_size or None,
+            beam_size=1,  # greedy decoding takes the text before as a draft
             short_encoder=config.asks_short_encoder,
             unfinished=True,
             draft=self.draft,

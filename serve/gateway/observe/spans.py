@@ -14,7 +14,6 @@ from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError, shown
 from serve.contract.messages import Phase
-from serve.contract.server_config import TracesConfig
 
 _PATH = "/v1/traces"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -68,17 +67,16 @@ class RequestTracer:
         """Send the rest, within a moment."""
 
 
-def open_tracer(config: TracesConfig, spans: Counter) -> RequestTracer:
-    """Return the tracer of a configuration; without an endpoint it makes no spans.
+def open_tracer(spans: Counter) -> RequestTracer:
+    """Return the tracer that the environment names; without an endpoint it makes no spans.
 
     Args:
-        config: `[traces]`.
         spans: counts spans, with the label `state`.
 
     Raises:
         ConfigError: the environment asks for another protocol than this server has.
     """
-    endpoint = _endpoint(config)
+    endpoint = _endpoint()
     if not endpoint:
         return RequestTracer()
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), _PROTOCOL)
@@ -89,17 +87,15 @@ def open_tracer(config: TracesConfig, spans: Counter) -> RequestTracer:
         )
     # It loads OpenTelemetry, which a gateway without traces does not need.
     otel = pkgutil.resolve_name("serve.gateway.observe.traces:OtelTracer")
-    tracer: RequestTracer = otel(endpoint, config, spans)
+    tracer: RequestTracer = otel(endpoint, spans)
     return tracer
 
 
-def _endpoint(config: TracesConfig) -> str:
+def _endpoint() -> str:
     """Return the URL to which spans are posted; empty: spans are off."""
     environment = os.environ.get
     if environment("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
-    if config.endpoint:
-        return config.endpoint.rstrip("/") + _PATH
     if environment("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
         return ""
     if whole := environment(_OF_TRACES, "").strip():

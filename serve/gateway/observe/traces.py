@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import (
     Span,
     SpanKind,
@@ -34,7 +32,6 @@ from prometheus_client import Counter
 
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Phase
-from serve.contract.server_config import TracesConfig
 from serve.gateway.observe.spans import LogRecord, RequestSpan, RequestTracer
 
 CLOSE_S = 2.0  # limit of sending the last spans
@@ -96,14 +93,13 @@ class OtelTracer(RequestTracer):
 
     Args:
         endpoint: the collector's URL, with the path of traces.
-        config: has the share of requests to record, unless the environment does.
         spans: counts spans, with the label `state`.
 
     Raises:
         ConfigError: a variable of OpenTelemetry's cannot be used.
     """
 
-    def __init__(self, endpoint: str, config: TracesConfig, spans: Counter) -> None:
+    def __init__(self, endpoint: str, spans: Counter) -> None:
         for name in (trace_exporter.__name__, "opentelemetry.sdk._shared_internal"):
             logging.getLogger(name).addFilter(_LibraryLogFilter())
         for name in ("opentelemetry.trace.span", tracecontext.__name__):
@@ -111,7 +107,7 @@ class OtelTracer(RequestTracer):
         try:
             self._exporter = _CountingExporter(endpoint, spans)
             queue = _CountingQueue(self._exporter, spans)
-            self._provider = TracerProvider(_sampler(config), _resource(), shutdown_on_exit=False)
+            self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         except ValueError as error:
             raise ConfigError(f"a variable OTEL_… cannot be used: {error}") from error
         self._provider.add_span_processor(queue)
@@ -142,13 +138,6 @@ class OtelTracer(RequestTracer):
                 await ended.wait()
         except TimeoutError:
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-
-def _sampler(config: TracesConfig) -> Sampler | None:
-    """Return the sampler of requests; None: the environment names it."""
-    if os.environ.get("OTEL_TRACES_SAMPLER"):
-        return None
-    return ParentBased(TraceIdRatioBased(config.sample_share))
 
 
 def _resource() -> Resource:

@@ -53,6 +53,9 @@ LOOK_S = 0.05
 """Seconds between two looks at what is in flight."""
 AWAY_S = 5.0
 """Seconds between two tries while the reference takes nothing."""
+IDLE_S = 1.0  # without a request in flight, before the reference is asked
+MAX_PENDING_MB = 64  # MiB of samples that wait; the oldest are dropped
+_MAX_WORST = 20  # texts that are kept
 _MAX_LOST = 2  # servers that a sample may cost: it may be what they die of
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
 _MAX_CHARS = 2000  # of a text that is kept
@@ -172,7 +175,7 @@ class ShadowMonitor(Background):
 
     def __init__(self, config: Config, engines: Engines, metrics: ShadowMetrics) -> None:
         self.config = config.shadow
-        self.pending = SampleQueue(self.config.max_pending_mb * _MIB, engines.uploads)
+        self.pending = SampleQueue(MAX_PENDING_MB * _MIB, engines.uploads)
         self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
         self._worst: list[dict[str, Any]] = []  # requests whose texts differ, as JSON has them
         self.compared = 0
@@ -256,7 +259,7 @@ class ShadowMonitor(Background):
             if self._came.is_set() or self._engines.calls:
                 self._busy_s = clock()
                 self._came.clear()
-            elif len(self.pending) and clock() >= self._busy_s + self.config.idle_s:
+            elif len(self.pending) and clock() >= self._busy_s + IDLE_S:
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -332,7 +335,7 @@ class ShadowMonitor(Background):
                 "reference": reference.text[:_MAX_CHARS],
             }
             recent.append(dataclasses.asdict(comparison) | mismatch)
-        self._worst = sorted(recent, key=lambda one: -one["cer"])[: self.config.worst]
+        self._worst = sorted(recent, key=lambda one: -one["cer"])[:_MAX_WORST]
 
 
 async def answer_findings(

@@ -93,7 +93,7 @@ SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0
 MAY_BE_EMPTY = """
 build.confidence build.draft eval.heldout jobs.database jobs.folder jobs.webhook_secret_file
 runtime.tensorrt_llm.python server.keys_file server.tls_certificate
-server.tls_key server.usage_file shadow.engine traces.endpoint
+server.tls_key server.usage_file shadow.engine
 """.split()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.contract.config import load_config
+from serve.contract.config import RuntimeConfig, load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
 from serve.gateway.jobs.fetch import is_private
@@ -209,7 +209,7 @@ def test_too_many_jobs_are_refused(start, config, keys_file):
 
 
 def test_live_requests_come_first(start, config):
-    running = start(jobs=dataclasses.replace(config, below=1))
+    running = start(jobs=config, runtime=RuntimeConfig(slots=1))
     asking = threading.Thread(target=running.transcribe, kwargs={"prompt": "wait"})
     asking.start()
     until(lambda: running.triton.waiting)
@@ -299,7 +299,8 @@ def test_a_full_server_is_waited_for(start, config, monkeypatch):
 
 def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
-    running = start(jobs=dataclasses.replace(config, tries=2))
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 2)
+    running = start(jobs=config)
     job = ended(running, accepted(running, prompt="error:UNAVAILABLE gone")["id"])
     assert (job["status"], job["tries"]) == ("failed", 3)
     assert "2 times" in job["error"]["message"]
@@ -336,9 +337,12 @@ def test_a_webhook_is_signed_and_tried_again_under_one_id(start, config, hearer,
 
 
 @pytest.mark.parametrize(("status", "limit_s"), [(410, 1000.0), (500, 0.1)])
-def test_a_webhook_that_nobody_wants_is_given_up(start, config, hearer, status, limit_s):
+def test_a_webhook_that_nobody_wants_is_given_up(
+    start, config, hearer, monkeypatch, status, limit_s
+):
     hearer.statuses = [status]
-    running = start(jobs=dataclasses.replace(config, webhook_give_up_s=limit_s))
+    monkeypatch.setattr("serve.gateway.jobs.webhooks.GIVE_UP_S", limit_s)
+    running = start(jobs=config)
     job = accepted(running, webhook_url=hearer.place, prompt="error:AudioError: no")
     until(lambda: show(running, job["id"])["webhook"]["status"] == "given_up")
     assert json.loads(hearer.hooks[0][2])["type"] == "audio.job.failed"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from serve.contract.config import RuntimeConfig
 from serve.contract.errors import FileError
 from serve.gateway.jobs import routes
 from serve.gateway.jobs.table import JobTable
@@ -49,9 +50,9 @@ def keyed(start, config, keys_file):
 # ---------------------------------------------------------------- what a key's jobs take
 
 
-def test_fields_and_results_count_until_they_are_forgotten(start, config, keys_file):
-    few = dataclasses.replace(config, max_queued_mb=2)
-    running = start(jobs=few, keys_file=keys_file)
+def test_fields_and_results_count_until_they_are_forgotten(keyed, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.routes.MAX_QUEUED_MB", 2)
+    running = keyed
     texts = {"prompt": "x" * LONG, "hotwords": "y" * LONG}
     statuses = []
     while len(statuses) < 10 and 429 not in statuses:
@@ -60,12 +61,13 @@ def test_fields_and_results_count_until_they_are_forgotten(start, config, keys_f
         if status == 202:
             ended(running, job["id"], ALICE)
     assert statuses[-1] == 429, "its share of 1 MiB is used up by jobs that have ended"
-    assert "jobs.max_queued_mb" in job["message"]
+    assert "share of 2 MiB" in job["message"]
     accepted(running, headers=BOB)
 
 
-def test_jobs_that_come_at_once_do_not_all_find_room(start, config):
-    running = start(jobs=dataclasses.replace(config, max_queued_mb=1))
+def test_jobs_that_come_at_once_do_not_all_find_room(start, config, monkeypatch):
+    monkeypatch.setattr("serve.gateway.jobs.routes.MAX_QUEUED_MB", 1)
+    running = start(jobs=config)
     texts = {"hotwords": "y" * LONG, "prefix": "z" * LONG}
 
     def ask(_):
@@ -151,7 +153,9 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
 
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
-    running = start(jobs=dataclasses.replace(config, tries=1, fetch_mb_timeout_s=0.2))
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 1)
+    monkeypatch.setattr("serve.gateway.jobs.fetch.MIB_TIMEOUT_S", 0.2)
+    running = start(jobs=config)
     job = ended(running, accepted(running, None, url=f"{hearer.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)
 
@@ -305,7 +309,7 @@ def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
         return kept
 
     monkeypatch.setattr(JobTable, "add", added)
-    running = start(jobs=dataclasses.replace(config, below=1))
+    running = start(jobs=config, runtime=RuntimeConfig(slots=1))
     once = {"idempotency-key": "mine"}
     assert send(running, headers=once)[0] == 503
     job = accepted(running, headers=once)

@@ -32,7 +32,7 @@ from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, post, until
 
-SHADOW = ShadowConfig(share=1.0, beam_size=8, idle_s=0.0)
+SHADOW = ShadowConfig(share=1.0, beam_size=8)
 AUDIO = b"RIFF" + bytes(2**20)  # spooled
 
 
@@ -61,12 +61,28 @@ def running(start):
     return start(shadow=SHADOW)
 
 
+@pytest.fixture(autouse=True)
+def idle_at_once(monkeypatch):
+    monkeypatch.setattr(monitor, "IDLE_S", 0.0)
+
+
+@pytest.fixture
+def busy(idle_at_once, monkeypatch):
+    """The reference is not asked."""
+    monkeypatch.setattr(monitor, "IDLE_S", 600.0)
+
+
+@pytest.fixture
+def little_room(monkeypatch):
+    monkeypatch.setattr(monitor, "MAX_PENDING_MB", 1)
+
+
 # ---------------------------------------------------------------- what is sampled and asked
 
 
 @pytest.mark.parametrize("share", [0.25, 0.75])
-def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, share):
-    running = start(shadow=dataclasses.replace(SHADOW, share=share, idle_s=600.0))
+def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, busy, share):
+    running = start(shadow=dataclasses.replace(SHADOW, share=share))
     for _ in range(40):
         infer(running)
     chance = random.Random(20)
@@ -138,8 +154,8 @@ def test_a_client_that_comes_has_the_reference_cancelled_and_asked_again(running
     assert metric(running, "earshot_shadow_pending_bytes") == 0
 
 
-def test_what_has_no_room_is_dropped_and_counted(start):
-    running = start(shadow=dataclasses.replace(SHADOW, idle_s=600.0, max_pending_mb=1))
+def test_what_has_no_room_is_dropped_and_counted(start, busy, little_room):
+    running = start(shadow=SHADOW)
     samples = 100_000  # of four bytes
     for _ in range(3):
         running.call()(message("hello", samples=samples))
@@ -151,9 +167,9 @@ def test_what_has_no_room_is_dropped_and_counted(start):
     assert len(running.services.shadow.pending) == 2
 
 
-def test_answers_count_in_the_room_of_samples(start):
+def test_answers_count_in_the_room_of_samples(start, busy, little_room):
     """A request of a few bytes may have an answer of megabytes."""
-    running = start(shadow=dataclasses.replace(SHADOW, idle_s=600.0, max_pending_mb=1))
+    running = start(shadow=SHADOW)
     for _ in range(3):
         infer(running, "one " * 1000)
     assert metric(running, "earshot_shadow_dropped_total") == 2
@@ -169,10 +185,10 @@ def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running,
     assert len(asked(running)) == 5, "it is tried twice"
 
 
-def test_hostile_clients_count_nothing_and_hold_up_nobody(start):
+def test_hostile_clients_count_nothing_and_hold_up_nobody(start, little_room):
     """Bodies that are refused, clients that leave, a flood: samples are the other requests."""
     baseline = ShadowBaseline(log_probability=(-4.0, 0.5))
-    running = start(shadow=dataclasses.replace(SHADOW, max_pending_mb=1, baseline=baseline))
+    running = start(shadow=dataclasses.replace(SHADOW, baseline=baseline))
     hostile = json.dumps(json_request("error:AudioError: no audio")).encode()
     leaving = post(json.dumps(json_request("wait")).encode())
     for _ in range(5):

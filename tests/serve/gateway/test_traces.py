@@ -12,7 +12,6 @@ import pytest
 import tritonclient.grpc as triton_grpc
 
 from serve.contract.errors import ConfigError
-from serve.contract.server_config import TracesConfig
 from serve.gateway.observe.log import JsonFormatter
 from serve.gateway.observe.spans import open_tracer
 from tests.collector import Collector, tree
@@ -48,8 +47,14 @@ def collector():
 
 
 @pytest.fixture
-def traced(start, collector):
-    return start(traces=TracesConfig(collector.endpoint))
+def send_to(monkeypatch):
+    return lambda endpoint: monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+
+
+@pytest.fixture
+def traced(start, collector, send_to):
+    send_to(collector.endpoint)
+    return start()
 
 
 def said_by(flags="01"):
@@ -147,8 +152,9 @@ def test_a_request_that_fails_tells_how_far_it_came(traced, collector):
     assert (receive.failed, engine.failed) == (False, True) and not below(spans, engine)
 
 
-def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, talk):
-    client = talk(start(live=LIVE, traces=TracesConfig(collector.endpoint)))
+def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, talk, send_to):
+    send_to(collector.endpoint)
+    client = talk(start(live=LIVE))
     client.audio(sound(3.0) + sound(1.5, level=0.0))
     client.until(".completed")
     client.socket.close()
@@ -161,9 +167,14 @@ def test_a_live_session_has_a_span_with_each_decoding_below(start, collector, ta
         assert [span.name for span in below(spans, engine)] == PHASES
 
 
-@pytest.mark.parametrize(("flags", "share"), [("00", 1.0), (None, 0.0)])
-def test_what_is_not_sampled_is_not_recorded_and_has_its_id(start, collector, flags, share):
-    running = start(traces=TracesConfig(collector.endpoint, sample_share=share))
+@pytest.mark.parametrize(("flags", "share"), [("00", "1"), (None, "0")])
+def test_what_is_not_sampled_is_not_recorded_and_has_its_id(
+    start, collector, monkeypatch, send_to, flags, share
+):
+    send_to(collector.endpoint)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    running = start()
     _, headers, _ = running.transcribe(headers=said_by(flags) if flags else ())
     version, trace, span, sampled = headers["traceresponse"].split("-")
     assert (version, int(sampled, 16) & 1, len(span)) == ("00", 0, 16)
@@ -175,11 +186,12 @@ def test_what_is_not_sampled_is_not_recorded_and_has_its_id(start, collector, fl
     assert root.parent_id == PARENT and spans == collector.spans, "only that whose caller wants it"
 
 
-def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monkeypatch):
+def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monkeypatch, send_to):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with contextlib.closing(Collector()) as gone:
         pass
-    running = start(traces=TracesConfig(gone.endpoint))
+    send_to(gone.endpoint)
+    running = start()
     assert running.transcribe()[0] == 200
     until(lambda: 'earshot_gateway_spans_total{state="failed"} 8.0' in running.page())
     assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
@@ -187,11 +199,12 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
     assert len(lines) == 1 and lines[0].most == 1, "of a minute"
 
 
-def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
+def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch, send_to):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setattr("serve.gateway.observe.traces.CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
-        running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        send_to(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        running = start()
         running.transcribe()
         running.run(running.services.tracer.close())
         assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
@@ -239,10 +252,11 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size"),
     ],
 )
-def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told):
+def test_variables_that_cannot_be_used_are_named(monkeypatch, send_to, name, value, told):
     monkeypatch.setenv(name, value)
+    send_to("http://127.0.0.1:4318")
     with pytest.raises(ConfigError, match="OTEL_"):
-        open_tracer(TracesConfig("http://127.0.0.1:4318"), None)
+        open_tracer(None)
 
 
 # ---------------------------------------------------------------- hostile headers

@@ -37,7 +37,7 @@ def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(r
         slots=4,
         rows=32,
         encoder_batch=1,
-        memory_share=shadow.memory_share,
+        memory_share=0.2,
     )
     assert written.live.short_encoder == "auto"
     of_gpu = dataclasses.replace(shadow, device="cuda:1")
@@ -56,7 +56,7 @@ def test_without_an_engine_of_its_own_there_is_none(run):
 @pytest.mark.nightly
 @pytest.mark.server
 def test_answers_are_compared_with_an_engine_of_its_own_which_may_die(nano_config, nano_engine):
-    shadow = ShadowConfig(share=1.0, engine=str(nano_engine), idle_s=0.0)
+    shadow = ShadowConfig(share=1.0, engine=str(nano_engine))
     config = dataclasses.replace(nano_config(), shadow=shadow)
 
     def compared(count):

@@ -313,10 +313,14 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
 
 
 @pytest.mark.parametrize(
-    ("limit", "code"), [("idle_timeout_s", "session_idle"), ("max_session_s", "session_expired")]
+    ("limit", "code"),
+    [("route.IDLE_TIMEOUT_S", "session_idle"), ("events.MAX_SESSION_S", "session_expired")],
 )
-def test_a_silent_client_and_a_long_session_are_ended(start, loud_is_speech, limit, code):
-    running = start(live=LiveConfig(**{limit: 0.3}))
+def test_a_silent_client_and_a_long_session_are_ended(
+    start, loud_is_speech, monkeypatch, limit, code
+):
+    monkeypatch.setattr(f"serve.gateway.live.{limit}", 0.3)
+    running = start()
     with connect(f"ws://{running.http}/v1/realtime") as socket:
         client = Talk(socket)
         with pytest.raises(ConnectionClosed):
