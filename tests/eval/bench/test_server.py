@@ -113,7 +113,7 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
     monkeypatch.setattr(server, "served", lambda config, inside: few)
     rows = server.through_server(served_config, folder, None, Plan(seconds=1.0), lambda line: None)
     assert next(rows).workload == "start"
-    with pytest.raises(OverloadedError, match="1 of 1 requests are pending"):
+    with pytest.raises(OverloadedError, match="1 requests are pending, the maximum"):
         next(rows)
 
 
