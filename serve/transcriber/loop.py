@@ -211,10 +211,11 @@ class Transcriber:
         self.close()
 
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
-        """Put a request's texts into its plan, before its windows come; called by a worker.
+        """Add a request's texts to its plan before its first window; runs on a worker.
 
         Raises:
-            OptionError: one holds special tokens or is too long, or they leave too little room.
+            OptionError: a text holds special tokens or is too long, or the texts leave too little
+                room for `max_tokens`.
         """
         texts = texts_of(request, self.tokenizer, self._config)
         if texts != active.plan.texts:
@@ -223,20 +224,18 @@ class Transcriber:
             self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Return what lets the device thread do some work, for any thread to call."""
+        """Return a function, for any thread, that runs `work` on the device thread."""
         return lambda *args: self._inbox.put(functools.partial(work, *args))
 
     # ---------------------------------------------------------------- the device thread
 
     def _serve(self) -> None:
-        """Run the loop. A turn is one step of the runtime, or a sleep if there is nothing to do."""
+        """Run the loop: each iteration is one step of the runtime, or a sleep if idle."""
         while not self._ledger.closed:
-            self._run_inbox()  # decoded audio, cancels, stop; sleeps when idle
-            self._expire()  # requests past their deadline
-            # Windows become log-mel, and that becomes jobs.
+            self._run_inbox()  # decoded audio, cancellations, stop; sleeps if idle
+            self._expire()
             for active, error in self._dispatcher.submit_windows():
                 self._fail(active, error)
-            # Tokens become segments and answers, or the window is decoded again.
             for event in self._runtime.poll(_POLL_S):
                 self._handle_event(event)
             self._gauges = self._runtime.gauges()
