@@ -156,7 +156,7 @@ class TestEndings(TranscriberTests):
         [
             ({"max_decoded_msamples": 1}, "transcriber.max_decoded_msamples allows 1 million"),
             ({"max_decode_s": 1e-9}, "transcriber.max_decode_s allows"),
-            ({"max_audio_s": 99.0}, "the limit is 99 s"),
+            ({"max_audio_s": 99.0}, "expected at most 99 s"),
         ],
     )
     def test_audio_beyond_a_budget_ends_its_request_only(self, start, echo, config, message):

@@ -62,7 +62,7 @@ def test_phrases_are_a_list_of_texts(phrases):
 
 def test_more_than_a_thousand_are_refused():
     many = tuple(f"name {i}" for i in range(1001))
-    with pytest.raises(OptionError, match="has 1001 of them; expected at most 1000"):
+    with pytest.raises(OptionError, match="has 1001 entries; expected at most 1000"):
         phrases_of(Request(b"", phrases=many), CONFIG)
     assert phrases_of(Request(b"", phrases=many[:1000]), CONFIG) == many[:1000]
 
