@@ -82,9 +82,9 @@ def weights(layout: Layout, channels: int) -> Samples | None:
 
 
 def centre(layout: Layout, channels: int) -> int | None:
-    """Return the index of the centre channel, which may hold the voice alone; None if there is none.
+    """Return the index of the centre channel; None if there is none.
 
-    For an unknown layout, the index in the default layout is returned.
+    For an unknown layout this is the index in the default layout.
     """
     if channels < 3:
         return None

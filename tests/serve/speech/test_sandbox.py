@@ -117,7 +117,7 @@ def test_errors_keep_their_kind_and_words():
 @pytest.mark.parametrize(
     ("ended_by", "kind", "words"),
     [
-        (signal.SIGSEGV, AudioError, r"makes its decoder crash \(SIGSEGV\)"),
+        (signal.SIGSEGV, AudioError, r"crashes its decoder \(SIGSEGV\)"),
         (signal.SIGXCPU, AudioLimitError, r"more processor time than the 30 s"),
         (signal.SIGKILL, UnavailableError, "was ended; try again"),
     ],
