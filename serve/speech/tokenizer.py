@@ -48,10 +48,12 @@ class Tokenizer:
         try:
             pieces = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower type
-            raise EngineError(f"cannot read {path}: {error}; rebuild the engine") from error
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         facts = engine.manifest.tokenizer
         if pieces.decoder is None:
-            raise EngineError(f"{path} has no decoder; expected byte-level BPE: rebuild the engine")
+            raise EngineError(
+                f"{path} has no decoder; expected byte-level BPE: build the engine again"
+            )
         expected = {"<|endoftext|>": facts.eot, "<|startoftranscript|>": facts.sot}
         expected |= {f"<|{code}|>": token for code, token in facts.languages.items()}
         for name, token in expected.items():
@@ -59,7 +61,7 @@ class Tokenizer:
             if actual != token:
                 raise EngineError(
                     f"{path}: {name} has id {actual}; expected {token} as in the manifest: "
-                    "rebuild the engine"
+                    "build the engine again"
                 )
         dims = engine.manifest.dims
         return cls(pieces, facts, dims.n_text_ctx, dims.n_vocab)
@@ -122,7 +124,7 @@ class Tokenizer:
         if name is None:
             raise EngineError(
                 f"{TOKENIZER_FILE} has no token {token_id}, which the manifest names; "
-                "rebuild the engine"
+                "build the engine again"
             )
         return str(name)
 

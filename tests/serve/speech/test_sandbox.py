@@ -119,7 +119,7 @@ def test_errors_keep_their_kind_and_words():
     [
         (signal.SIGSEGV, AudioError, r"crashes its decoder \(SIGSEGV\)"),
         (signal.SIGXCPU, AudioLimitError, r"more processor time than the 30 s"),
-        (signal.SIGKILL, UnavailableError, "was ended; try again"),
+        (signal.SIGKILL, UnavailableError, "was killed; try again"),
     ],
 )
 def test_the_end_of_a_files_process_is_an_error_by_name(ended_by, kind, words):
