@@ -154,7 +154,7 @@ class TestEndings(TranscriberTests):
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"max_decoded_msamples": 1}, "transcriber.max_decoded_msamples allows 1 million"),
+            ({"max_decoded_msamples": 1}, "expected at most 1 million"),
             ({"max_decode_s": 1e-9}, "transcriber.max_decode_s allows"),
             ({"max_audio_s": 99.0}, "expected at most 99 s"),
         ],
