@@ -50,12 +50,12 @@ class OwnChannel:
         self._of: set[int] = set()
 
     def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
-        """Take one block; see `Downmix.push`."""
+        """Add a block; see `Downmix.push`."""
         for at, _, window in self._framer.push(rate, layout, block):
             yield from self._next(at, window)
 
     def finish(self) -> Iterator[tuple[int, Samples]]:
-        """Yield what is left."""
+        """Yield the remaining samples."""
         for rate, _, window in self._framer.finish():
             yield from self._next(rate, window)
         for rate, samples, repeats in self._held:

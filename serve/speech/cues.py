@@ -294,9 +294,9 @@ def _lengthen(times: list[list[float]], duration: float) -> None:
 
 
 def _lines(part: Sequence[Piece], options: CueOptions) -> Lines:
-    """Break a cue into lines: as few as can be, of one length, and broken where a clause ends."""
+    """Break a cue into the fewest lines of similar length, preferably after clauses."""
     count, limit = len(part), options.max_line_width
-    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and begin of the last line
+    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and start of the last line
     for end in range(1, count + 1):
         choices = []
         used = 0

@@ -66,9 +66,9 @@ def mp3_changes(audio: Bytes) -> bool:
 
 
 def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
-    """Yield the frames of an MP3; other bytes between them are passed over."""
+    """Yield the frames of an MP3, and skip other bytes between them."""
     at, gaps = id3_bytes(audio), 0
-    data, begin = b"", 0  # a piece of the file, and its place
+    data, begin = b"", 0  # a piece of the file, and its offset
     while at < len(audio) and gaps < _MAX_GAPS:
         at_end = begin + len(data) == len(audio)
         if not at_end and at > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:

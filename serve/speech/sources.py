@@ -37,13 +37,13 @@ from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, Pcm16, Source
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
-# Not here: what FFmpeg reads as well, and tells the declared length of; and what libsndfile takes
-# for sound besides recordings, samplers' instruments and matrices.
+# Without the formats for which FFmpeg also reports the declared length, and without libsndfile's
+# formats for instruments of samplers and for matrices.
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
 _ORDERED = ("OGG", "CAF")
-"""Formats with an order of channels of their own, which FFmpeg knows."""
-# Values of a block. One that cannot be read in whole is lost, so a damaged file wants small ones.
+"""Formats with their own channel order, which only FFmpeg handles."""
+# Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
 _LAYOUTS = {
     "WAV": layouts.wav_layout,
@@ -199,10 +199,10 @@ class _SndFile:
 
 
 def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
-    """Count the samples that the file ought to hold; None where it does not say."""
+    """Return the declared number of frames; None if the file declares none."""
     if file_format == "MP3" and not containers.mp3_states_its_length(audio):
         return None
-    if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell
+    if frames > 1 << 60:  # libsndfile's value for a FLAC stream of unknown length
         return None
     if file_format in _CHUNKED_FORMATS:
         declared, present = containers.sample_bytes(audio)
