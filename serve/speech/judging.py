@@ -12,11 +12,11 @@ from typing import Literal
 from serve.contract.config import TranscriberConfig
 from serve.speech.windows import Attempt
 
-_HARDLY_SPOKEN_S = 0.5  # of voice: with less, whether there are words is the model's to say
-LOOP_START = 16  # tokens: the words that are repeated, and what compressing needs in any case
+_HARDLY_SPOKEN_S = 0.5  # with less speech, the model's no-speech probability alone decides
+LOOP_START = 16  # tokens of the repeated words and of zlib's constant overhead
 
-_PLAIN_RATIO = 1.56  # compression ratio of 600 bytes of plain text, the lower end of what was seen
-_TOKENS_PER_S = 8  # nobody speaks faster
+_PLAIN_RATIO = 1.56  # lowest compression ratio measured on 600 bytes of plain text
+_TOKENS_PER_S = 8  # maximum speech rate
 
 
 @dataclasses.dataclass(frozen=True)
