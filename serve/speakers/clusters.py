@@ -18,9 +18,9 @@ Labels = npt.NDArray[np.int64]
 class Rules:
     """The thresholds that define a voice, tuned with `python -m eval speakers`.
 
-    A cluster is a voice if it has `least_s` seconds or `least_share` of all speech. A smaller one is
-    a voice, too, if it has `distinct_s` seconds and is unlike every other voice. The speech of the
-    remaining clusters is assigned to the most similar voice.
+    A cluster is a voice if it has `least_s` seconds or `least_share` of all speech. A smaller
+    cluster is a voice if it has `distinct_s` seconds and is unlike every other voice. The speech of
+    the remaining clusters is assigned to the most similar voice.
     """
 
     alike: float = 0.42  # minimum average cosine of clusters to merge
