@@ -106,7 +106,7 @@ build-engine: setup
 		$(if $(CALIBRATE),--calibrate) $(if $(CONFIDENCE),--confidence "$(CONFIDENCE)")
 
 serve: setup
-	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
+	@$(RUN) -m serve start --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
 
 some-files:
 	@test -n "$(FILES)" || { echo 'say which files: make transcribe FILES="a.wav b.mp3"' >&2; exit 2; }

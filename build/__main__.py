@@ -82,8 +82,8 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     engine.add_argument(
         "--calibrate",
-        action=argparse.BooleanOptionalAction,
-        help="compensate INT8 rounding on the speech of build.calibrate_clips",
+        action="store_true",
+        help="compensate INT8 rounding on bundled speech",
     )
     engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"

@@ -113,7 +113,7 @@ def check(config: Config) -> None:
         )
     if build.calibrate and not builder_of(config).CALIBRATES:
         raise ConfigError(
-            f"build.calibrate = true, but build.runtime = {build.runtime!r} has its own builder "
+            f"--calibrate, but build.runtime = {build.runtime!r} has its own builder "
             'round the weights; leave it out, or build with build.runtime = "native"'
         )
     read_confidence(build.confidence)

@@ -13,26 +13,24 @@ from serve.contract.runtimes import RuntimeName
 class BuildConfig:
     """The way from a checkpoint to an engine."""
 
-    # Name of build/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
+    # `base` or `tiny.en`, a hub id, a Hugging Face or CTranslate2 folder, or OpenAI's .pt file.
     checkpoint: Name = "base"
+    # Precision of the weights.
     precision: Precision = "int8"
-    runtime: RuntimeName = "native"  # one of serve/contract/runtimes.py
+    # Runtime that the engine is for.
+    runtime: RuntimeName = "native"
     # Folder or hub id with tokenizer.json; needed only for a .pt of a size that is not OpenAI's.
     tokenizer: NameOrNone = ""
-    draft: NameOrNone = (
-        ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
-    )
+    # Smaller checkpoint on the same encoder, whose decoder guesses; native engines alone.
+    draft: NameOrNone = ""
     # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
     calibrate: bool = False
-    calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
-    # What `python -m eval trust` fitted: words then say how likely they are right. "" = none.
+    # File that `python -m eval trust` fitted, by which words say how likely they are right.
     confidence: NameOrNone = ""
-    device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
+    # The one where a checkpoint runs to be calibrated and compared.
+    device: Device = "cpu"
     # Manifest of clips of people; an engine is compared with its checkpoint on four of them.
     verify_clips: Name = "tests/data/demo.jsonl"
-    # With runtime.encoder_precision = "auto" FP8 is proved, where `device` has it, on all of these
-    # but their half "report".
-    fp8_clips: Name = "tests/data/human/manifest.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)

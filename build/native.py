@@ -29,6 +29,7 @@ from serve.contract.engine import (
 
 VERIFIES = DRAFTS = CALIBRATES = True
 COMPARED_BY = "python -m build verify"
+CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the speech to calibrate on
 
 Tensors = dict[str, torch.Tensor]
 
@@ -54,8 +55,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     moments: Moments = {}
     calibration = None
     if _calibrates(build):
-        calibration = calibration_of(build.calibrate_clips)
-        windows = clip_windows(build.calibrate_clips)
+        calibration = calibration_of(CALIBRATE_CLIPS)
+        windows = clip_windows(CALIBRATE_CLIPS)
         moments = second_moments(checkpoint, windows, build.device)
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
     tensors, quantization = convert(
@@ -100,7 +101,7 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
     """Return whether it was calibrated likewise; every builder compares the rest."""
     build = config.build
-    expected = calibration_of(build.calibrate_clips) if _calibrates(build) else None
+    expected = calibration_of(CALIBRATE_CLIPS) if _calibrates(build) else None
     return engine.manifest.calibration == expected
 
 

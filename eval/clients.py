@@ -1,10 +1,9 @@
-"""One client for every way into a server; every call ends in exactly one answer.
+"""A client for each API of a server; every call ends in exactly one answer.
 
-Earshot's own client is not used, so that requests are those of other users.
+Earshot's own client is not used, so these are the requests of other users.
 """
 
 import base64
-import contextlib
 import dataclasses
 import http.client
 import io
@@ -35,7 +34,7 @@ INFER_PATH = f"/v2/models/{MODEL}/infer"
 TRANSCRIPTIONS, JOBS = "/v1/audio/transcriptions", "/v1/audio/jobs"
 LIVE = "/v1/realtime?intent=transcription"
 PATIENCE_S = 60.0
-_ASK_AGAIN_S = 0.5
+_POLL_S = 0.5  # between two looks at a job
 _LIVE_RATE = 24_000  # Hz, of 16-bit samples
 _LIMIT_BYTES = 1 << 30
 _OPTIONS = (
@@ -61,7 +60,7 @@ class Ask:
     Attributes:
         audio: the bytes of a file.
         options: fields of a form, or inputs of KServe.
-        patience_s: the seconds that the client waits.
+        patience_s: the longest wait of the client.
         samples: float32 (n,), 16 kHz mono, the same audio for a live session.
     """
 
@@ -77,11 +76,11 @@ class Answer:
 
     answered: with a transcript. refused: the server said that it is too much, or too much now.
     failed: the server said something else. lost: the server said nothing; the connection broke, or
-    the client waited in vain.
+    the client's patience ended.
     """
 
     kind: Kind
-    text: str  # the transcript, or what was said
+    text: str  # the transcript, or the server's words
     seconds: float
     waited_in_vain: bool = False
     retry_after_s: int | None = None  # of a refusal
@@ -95,6 +94,46 @@ Client = Callable[[Addresses, Ask], Answer]
 """Sends one request and waits for its answer."""
 
 
+class NoTranscriptError(Exception):
+    """The server answered with something other than a transcript."""
+
+    def __init__(
+        self, text: str, *, refused: bool = False, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(text)
+        self.kind: Kind = "refused" if refused else "failed"
+        self.retry_after_s = retry_after_s
+
+
+def answer_to(call: Callable[[], str]) -> Answer:
+    """Make a call that returns a transcript; every error of server or connection is an answer."""
+    began = time.monotonic()
+    try:
+        return Answer("answered", call(), time.monotonic() - began)
+    except NoTranscriptError as error:
+        seconds, after_s = time.monotonic() - began, error.retry_after_s
+        return Answer(error.kind, str(error), seconds, retry_after_s=after_s)
+    except grpc.RpcError as error:
+        status: Any = error  # of a call: it has a code
+        return _rpc_answer(status.code(), status.details(), time.monotonic() - began)
+    except (OSError, http.client.HTTPException, WebSocketException) as error:
+        return lost(error, began)
+
+
+def lost(error: Exception, began_s: float) -> Answer:
+    """Return the answer to a request whose connection broke, or whose client waited in vain."""
+    seconds = time.monotonic() - began_s
+    return Answer("lost", repr(error), seconds, isinstance(error, TimeoutError))
+
+
+def _rpc_answer(code: grpc.StatusCode, details: str, seconds: float) -> Answer:
+    """Interpret a gRPC status; one that did not come from the server is lost."""
+    text = f"{code.name} {details}"
+    if any(words in text for words in _OWN_WORDS):
+        return Answer("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)
+    return Answer("refused" if code in _REFUSALS else "failed", text, seconds)
+
+
 # ---------------------------------------------------------------- KServe
 
 
@@ -104,11 +143,16 @@ def by_grpc(at: Addresses, ask: Ask) -> Answer:
         return infer(channel, at, ask)
 
 
+def channel_to(at: Addresses) -> grpc.Channel:
+    """Open a connection of its own."""
+    return grpc.insecure_channel(at.grpc, options=_OPTIONS)
+
+
 def infer(channel: grpc.Channel, at: Addresses, ask: Ask) -> Answer:
     """Send one ModelInfer."""
     stub, message = service_pb2_grpc.GRPCInferenceServiceStub(channel), _message(MODEL, ask)
     metadata = tuple(at.headers.items())
-    return _ended_by_grpc(
+    return answer_to(
         lambda: _text(stub.ModelInfer(message, timeout=ask.patience_s, metadata=metadata))
     )
 
@@ -116,28 +160,27 @@ def infer(channel: grpc.Channel, at: Addresses, ask: Ask) -> Answer:
 def by_stream(at: Addresses, ask: Ask) -> Answer:
     """Send one request to the streaming model; its text is that of its last message."""
 
-    def last() -> str:
-        finals = []
+    def last_text() -> str:
+        finals, metadata = [], tuple(at.headers.items())
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        messages, metadata = iter([_message(STREAM_MODEL, ask)]), tuple(at.headers.items())
+        messages = iter([_message(STREAM_MODEL, ask)])
         for answer in stub.ModelStreamInfer(messages, timeout=ask.patience_s, metadata=metadata):
-            if answer.error_message:
-                raise _StreamError(answer.error_message)
+            if text := answer.error_message:  # Triton writes the error's class into the message
+                busy = ("OverloadedError", "DeadlineError", "UnavailableError")
+                raise NoTranscriptError(text, refused=text.startswith(busy))
             if "TIMINGS" in {output.name for output in answer.infer_response.outputs}:
                 finals.append(_text(answer.infer_response))
-        if len(finals) != 1:
-            raise _StreamError(f"INTERNAL: the stream had {len(finals)} last messages")
-        return finals[0]
+        return _only(finals, [])
 
     with channel_to(at) as channel:
-        return _ended_by_grpc(last)
+        return answer_to(last_text)
 
 
 def by_http(at: Addresses, ask: Ask) -> Answer:
     """Send one POST of KServe over a connection of its own."""
     head, tail = http_body(ask.audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    return _posted(at, INFER_PATH, head + tail, headers, ask, ended_by_http)
+    return answer_to(lambda: kserve_text(*_post(at, INFER_PATH, head + tail, headers, ask)))
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -152,13 +195,13 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
-def channel_to(at: Addresses) -> grpc.Channel:
-    """Open a connection of its own."""
-    return grpc.insecure_channel(at.grpc, options=_OPTIONS)
+def kserve_text(status: int, body: bytes, retry_after: str = "") -> str:
+    """Return the text of KServe's HTTP answer; raises NoTranscriptError."""
 
+    def text(answer: Any) -> Any:
+        return next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT")
 
-class _StreamError(Exception):
-    """A stream's message that is an error: Triton puts it into the message, with its class."""
+    return _text_in(_content(status, body, retry_after), text)
 
 
 def _message(model: str, ask: Ask) -> Any:
@@ -175,30 +218,37 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _ended_by_grpc(call: Callable[[], str]) -> Answer:
-    began = time.monotonic()
+def _post(
+    at: Addresses, path: str, body: bytes, headers: Mapping[str, str], ask: Ask
+) -> tuple[int, bytes, str]:
+    """Return status, body and Retry-After."""
+    headers = {**headers, **at.headers}
+    status, sent, text = request(at.http, "POST", path, body, headers, timeout_s=ask.patience_s)
+    return status, text, sent.get("Retry-After", "")
+
+
+def _content(status: int, body: bytes, retry_after: str = "") -> str:
+    """Return the text of an answer whose status is 200 or 202."""
+    content = body.decode("utf-8", "replace")
+    if status in (http.client.OK, http.client.ACCEPTED):
+        return content
+    after_s = int(retry_after) if retry_after.isdigit() else None
+    refused = status in _HTTP_REFUSALS
+    raise NoTranscriptError(f"{status} {content}", refused=refused, retry_after_s=after_s)
+
+
+def _text_in(content: str, text: Callable[[Any], Any]) -> str:
     try:
-        return Answer("answered", call(), time.monotonic() - began)
-    except _StreamError as error:
-        busy = str(error).startswith(("OverloadedError", "DeadlineError", "UnavailableError"))
-        return Answer("refused" if busy else "failed", str(error), time.monotonic() - began)
-    except grpc.RpcError as error:
-        return _answer_of(error, time.monotonic() - began)
-
-
-def _answer_of(error: Any, seconds: float) -> Answer:
-    """Interpret a gRPC error; a status that did not come from the server is lost."""
-    code, text = error.code(), f"{error.code().name} {error.details()}"
-    if any(words in text for words in _OWN_WORDS):
-        return Answer("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)
-    return Answer("refused" if code in _REFUSALS else "failed", text, seconds)
+        return str(text(json.loads(content)))
+    except (ValueError, LookupError, TypeError, StopIteration):
+        raise NoTranscriptError(f"200 {content}") from None
 
 
 # ---------------------------------------------------------------- OpenAI's API, jobs
 
 
 def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-    """Return a form with a file, and the header that says how to read it."""
+    """Return a form with a file, and the header with its type."""
     boundary = uuid.uuid4().hex
     start = f"--{boundary}\r\nContent-Disposition: form-data; name="
     fields = [f'{start}"{name}"\r\n\r\n{value}\r\n' for name, value in options.items()]
@@ -209,14 +259,21 @@ def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str
 
 def by_form(at: Addresses, ask: Ask) -> Answer:
     """Send one form over a connection of its own."""
-    body, headers = form(ask.audio, ask.options)
-    return _posted(at, TRANSCRIPTIONS, body, headers, ask, ended_by_openai)
+    sent = form(ask.audio, ask.options)
+    return answer_to(lambda: _openai_text(*_post(at, TRANSCRIPTIONS, *sent, ask)))
 
 
 def by_events(at: Addresses, ask: Ask) -> Answer:
     """Send one form, and read the transcript from its events."""
-    body, headers = form(ask.audio, {**ask.options, "stream": "true"})
-    return _posted(at, TRANSCRIPTIONS, body, headers, ask, _ended_by_events)
+    sent = form(ask.audio, {**ask.options, "stream": "true"})
+
+    def last_text() -> str:
+        lines = _content(*_post(at, TRANSCRIPTIONS, *sent, ask)).splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
+        return _only(finals, [to_json(one) for one in events if "error" in one])
+
+    return answer_to(last_text)
 
 
 def by_phrases(at: Addresses, ask: Ask) -> Answer:
@@ -227,93 +284,27 @@ def by_phrases(at: Addresses, ask: Ask) -> Answer:
 
 def by_job(at: Addresses, ask: Ask) -> Answer:
     """Post a job, wait for its end, and read its result."""
-    began = time.monotonic()
     body, headers = form(ask.audio, {**ask.options, "response_format": "json"})
+    end_s = time.monotonic() + ask.patience_s
 
-    def send(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        sent = at.headers | (headers if body else {})
-        status, _, text = request(at.http, method, path, body, sent, timeout_s=ask.patience_s)
+    def get(path: str) -> tuple[int, bytes]:
+        status, _, text = request(at.http, "GET", path, headers=at.headers, timeout_s=PATIENCE_S)
         return status, text
 
-    try:
-        status, text = send("POST", JOBS, body)
-        if status != http.client.ACCEPTED:
-            return ended_by_openai(status, text, time.monotonic() - began)
-        job = json.loads(text)
+    def result() -> str:
+        job = json.loads(_content(*_post(at, JOBS, body, headers, ask)))
         while job["status"] not in ("completed", "failed", "cancelled"):
-            if time.monotonic() - began > ask.patience_s:
-                return lost(TimeoutError(f"the job is {job['status']}"), began)
-            time.sleep(_ASK_AGAIN_S)
-            status, text = send("GET", f"{JOBS}/{job['id']}")
-            if status != http.client.OK:
-                return ended_by_openai(status, text, time.monotonic() - began)
-            job = json.loads(text)
-        status, text = send("GET", f"{JOBS}/{job['id']}/result")
-    except (OSError, http.client.HTTPException) as error:
-        return lost(error, began)
-    return ended_by_openai(status, text, time.monotonic() - began)
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"the job is {job['status']}")
+            time.sleep(_POLL_S)
+            job = json.loads(_content(*get(f"{JOBS}/{job['id']}")))
+        return _openai_text(*get(f"{JOBS}/{job['id']}/result"))
+
+    return answer_to(result)
 
 
-def _posted(
-    at: Addresses,
-    path: str,
-    body: bytes,
-    headers: dict[str, str],
-    ask: Ask,
-    interpret: Callable[[int, bytes, float], Answer],
-) -> Answer:
-    began = time.monotonic()
-    try:
-        status, sent, text = request(
-            at.http, "POST", path, body, headers | at.headers, timeout_s=ask.patience_s
-        )
-    except (OSError, http.client.HTTPException) as error:
-        return lost(error, began)
-    answer = interpret(status, text, time.monotonic() - began)
-    after = sent.get("Retry-After", "")
-    return dataclasses.replace(answer, retry_after_s=int(after)) if after.isdigit() else answer
-
-
-def lost(error: Exception, began_s: float) -> Answer:
-    """Return the answer to a request whose connection broke, or that waited in vain."""
-    seconds = time.monotonic() - began_s
-    return Answer("lost", repr(error), seconds, isinstance(error, TimeoutError))
-
-
-def ended_by_http(status: int, body: bytes, seconds: float) -> Answer:
-    """Interpret KServe's HTTP answer."""
-
-    def text(answer: Any) -> str:
-        return str(next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT"))
-
-    return _ended(status, body, seconds, text)
-
-
-def ended_by_openai(status: int, body: bytes, seconds: float) -> Answer:
-    """Interpret an answer of OpenAI's API."""
-    return _ended(status, body, seconds, lambda answer: str(answer["text"]))
-
-
-def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str]) -> Answer:
-    content = body.decode("utf-8", "replace")
-    if status == http.client.OK:
-        with contextlib.suppress(ValueError, StopIteration, KeyError, TypeError):
-            return Answer("answered", text(json.loads(content)), seconds)
-    kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
-    return Answer(kind, f"{status} {content}", seconds)
-
-
-def _ended_by_events(status: int, stream: bytes, seconds: float) -> Answer:
-    """Interpret a stream of events: one event has the whole text."""
-    if status != http.client.OK:
-        return ended_by_openai(status, stream, seconds)
-    lines = [line[6:] for line in stream.decode().splitlines() if line.startswith("data: ")]
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    return _only(
-        [event["text"] for event in events if event.get("type") == "transcript.text.done"],
-        [to_json(event) for event in events if "error" in event],
-        seconds,
-    )
+def _openai_text(status: int, body: bytes, retry_after: str = "") -> str:
+    return _text_in(_content(status, body, retry_after), lambda answer: answer["text"])
 
 
 # ---------------------------------------------------------------- live text
@@ -321,34 +312,44 @@ def _ended_by_events(status: int, stream: bytes, seconds: float) -> Answer:
 
 def by_live(at: Addresses, ask: Ask) -> Answer:
     """Send one utterance over a WebSocket, which the client ends itself."""
-    began = time.monotonic()
+    end_s = time.monotonic() + ask.patience_s
     finals, errors = list[str](), list[str]()
-    try:
-        with connect_websocket(
-            f"ws://{at.http}{LIVE}",
-            open_timeout=ask.patience_s,
-            close_timeout=1,
-            additional_headers=at.headers,
-            max_size=None,
-            compression=None,
-        ) as socket:
 
-            def hear_until(done: Callable[[], object]) -> None:
-                while not done():
-                    left_s = max(0.0, began + ask.patience_s - time.monotonic())
-                    _hear(json.loads(socket.recv(timeout=left_s)), finals, errors)
+    def hear_until(socket: Any, done: Callable[[], object]) -> None:
+        while not done():
+            event = json.loads(socket.recv(timeout=max(0.0, end_s - time.monotonic())))
+            kind = str(event["type"]).rpartition(".")[2]
+            if kind == "completed":
+                finals.append(str(event["transcript"]))
+            elif kind in ("failed", "error"):
+                errors.append(str(event["error"]))
 
-            for message in utterance(ask):
-                socket.send(message)
-            hear_until(lambda: finals or errors)
-            socket.send(to_json({"type": "input_audio_buffer.commit"}))  # of nothing: an error
-            hear_until(lambda: errors)  # it comes behind everything else about the utterance
-    except InvalidStatus as error:  # no WebSocket became of it
-        refusal = error.response
-        return ended_by_openai(refusal.status_code, refusal.body or b"", time.monotonic() - began)
-    except (OSError, WebSocketException) as error:
-        return lost(error, began)
-    return _only(finals, [] if finals else errors, time.monotonic() - began)
+    def text() -> str:
+        try:
+            with live_session(at, ask.patience_s) as socket:
+                for message in utterance(ask):
+                    socket.send(message)
+                hear_until(socket, lambda: finals or errors)
+                # A commit of nothing is an error, sent after everything about the utterance.
+                socket.send(to_json({"type": "input_audio_buffer.commit"}))
+                hear_until(socket, lambda: errors)
+        except InvalidStatus as error:  # the server refused the WebSocket
+            _content(error.response.status_code, error.response.body or b"")
+        return _only(finals, [] if finals else errors)
+
+    return answer_to(text)
+
+
+def live_session(at: Addresses, timeout_s: float) -> Any:
+    """Open a WebSocket of live text."""
+    return connect_websocket(
+        f"ws://{at.http}{LIVE}",
+        open_timeout=timeout_s,
+        close_timeout=1,
+        additional_headers=at.headers,
+        max_size=None,
+        compression=None,
+    )
 
 
 def utterance(ask: Ask) -> Iterable[str]:
@@ -362,20 +363,13 @@ def utterance(ask: Ask) -> Iterable[str]:
     yield to_json({"type": "input_audio_buffer.commit"})
 
 
-def _hear(event: dict[str, object], finals: list[str], errors: list[str]) -> None:
-    kind = str(event["type"]).rpartition(".")[2]
-    if kind == "completed":
-        finals.append(str(event["transcript"]))
-    elif kind in ("failed", "error"):
-        errors.append(str(event["error"]))
-
-
-def _only(texts: list[str], errors: list[str], seconds: float) -> Answer:
+def _only(texts: Sequence[str], errors: Sequence[str]) -> str:
+    """Return the only final text."""
     if len(texts) == 1 and not errors:
-        return Answer("answered", texts[0], seconds)
+        return texts[0]
     busy = any("unavailable" in error.lower() or "overloaded" in error.lower() for error in errors)
-    text = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
-    return Answer("refused" if busy and not texts else "failed", text, seconds)
+    text = "; ".join(errors) or f"INTERNAL: {len(texts)} final texts; expected 1"
+    raise NoTranscriptError(text, refused=busy and not texts)
 
 
 CLIENTS: dict[str, Client] = {
@@ -388,7 +382,7 @@ CLIENTS: dict[str, Client] = {
     "job": by_job,
     "phrases": by_phrases,
 }
-"""Every way to a text, by its name."""
+"""The client of each API by its name."""
 
 
 # ---------------------------------------------------------------- answers together

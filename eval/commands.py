@@ -8,14 +8,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Plan
+from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
-from serve.contract.fields import MAX_BEAMS, ShortEncoder
+from serve.contract.fields import MAX_BEAMS
 
 
 class Flags:
@@ -176,17 +176,16 @@ def _profile(flags: Flags) -> None:
         "--nsys",
         "run the load under NVIDIA Nsight Systems instead, which has to be installed",
     )
-    flags.switch("--under-nsys", argparse.SUPPRESS)  # the load that --nsys starts
 
 
 def _soak(flags: Flags) -> None:
     titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
-    flags.add("--minutes M", "that it lasts", positive, 5)
-    flags.add("--actions N", "after which it ends, if that comes before", positive)
-    flags.add("--seed S", "says what each client does", int, 0)
+    flags.add("--minutes M", "duration of the attack", positive, 5)
+    flags.add("--actions N", "end after so many actions of clients", positive)
+    flags.add("--seed S", "determines the action of each client", int, 0)
     flags.add(
         "--scenario NAME",
-        f"instead, these in turn, each on a server of its own; without a name all. {titles}",
+        f"run these in turn instead, each on a server of its own; without a name all. {titles}",
         nargs="*",
         dest="scenarios",
     )
@@ -290,48 +289,41 @@ def _demo(flags: Flags) -> None:
 
 def _bench(flags: Flags) -> None:
     workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    flags.add("--workloads A,B", f"default: all. {workloads}", names, Plan.workloads)
+    flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
     flags.add(
         "--slots N,M",
         "throughput with each, latency and open-loop with the first, mlperf with the last",
         counts,
-        Plan.slots,
+        BenchPlan.slots,
     )
-    flags.add("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds)
-    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", _beams, Plan.beam_size)
+    flags.add(
+        "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
+    )
+    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", _beams, BenchPlan.beam_size)
     flags.add(
         "--draft-acceptance P",
-        "with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
-        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}",
+        "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
+        f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
         within(1.0),
     )
     flags.add(
-        "--requests N", "of the latency workload, through Triton too", positive, Plan.requests
+        "--requests N", "of the latency workload, through Triton too", positive, BenchPlan.requests
     )
     flags.add(
         "--request-s S",
-        "of sound, of a request of latency and open-loop, at most 30",
+        "seconds of audio in a request of latency and open-loop, at most 30",
         seconds,
-        Plan.request_s,
+        BenchPlan.request_s,
     )
-    flags.add(
-        "--short-encoder HOW",
-        "how much of these is encoded, as transcriber.short_encoder says",
-        default=Plan.short_encoder,
-        choices=get_args(ShortEncoder),
-    )
-    flags.switch("--ablate", "turn each option: its gain and its error")
+    flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")
     flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
-    flags.add(
-        "--peers A,B", "of faster-whisper and vllm; '' for none; default: what is installed", names
-    )
+    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed", names)
     flags.add(
         "--device DEVICE",
-        "measure only a server on each of these in turn: how throughput grows; once for each",
+        "measure only a server on each device; once for each",
         action="append",
         dest="devices",
     )
-    flags.add("--clients N", "requests in flight for each engine then", positive, Plan.clients)
 
 
 def _trtllm_check(flags: Flags) -> None:
@@ -434,7 +426,7 @@ COMMANDS = (
     Command(
         "trtllm-check",
         "on a machine with TensorRT-LLM: compare it with transformers",
-        "trtllm.run.check",
+        "trtllm.check.trtllm_check",
         _trtllm_check,
         takes_config=False,
         keeps_results=False,

@@ -16,23 +16,22 @@ HELD_S = 2.0  # live streams are held where 95 of 100 words are final so soon af
 class EvalConfig:
     """Which clips and which systems an evaluation compares."""
 
-    # A manifest, a folder or a data set of a hub; eval/corpora/find.py knows the layouts.
-    demo: Name = "tests/data/demo.jsonl"  # transcribed by `python -m eval demo`
-    manifest: Name = "tests/data/human/manifest.jsonl"  # scored, and timed
-    # Scored only; "" = none. The same place as `manifest`: what of it was not drawn to be timed.
+    # Clips that are scored and timed: a manifest, a folder or a data set of a hub.
+    manifest: Name = "tests/data/human/manifest.jsonl"
+    # Clips that are only scored; the same place as `manifest`: those that were not drawn to be
+    # timed; empty: none.
     heldout: NameOrNone = "tests/data/human/manifest.jsonl"
-    # A manifest of more for `python -m eval long`; "" = none.
-    passages: NameOrNone = "tests/data/human/long.jsonl"
     limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
-    timed_limit: CountOrNone = 0  # likewise, of `manifest` alone; 0 = as many as `limit` says
+    # Clips drawn from `manifest` to be timed; 0: all, or as many as `--limit` says.
+    timed_limit: CountOrNone = 0
     seed: CountOrNone = 0  # of the draw
     # The half of a manifest to draw from; settings were chosen on the other. "" = both.
     half: NameOrNone = "report"
     language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
     tell_language: bool = False  # whether every system is told the language of each clip
-    # The held-out clips of each speaker are joined to passages of at most so many seconds; 0 = not.
-    # A window costs the same however little is said in it, so this decides more in less time.
+    # Seconds of the passages to which the held-out clips of a speaker are joined; 0: they are not.
     join_s: SecondsOrNone = 0.0
+    # Systems that are compared.
     systems: tuple[Name, ...] = (
         "earshot-triton",
         "earshot-int8",
@@ -45,13 +44,15 @@ class EvalConfig:
         "faster-whisper-library-defaults",
         "transformers-fp32",
     )
-    heldout_systems: tuple[Name, ...] = (  # those of `systems` that hear the held-out clips too
+    # Systems that hear the held-out clips, too.
+    heldout_systems: tuple[Name, ...] = (
         "earshot-int8",
         "earshot-fp16",
         "faster-whisper-float32",
         "faster-whisper-int8",
     )
-    timed: tuple[Name, ...] = (  # those of `systems` whose speed is measured too
+    # Systems whose speed is measured, too.
+    timed: tuple[Name, ...] = (
         "earshot-triton",
         "earshot-int8",
         "earshot-int8-greedy",
@@ -61,7 +62,8 @@ class EvalConfig:
         "faster-whisper-int8-greedy",
     )
     concurrency: Count = 8
-    repeats: Count = 2  # timed passes over the clips
+    # Timed passes over the clips.
+    repeats: Count = 2
     threads: Count = 2  # CPU threads given to every system
     # Groups of clips on which the gates of accuracy are decided; () = all clips. What a network
     # hardly hears it hears differently with every rounding, and that decides nothing.

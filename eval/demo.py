@@ -26,7 +26,7 @@ _MARGIN = " " * 4
 
 
 def demo(run: Run, *, otherwise: str | None) -> Result:
-    """Start a server, send it every clip of `eval.demo` once, and stop it.
+    """Start a server, send it every clip of `build.verify_clips` once, and stop it.
 
     Args:
         run: its config names the clips and the number of calls at a time.
@@ -36,7 +36,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
         EarshotError: the engine cannot be built, a clip is missing or the server did not start.
     """
     config = prepared([run.config_path, *([otherwise] if otherwise else [])], run.say)
-    clips, many = find_clips(config.eval.demo).clips, config.eval.concurrency
+    clips, many = find_clips(config.build.verify_clips).clips, config.eval.concurrency
     run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         run.say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")

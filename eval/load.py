@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 from eval.processes import ChildProcess, Send, wait_for_any
 from serve.contract.errors import DeadlineError
 
-STALL_S = 120.0  # nothing was answered for so long: the server is stuck
+STALL_S = 120.0  # no answer for so long: the server is stuck
 MAX_PROCESSES = 6
-_CONNECTIONS = 512  # of an open loop
+_CONNECTIONS = 512  # threads of an open loop
 T = TypeVar("T")
 
 
@@ -82,7 +82,7 @@ def open_loop(
     *,
     seconds: float,
 ) -> None:
-    """Begin items when they are due, whatever became of the others.
+    """Begin items when they are due, independent of earlier ones.
 
     Args:
         work: called with one item; returns the seconds after which the item comes again, or None.
@@ -122,22 +122,22 @@ def open_loop(
 
 
 def processes_for(requests: int, most: int = MAX_PROCESSES) -> int:
-    """Return how many processes keep so many requests in flight: at most half of the cores."""
+    """Return the number of processes for so many requests in flight: at most half of the cores."""
     return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
 
 
 class ClientProcesses(Generic[T]):
     """Processes that keep requests in flight until told to stop; use in a `with` block.
 
-    Client and server would otherwise share one interpreter's time. Every answer is checked where
-    it arrives, and what is passed on is small.
+    Otherwise all clients would share one interpreter's time. Each process checks its answers and
+    passes on small records.
 
     Args:
         opened: a module's function; called in each process with its number, returns a context
             manager of a function that makes the n-th request and returns its answer.
         arguments: of `opened` before the number; pickled.
         in_flight: requests in flight at any time.
-        processes: how many keep them so.
+        processes: the number of processes.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ def _keep_in_flight(
     threads: int,
     stop: Event,
 ) -> None:
-    """Do a client process's work: `threads` requests in flight until told to stop."""
+    """Work in a client process: keep `threads` requests in flight until told to stop."""
 
     def numbers() -> Iterator[int]:
         for number in itertools.count():

@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import math
-import re
 import threading
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import psutil
@@ -31,17 +28,8 @@ def tree_memory_bytes(pid: int) -> int:
     return 0
 
 
-def shared_fairly_bytes(pid: int) -> int:
-    """Measure a process's memory, a page that n processes share as 1/n; 0 once it has ended."""
-    with contextlib.suppress(OSError):
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-        match = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
-        return int(match[1]) * 1024 if match else 0
-    return 0
-
-
 class Watch:
-    """Samples memory for the length of a `with` block.
+    """Samples memory during a `with` block.
 
     Args:
         measure: returns bytes.
@@ -73,22 +61,18 @@ class Watch:
                 return
 
 
-def memory_of(find: Callable[[], dict[str, psutil.Process]]) -> Callable[[], int]:
-    """Return a function that sums the memory of processes, which are found anew every second."""
-    known, looked_s = find(), time.monotonic()
-
-    def measure() -> int:
-        nonlocal known, looked_s
-        if time.monotonic() - looked_s > 1:  # one may have been started anew
-            known, looked_s = find(), time.monotonic()
-        return sum(shared_fairly_bytes(process.pid) for process in known.values())
-
-    return measure
+def shared_memory_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Sum the memory of processes; a page that n processes share counts as 1/n for each."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
 
 
 _Z95 = 1.96
-_LEAST_VALUES = 10
-_LEAST_INDEPENDENT = 4.0  # fewer leave no error to speak of
+_MIN_VALUES = 10
+_MIN_INDEPENDENT = 4.0  # fewer leave no error to speak of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,27 +90,27 @@ class Slope:
         return False if self.low > limit else None
 
     def __str__(self) -> str:
-        """Write the figures."""
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        """Write the value and its interval."""
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Fit least squares, with an error for values that resemble those before them, as memory's do.
+    """Fit least squares; the error allows for values that resemble earlier ones, as memory's do.
 
     Source: Santer et al., Statistical significance of trends, J. Geophys. Res. 105 (2000): values
     with lag-1 autocorrelation r of the residuals count as n (1 - r) / (1 + r) independent ones.
 
     Args:
-        x: where it was looked at, at least 10 values in equal steps.
-        y: what was found there.
+        x: at least 10 values in equal steps.
+        y: the measured values.
     """
     count = len(x)
-    assert len(y) == count >= _LEAST_VALUES
+    assert len(y) == count >= _MIN_VALUES
     away = np.asarray(x, float) - np.mean(x)
     value = float(away @ np.asarray(y, float) / (away @ away))
     residual = np.asarray(y, float) - np.mean(y) - value * away
     squares = float(residual @ residual)
     alike = max(0.0, float(residual[1:] @ residual[:-1]) / squares) if squares > 0 else 0.0
-    independent = max(_LEAST_INDEPENDENT, count * (1 - alike) / (1 + alike))
+    independent = max(_MIN_INDEPENDENT, count * (1 - alike) / (1 + alike))
     error = _Z95 * math.sqrt(squares / (independent - 2) / float(away @ away))
     return Slope(value, value - error, value + error)

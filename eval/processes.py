@@ -1,8 +1,8 @@
 """Child processes: start one, receive what it sends, and end it with everything below it.
 
-A child gets a session of its own, so Ctrl-C reaches only the parent, which then ends the child. One
-whose parent is killed ends by itself.
-What it writes to stdout and stderr goes to a log file, whose last line is told when it dies.
+A child has a session of its own, so Ctrl-C reaches only the parent, which then ends the child. If
+the parent is killed, the child ends by itself. Its stdout and stderr go to a log file. If it dies,
+the error contains the last line of that file.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
 TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
 
 Send = Callable[[Any], None]
-"""Sends one message to the parent; from any thread of the child. None and errors are its end."""
+"""Sends one message to the parent, from any thread of the child. None and errors end it."""
 
 
 class ChildProcess:
     """A spawned process that sends messages to this one; leaving a `with` block ends it.
 
     Args:
-        name: what errors call it.
+        name: the child's name in errors.
         work: called in the child as `work(send, *arguments)`; a function of a module.
         arguments: of `work`; pickled, as its messages are.
-        log: where the child's stdout and stderr go, and stay. None: to a temporary folder, which is
-            also the child's own for temporary files, and goes with it, even if it is killed.
+        log: the file for the child's stdout and stderr, which stays. None: a file in a temporary
+            folder, which also holds the child's temporary files and is removed at its end.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class ChildProcess:
 
         Raises:
             EarshotError: the child's own error.
-            UnavailableError: it died; the message ends with the last line that it wrote.
-            DeadlineError: it sent nothing for so long.
+            UnavailableError: it died; the message ends with its last line.
+            DeadlineError: it sent nothing in time.
         """
         if not self._pipe.poll(timeout_s):
             raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where()}")
@@ -101,7 +101,7 @@ class ChildProcess:
         return message
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last lines that the child wrote, blank ones left out."""
+        """Return the last lines of the child's output, without blank ones."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-count:]
 
@@ -109,7 +109,7 @@ class ChildProcess:
         return f"; its log is {self._kept_log}" if self._kept_log else ""
 
     def stop(self) -> None:
-        """End the child: wait if its work is done, else terminate it; then kill what is left."""
+        """End the child: wait if its work is done, else terminate it; then kill what still runs."""
         family = descendants(self.pid)
         if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
             self._process.terminate()
@@ -141,12 +141,12 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
 
     Args:
         command: program and arguments.
-        what: is being done, for error texts.
-        timeout_s: how long it may take.
+        what: the name of the work in errors.
+        timeout_s: the longest time for it.
 
     Raises:
-        EarshotError: it failed; it has said why.
-        MissingCheckpointError: it failed for want of a checkpoint, if it is one of this project's.
+        EarshotError: it failed; its output has the reason.
+        MissingCheckpointError: a command of this project lacks a checkpoint.
         DeadlineError: it took too long.
     """
     tool = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
@@ -178,7 +178,7 @@ def _stop_tool(tool: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """List every process below one; none once it is gone."""
+    """List every process below one; none once it has ended."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
@@ -186,7 +186,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill those that still run."""
+    """Kill the processes that still run."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -223,7 +223,7 @@ def _child(
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end, of which nobody told, and end all below it and this process."""
+    """Wait for an unexpected end of the parent, then end this process and all below it."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a child
     parent.join()
@@ -234,5 +234,5 @@ def _end_with_parent() -> None:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    """Leave by an exception, so that what the child holds open is closed."""
+    """Leave by an exception, so that open files and servers are closed."""
     raise SystemExit(128 + signal.SIGTERM)

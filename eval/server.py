@@ -1,4 +1,4 @@
-"""Start a server, `python -m serve triton` as a user does, and see it from outside."""
+"""Start a server as a user does, by `python -m serve start`, and look at it from outside."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,9 +28,9 @@ from serve.supervisor.server import config_to_toml
 POLL_S = 0.1
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
-_PUBLISHED_S = 1.2  # the server's counters are renewed once a second
-_SETTLE_S = 30.0  # for which counters may go on changing
-_TIMEOUT_S = 10.0  # of a look at the server
+_PUBLISHED_S = 1.2  # the server updates its counters once a second
+_SETTLE_S = 30.0  # longest wait for counters to stop
+_TIMEOUT_S = 10.0  # for the metrics page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +69,12 @@ class RunningServer:
         )
         self.toml, self.log = folder / "server.toml", log or folder / "log"
         self.server_log = folder / "server.log"  # of Triton and the engine; `log` is the command's
-        self.kills: Counter[str] = Counter()
-        self.ended_by_itself = 0
         self._engine = engine
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "serve", "triton", "--config", str(self.toml)]
+        command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
         command += ["--engine", self._engine] if self._engine else []
         command += ["--log", str(self.server_log)]
         with self.log.open("ab") as log:
@@ -91,7 +88,7 @@ class RunningServer:
 
     @property
     def at(self) -> Addresses:
-        """Return its addresses with its first key."""
+        """Return the addresses, with the first key."""
         return Addresses(self.http, self.grpc, self.keys[0] if self.keys else "")
 
     def ready(self) -> bool:
@@ -100,30 +97,32 @@ class RunningServer:
             return request(self.http, "GET", "/v2/health/ready", timeout_s=2.0)[0] == 200
         return False
 
-    def wait_until_ready(self, *, revived: bool = False) -> None:
-        """Wait until it is ready; with `revived` start it again if it ends meanwhile.
+    def wait_until_ready(self) -> None:
+        """Wait until it is ready.
 
         Raises:
             EarshotError: it is not ready in time; the message ends with its last lines.
         """
         end = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
         while not self.ready():
-            if revived:
-                self.revive()
             if self.process.poll() is not None or time.monotonic() > end:
                 lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 raise EarshotError("the server did not start: " + "\n".join(lines[-5:]))
             time.sleep(POLL_S)
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Return its processes by role; further ones of a role carry their id."""
-        by_name: dict[str, psutil.Process] = {}
-        for role, process in by_role(self.process.pid):
-            by_name[f"{role} {process.pid}" if role in by_name else role] = process
-        return by_name
+        """Return its living processes by role; further ones of a role carry their id."""
+        by_role: dict[str, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (psutil.Process(self.process.pid), *descendants(self.process.pid)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        role = role_of(process.cmdline())
+                        by_role[f"{role} {process.pid}" if role in by_role else role] = process
+        return by_role
 
     def pids(self) -> dict[str, int]:
-        """Return the ids of its processes but those that read one file."""
+        """Return the ids of its processes, without those that each read one file."""
         processes = self.processes().items()
         return {role: process.pid for role, process in processes if "sandbox " not in role}
 
@@ -135,7 +134,7 @@ class RunningServer:
         return ""
 
     def require_unbroken(self) -> None:
-        """Check that it is the server which was started.
+        """Check that neither the server nor a process of it was started again.
 
         Raises:
             EarshotError: it ended, or one of its processes was started again.
@@ -178,33 +177,22 @@ class RunningServer:
         )
 
     def cpu_s(self) -> dict[str, float]:
-        """Return processor seconds so far by role."""
+        """Return the processor time so far by role, summed over the processes of a role."""
         spent: dict[str, float] = {}
-        for role, process in by_role(self.process.pid):
-            spent[role] = spent.get(role, 0.0) + cpu_s(process)
+        for role, process in self.processes().items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                kind, seconds = role.partition(" ")[0], sum(process.cpu_times()[:2])
+                spent[kind] = spent.get(kind, 0.0) + seconds
         return spent
 
     def peak_memory_bytes(self) -> int:
         """Sum the largest resident memory of its processes, each at its own peak."""
         return sum(peak_memory_bytes(process.pid) for process in self.processes().values())
 
-    def strike(self, role: str) -> None:
-        """Kill a process of a role by SIGKILL; "all" kills the whole server and starts it again."""
-        if role == "all":
-            self.kills[role] += 1
-            self.end()
-            self.process = self._start()
-        elif victim := self.processes().get(role):
-            self.kills[role] += 1
-            with contextlib.suppress(psutil.NoSuchProcess):
-                victim.kill()
-
-    def revive(self) -> None:
-        """Start it again if it has ended by itself."""
-        if self.process.poll() is not None:
-            self.ended_by_itself += 1
-            self.end()
-            self.process = self._start()
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.end()
+        self.process = self._start()
 
     def stop(self) -> tuple[int | None, float]:
         """Send SIGTERM; return the exit status (None: it had to be killed) and the seconds."""
@@ -215,9 +203,8 @@ class RunningServer:
         return self.process.poll(), time.monotonic() - began
 
     def end(self) -> None:
-        """Kill whatever still runs."""
-        family = descendants(self.process.pid)
-        kill(family)
+        """Kill everything that still runs."""
+        kill(descendants(self.process.pid))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -253,33 +240,17 @@ def running(
             found.wait_until_ready()
             yield found
         finally:
-            _end(found)
-
-
-def _end(server: RunningServer) -> None:
-    """End the server: ask first, so that it clears away its files, then kill."""
-    process = server.process
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            # The first signal asks for a drain, the second cuts it short.
-            process.send_signal(signal.SIGTERM)
-            time.sleep(POLL_S)
-            process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_GRACE_S)
-    server.end()
+            if found.process.poll() is None:
+                # The first signal asks for a drain, the second cuts it short; files are removed.
+                found.process.send_signal(signal.SIGTERM)
+                time.sleep(POLL_S)
+                found.process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    found.process.wait(_STOP_GRACE_S)
+            found.end()
 
 
 # ---------------------------------------------------------------- processes and metrics
-
-
-def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield a process and all below it with their roles; ended ones are left out."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in (psutil.Process(root), *descendants(root)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    yield role_of(process.cmdline()), process
 
 
 def role_of(command: Sequence[str]) -> str:
@@ -293,14 +264,7 @@ def role_of(command: Sequence[str]) -> str:
         return "sandbox"
     if command and Path(command[0]).name == "tritonserver":
         return "tritonserver"
-    return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"
-
-
-def cpu_s(process: psutil.Process) -> float:
-    """Return the processor time so far, of all its threads; 0 once it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return float(sum(process.cpu_times()[:2]))
-    return 0.0
+    return "supervisor" if "-m serve start" in line else line[:60] or "unnamed"
 
 
 def samples(page: str, name: str) -> list[Sample]:

@@ -13,14 +13,16 @@ import torch
 from build.builders import build_engine
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, Config
-from eval.random_whisper.checkpoint import (
+from eval.random_whisper import (
+    PUBLISHED,
+    Shape,
     hugging_face_tensors,
     random_weights,
+    special_ids,
     write_checkpoint,
     write_json,
     write_tokenizer,
 )
-from eval.random_whisper.shapes import PUBLISHED, Shape, special_ids
 from serve.contract.errors import CheckpointError
 
 __all__ = [

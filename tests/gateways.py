@@ -24,9 +24,8 @@ from serve.contract.server_config import (
     GatewayConfig,
     ServerConfig,
 )
-from serve.gateway.run import Gateway
-from serve.gateway.upstream.calls import SERVICE
-from serve.gateway.upstream.own import OwnEngine
+from serve.gateway.engine import SERVICE, EngineAddress
+from serve.gateway.run import GatewayServer
 from serve.supervisor.run import free_ports
 from serve.wire import tensors
 from serve.wire.folder import engine_links
@@ -89,7 +88,7 @@ class Running:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.gateway = self.run(self._start())
-        self.door = self.gateway.door
+        self.services = self.gateway.services
         self._exits = contextlib.ExitStack()
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
@@ -101,9 +100,10 @@ class Running:
 
     async def _start(self):
         engines = [
-            OwnEngine(device, link) for device, link in zip(self._devices, self.links, strict=True)
+            EngineAddress(device, link)
+            for device, link in zip(self._devices, self.links, strict=True)
         ]
-        gateway = Gateway(self.config, self.folder, engines)
+        gateway = GatewayServer(self.config, self.folder, engines)
         await gateway.start()
         return gateway
 

@@ -12,7 +12,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Segment, Timings, Transcript
-from serve.gateway.envelope import for_triton
+from serve.gateway.kserve.messages import for_triton
 from serve.transcriber.stats import Stats
 from serve.wire import tensors
 

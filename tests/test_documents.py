@@ -10,7 +10,9 @@ import build.__main__
 import eval.__main__
 import serve.cli.main
 from serve.contract.codec import to_json
-from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, TranscriberConfig
+from serve.contract.config import OPTIONS
+from serve.contract.messages import SearchOptions, SpeechOptions
+from tests import config_page
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -114,6 +116,16 @@ def test_the_readme_is_a_short_way_in():
     assert len(text_of(README).splitlines()) <= 120
 
 
+def test_the_page_on_configuration_is_that_of_the_dataclasses():
+    assert text_of(DOCS / "config.md") == config_page.page(), "run python -m tests.config_page"
+    told = list(config_page.keys())
+    assert len(told) <= 107
+    for key in told:
+        if key.section in ("server", "live", "jobs", "shadow", "traces"):
+            continue
+        assert key.meaning.endswith(".") and len(key.meaning.split()) <= 32, key
+
+
 def test_every_page_is_one_click_away():
     for page in PAGES[1:]:
         assert f"]({page.relative_to(ROOT).as_posix()})" in text_of(README)
@@ -137,9 +149,11 @@ def test_results_in_the_readme_are_those_of_their_page():
     assert figures - set(NUMBER.findall(text_of(DOCS / "results.md"))) == set()
 
 
-@pytest.mark.parametrize("name", [*SEARCH_OPTIONS, *SPEECH_OPTIONS])
-def test_an_option_is_described_as_it_is_declared(name):
-    default = to_json(getattr(TranscriberConfig, name)).removesuffix(".0")
-    begin = f"| `{name}` | {default} | {OPTIONS[name].help}"
+@pytest.mark.parametrize(
+    ("name", "value"), [*vars(SearchOptions()).items(), *vars(SpeechOptions()).items()]
+)
+def test_an_option_is_described_as_it_is_declared(name, value):
+    default = to_json(value).removesuffix(".0")
+    begin = f"| `{name}` | {default} | {OPTIONS[name].meaning}"
     rows = [row for row in text_of(DOCS / "decoding.md").splitlines() if row.startswith(begin)]
     assert len(rows) == 1, begin

@@ -38,7 +38,7 @@ def check(config: Config) -> None:
         )
     if build.tokenizer:
         raise ConfigError(
-            f"build.tokenizer = {build.tokenizer!r}, but TensorRT-LLM's LLM API reads the "
+            f"--tokenizer {build.tokenizer!r}, but TensorRT-LLM's LLM API reads the "
             "checkpoint's own; put its files into the checkpoint's folder, and leave it out"
         )
 

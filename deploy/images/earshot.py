@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         if arguments == ["engine"]:
             return build(config, engine)
         require_engine(engine)
-        os.execv(sys.executable, [sys.executable, "-m", "serve", "triton", "--config", str(config)])
+        os.execv(sys.executable, [sys.executable, "-m", "serve", "start", "--config", str(config)])
     except EarshotError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -29,4 +29,4 @@ ENV CONFIG=configs/large-v3-turbo-trtllm-api.toml
 EXPOSE 8000 8001 8002
 # A longer start than the server's default wait: the checkpoint is checked and loaded.
 HEALTHCHECK --start-period=10m CMD python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')"
-CMD ["sh", "-c", "exec .venv/bin/python -m serve triton --config \"$CONFIG\""]
+CMD ["sh", "-c", "exec .venv/bin/python -m serve start --config \"$CONFIG\""]

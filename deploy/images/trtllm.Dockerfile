@@ -35,4 +35,4 @@ ENV CONFIG=configs/large-v3-turbo-trtllm.toml
 EXPOSE 8000 8001 8002
 # A longer start than the server's default wait: engines of gigabytes are checked and loaded.
 HEALTHCHECK --start-period=10m CMD python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')"
-CMD ["sh", "-c", "exec python3 -m serve triton --config \"$CONFIG\""]
+CMD ["sh", "-c", "exec python3 -m serve start --config \"$CONFIG\""]

@@ -80,8 +80,9 @@ def _gap_gate(
             gap, interval = rates[0] - rates[1], gap_interval(mine, theirs)
             equal = sum(a.errors == b.errors for a, b in pairs)
             detail = (
-                f"{gap_text(*rates, other, interval)} on {len(pairs)} clips, of which {equal} have "
-                f"as many errors with both; {_needed(gap, interval, limit, len(pairs))}"
+                f"{gap_text(rates[0], rates[1], other, interval)} on {len(pairs)} clips, of which "
+                f"{equal} have as many errors with both; "
+                f"{_needed(gap, interval, limit, len(pairs))}"
             )
             judged.append((gap, decided(name, detail, interval, limit, f"{len(pairs)}")))
     if not judged:

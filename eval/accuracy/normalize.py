@@ -85,7 +85,7 @@ def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
         ConfigError: there is none; the message lists those that exist.
     """
     if name not in _BY_NAME:
-        raise ConfigError(f"unknown normaliser {name!r}; known: {', '.join(NORMALIZERS)}")
+        raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
     return _BY_NAME[name](spelling or Spelling())
 
 

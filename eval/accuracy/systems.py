@@ -66,7 +66,7 @@ def _settings(config: Config, engine: str, transport: str, *packages: str) -> di
 
 def greedy(config: Config) -> Config:
     """Return the config with one row a window at every temperature."""
-    return changed(config, "transcriber", beam_size=1, best_of=1)
+    return changed(config, "transcriber", beam_size=1)
 
 
 class EarshotTriton(TranscriptionSystem):

@@ -1,8 +1,8 @@
-"""The best that a machine can do: ceilings that are measured, and the least work of a window.
+"""The best that a machine can do: measured ceilings, and the least work of a window.
 
 The floor of a workload is its least arithmetic and its least bytes at the measured ceilings, one
-after the other: the encoder is bound by arithmetic, the decoder by memory. Running both at the same
-time could go below it.
+after the other: arithmetic limits the encoder, memory the decoder. Running both at the same time
+could be faster than the floor.
 """
 
 import contextlib
@@ -28,24 +28,27 @@ _FP8 = torch.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Ceilings:
-    """Rates that this machine reached with nothing else to do."""
+    """Rates that this machine reached without other work."""
 
-    product: float  # FLOP/s of a big matrix product: FP16 on a GPU, on a CPU what it computes in
-    fp8_product: float | None  # of the same in FP8; None: the device has none
+    product: float  # FLOP/s of a big matrix product: FP16 on a GPU, the compute type on a CPU
+    fp8_product: float | None  # the same in FP8; None: the device has no FP8
     attention: float  # FLOP/s of the encoder's attention
     memory: float  # bytes/s of a big copy, read and written
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the table's lines."""
-        yield Measurement("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
-        if self.fp8_product is not None:
-            yield Measurement("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
-        yield Measurement("ceiling", "attention", self.attention / 1e12, "TFLOP/s", None)
-        yield Measurement("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
+        """Yield the table's rows."""
+        for name, rate, unit in (
+            ("matrix product", self.product, "TFLOP/s"),
+            ("FP8 product", self.fp8_product, "TFLOP/s"),
+            ("attention", self.attention, "TFLOP/s"),
+            ("copy, read + write", self.memory, "TB/s"),
+        ):
+            if rate is not None:
+                yield Measurement("ceiling", name, rate / 1e12, unit, None)
 
 
 def measure_ceilings(config: RuntimeConfig, dims: Dims) -> Ceilings:
-    """Measure the device that is configured; sizes that fill a GPU on a GPU, small ones on a CPU.
+    """Measure the configured device, with sizes that fill a GPU, and small ones on a CPU.
 
     Raises:
         UnavailableError: it cannot compute as configured.
@@ -75,7 +78,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Multiply with one scale for each side and fast accumulation: the quickest that there is."""
+    """Return a product with one scale for each side and fast accumulation, the fastest kind."""
     scale = torch.ones((), device=a.device)
     left, right = a.to(_FP8), b.to(_FP8).t()
     return lambda: torch._scaled_mm(
@@ -84,7 +87,7 @@ def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]
 
 
 def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
-    """Measure FLOP/s of attention over 8 windows, by cuDNN where it can."""
+    """Measure FLOP/s of attention over 8 windows, by cuDNN if it supports them."""
     windows = ATTENTION_WINDOWS if device.type == "cuda" else 1
     shape = (windows, dims.n_audio_head, dims.n_audio_ctx, HEAD_DIM)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
@@ -95,7 +98,7 @@ def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Time a call, by the device's own clock where that is CUDA; returns the median."""
+    """Return the median time of a call, by the device's own clock on CUDA."""
     for _ in range(3):
         work()
     time_one = _on_gpu if device.type == "cuda" else _on_cpu
@@ -148,10 +151,10 @@ def step_bytes(
 
     Args:
         dims: the network's sizes.
-        precision: of the decoder's matrices; cross-attention's own are used by the encoder.
+        precision: of the decoder's matrices; the encoder uses those of cross-attention.
         cross_kv: of the keys and values of cross-attention; those of self-attention are FP16.
-        slots: how many decode.
-        age: how many tokens each row has.
+        slots: the number of decoding slots.
+        age: the number of tokens in each row.
         rows: of each slot; they share its keys and values of cross-attention.
     """
     d, layers = dims.n_text_state, dims.n_text_layer
@@ -163,10 +166,10 @@ def step_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """The least time that windows can take, by the options chosen."""
+    """The least time that windows can take with an engine and a configuration."""
 
-    manifest: Manifest  # of the engine
-    config: RuntimeConfig  # for `cross_kv`
+    manifest: Manifest
+    config: RuntimeConfig
     ceilings: Ceilings
     fp8: bool = False  # whether the encoder computes in FP8
 
@@ -187,6 +190,6 @@ class Floor:
         return size / self.ceilings.memory
 
     def window_s(self, tokens: int, slots: int) -> float:
-        """Return those of a window among so many that decode; with one slot, of a lone request."""
+        """Return the seconds of a window while so many slots decode; 1 is a single request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
         return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots

@@ -1,7 +1,9 @@
-"""`python -m eval bench`: ceilings, workloads, options, peers; each figure once it is known."""
+"""`python -m eval bench`: ceilings, workloads, server, peers; each row is kept once it is known."""
 
 import contextlib
 import dataclasses
+import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,28 +11,25 @@ from typing import Any
 
 import torch
 
-from eval.bench.ablate import run_ablation
+from eval.bench.ablate import ablate
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers import PEERS, check_peers, measure_peer
-from eval.bench.plan import DRAFT_LAYERS, Plan, check_workloads, configured
-from eval.bench.table import (
-    OURS,
-    Measurement,
-    device_facts,
-    ratio,
-    refused,
-    software,
-    table_of,
+from eval.bench.plan import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench.table import OURS, Measurement, ratio, refused, table_of
+from eval.bench.workloads import (
+    measure_start,
+    release_memory,
+    run_workloads,
+    system_name,
+    with_slots,
 )
-from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config, changed
-from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
-from eval.random_whisper.shapes import published_shape
-from eval.record import Result, Run, Say, Section, Text, missing_packages
+from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
+from eval.record import Check, Result, Run, Say, Section, missing_packages
 from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError, UnavailableError
 
-SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
+_SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond those of the runtime
 
 
 def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
@@ -38,60 +37,50 @@ def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
 
     Args:
         run: of a product for a GPU.
-        peers: their names; None is all that are installed.
-        of_plan: the fields of `Plan`.
+        peers: their names; None: all that are installed.
+        of_plan: the fields of `BenchPlan`.
 
     Raises:
-        EarshotError: as of `check` and `measurements`; the record cannot be written.
+        EarshotError: as `check` and `measurements`, or the record cannot be written.
     """
-    config = run.config
-    if devices := of_plan.pop("devices", None):
-        return _scaled(run, Plan(**of_plan, devices=tuple(devices)))
-    plan = Plan(**of_plan, peers=installed_peers(run.say) if peers is None else peers)
+    devices = tuple(of_plan.pop("devices", None) or ())
+    if peers is None:
+        peers = () if devices else installed_peers(run.say)
+    plan = BenchPlan(**of_plan, peers=peers, devices=devices)
     run.flags["peers"] = plan.peers
+    config = configured(run.config, plan)
     check(config, plan)
-    engine = made_up(config, plan)
-    run.machine |= device_facts(config.runtime.device, run.machine["GPU"])
-    run.versions |= software()
+    cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
+    run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
+    engine = engine_for(config, plan)
     rows: list[Measurement] = []
-    result = _keep(run, rows, complete=False)
-    for measurement in measurements(engine, config, plan, run.say):
+    _keep(run, rows, complete=False)
+    measure = scaling if plan.devices else measurements
+    for measurement in measure(engine, config, plan, run.say):
         rows.append(measurement)
-        result = _keep(run, rows, complete=False)
+        _keep(run, rows, complete=False)
         run.say(str(measurement))
-    return _keep(run, rows, complete=True) if rows else result
+    checks: tuple[Check, ...] = ()
+    if plan.devices:
+        from eval.bench.server import scaling_check  # noqa: PLC0415 - needs the server's packages
+
+        checks = (scaling_check(rows, os.cpu_count() or 1),)
+    return _keep(run, rows, complete=True, checks=checks)
 
 
-def _scaled(run: Run, plan: Plan) -> Result:
-    """Measure a server on each of some devices, one after another."""
-    from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
-
-    config = changed(run.config, "runtime", slots=plan.slots[0])
-    config = configured(config, plan)
-    each = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
-    first = dataclasses.replace(config, runtime=first_of(each[0]))
-    engine = made_up(config, plan)
-    with on_disk(engine, first, run.say) as folder:
-        release_memory(first.runtime.device)
-        scaling = measure_scaling(config, folder, each, plan, run.say)
-    run.config = config
-    run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
-    run.versions |= software()
-    section = Section("Figures", [Text("", items=[*map(str, scaling.figures), str(scaling)])])
-    return Result({"scaling": scaling}, (scaling.check,), (section,))
-
-
-def _keep(run: Run, measured: Sequence[Measurement], *, complete: bool) -> Result:
+def _keep(
+    run: Run, measured: Sequence[Measurement], *, complete: bool, checks: tuple[Check, ...] = ()
+) -> Result:
     """Keep the rows so far, each with how many times as fast Earshot is."""
     rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
     sections = (Section("Figures", [table_of(measured)]),) if measured else ()
-    result = Result({"complete": complete, "rows": rows}, sections=sections)
+    result = Result({"complete": complete, "rows": rows}, checks, sections)
     run.keep(result)
     return result
 
 
 def installed_peers(progress: Say) -> tuple[str, ...]:
-    """Return the peers that this machine has, and a line on each that it lacks."""
+    """Return the peers that this machine has, and report each that it lacks."""
     installed = []
     for name in PEERS:
         try:
@@ -102,40 +91,55 @@ def installed_peers(progress: Say) -> tuple[str, ...]:
     return tuple(installed)
 
 
-def check(config: Config, plan: Plan) -> None:
-    """Refuse what cannot be run before anything is.
+def configured(config: Config, plan: BenchPlan) -> Config:
+    """Set the plan's beam as the default, with a row for each beam, and its draft."""
+    config = changed(config, "transcriber", beam_size=plan.beam_size)
+    slots = plan.slots[0] if plan.devices else config.runtime.slots
+    runtime = with_slots(config, slots)
+    if plan.draft_acceptance is not None:
+        runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)
+    return dataclasses.replace(config, runtime=runtime)
+
+
+def check(config: Config, plan: BenchPlan) -> None:
+    """Refuse a plan that cannot be run before anything is measured.
 
     Raises:
         ConfigError: a name is unknown, or the config is not for a GPU.
         UnavailableError: there is no GPU, or a peer or the server is not installed.
     """
-    check_workloads(plan.workloads)
-    unknown = set(plan.peers) - set(PEERS)
-    if unknown:
-        raise ConfigError(f"unknown peers: {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}")
+    for kind, names, known in (
+        ("workloads", plan.workloads, WORKLOADS),
+        ("peers", plan.peers, PEERS),
+    ):
+        if unknown := sorted(set(names) - set(known)):
+            raise ConfigError(f"unknown {kind}: {', '.join(unknown)}; known: {', '.join(known)}")
+    missing = missing_packages(_SERVER_PACKAGES)
+    if (plan.through_server or plan.devices) and missing:
+        flag = "--device" if plan.devices else "--through-server"
+        raise UnavailableError(
+            f"{flag} needs the packages {', '.join(missing)}, which are not installed"
+        )
+    check_peers(plan.peers)
     device = config.runtime.device
-    if not device.startswith("cuda"):
+    if not plan.devices and not device.startswith("cuda"):
         raise ConfigError(f'bench needs runtime.device = "cuda", got {device!r}')
-    if len(names_of(device)) > 1 or device.endswith("*"):
+    if not plan.devices and (len(names_of(device)) > 1 or device.endswith("*")):
         raise ConfigError(
             f"bench measures one GPU, got runtime.device = {device!r}; name one, such as cuda:0, "
             "or measure several by --device"
         )
-    if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise UnavailableError(
-            f"runtime.device = {device!r}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices here; bench needs one"
-        )
-    check_peers(plan.peers)
-    missing = missing_packages(SERVER_PACKAGES)
-    if plan.through_server and missing:
-        raise UnavailableError(
-            f"--through-server needs the packages {', '.join(missing)}, which are not installed"
-        )
+    count = torch.cuda.device_count()
+    for named in plan.devices or (device,):
+        numbers = [int(number) for number in re.findall(r"\d+", named)] or [0]
+        if named.startswith("cuda") and max(numbers) >= count:
+            raise UnavailableError(
+                f"the device {named!r} is not there: torch sees {count} CUDA devices here"
+            )
 
 
-def made_up(config: Config, plan: Plan) -> RandomEngine:
-    """Make an engine of the configured shape, with a draft if the plan wants one.
+def engine_for(config: Config, plan: BenchPlan) -> RandomEngine:
+    """Make an engine of the configured shape, with a draft if the plan has one.
 
     Raises:
         ConfigError: the shape is not a published one.
@@ -145,77 +149,67 @@ def made_up(config: Config, plan: Plan) -> RandomEngine:
     return random_engine(shape, config.build.precision, layers)
 
 
-def measurements(
-    engine: RandomEngine, config: Config, plan: Plan, progress: Say
+def scaling(
+    engine: RandomEngine, config: Config, plan: BenchPlan, progress: Say
 ) -> Iterator[Measurement]:
-    """Measure everything that was asked for, one after the other.
+    """Measure a server on each of the plan's devices, one after another; raises as `check`."""
+    from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
+
+    each = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
+    with on_disk(engine, first_of(each[0]).device, progress) as folder:
+        yield from measure_scaling(config, folder, each, plan.seconds, progress)
+
+
+def measurements(
+    engine: RandomEngine, config: Config, plan: BenchPlan, progress: Say
+) -> Iterator[Measurement]:
+    """Measure everything in the plan, one after the other.
 
     Raises:
-        UnavailableError: an engine folder is needed and the disk does not hold it.
+        UnavailableError: an engine folder is needed and the disk has no room for it.
         EarshotError: something failed that is no refusal.
     """
-    config = configured(config, plan)
-    needs_folder = "start" in plan.workloads or plan.through_server
-    with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
-        rows = []
-        for measured in _in_process(engine, folder, config, plan, progress):
-            rows.append(measured)
-            yield measured
-        if plan.through_server and folder is not None:
-            yield from _through_server(folder, config, plan, rows, progress)
-    for name in plan.peers:
-        progress(f"peer {name}")
-        release_memory(config.runtime.device)
-        device = config.runtime.device
-        yield from measure_peer(name, engine.shape, device, plan.seconds, progress)
-
-
-def _in_process(
-    engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Say
-) -> Iterator[Measurement]:
-    """Measure ceilings, then the runtime without a server."""
+    device = config.runtime.device
     progress("ceilings of this machine")
     ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
     yield from ceilings.measurements()
-    if "start" in plan.workloads and folder is not None:
-        try:
-            yield measure_start(folder, config.runtime, ceilings, progress)
-        except UnavailableError as error:
-            yield refused("start", OURS, "s", error)
-    yield from run_workloads(engine, config, plan, ceilings, progress)
-    if plan.ablate:
-        yield from run_ablation(engine, config, plan, ceilings, progress)
+    needs_folder = "start" in plan.workloads or plan.through_server
+    with on_disk(engine, device, progress) if needs_folder else contextlib.nullcontext() as folder:
+        if folder is not None and "start" in plan.workloads:
+            try:
+                yield measure_start(folder, config.runtime)
+            except UnavailableError as error:
+                yield refused("start", OURS, "s", error)
+        reached = None  # in process with the slots that the server has
+        for row in run_workloads(engine, config, plan, ceilings, progress):
+            if (row.workload, row.system) == ("throughput", system_name(config.runtime)):
+                reached = row.value
+            yield row
+        if plan.ablate:
+            yield from ablate(engine, config, plan, ceilings, progress)
+        if folder is not None and plan.through_server:
+            from eval.bench.server import through_server  # noqa: PLC0415 - needs more packages
 
-
-def _through_server(
-    folder: Path, config: Config, plan: Plan, rows: list[Measurement], progress: Say
-) -> Iterator[Measurement]:
-    """Measure a real server, compared with the same number of slots in process."""
-    from eval.bench.server import through_server  # noqa: PLC0415 - needs the server's packages
-
-    release_memory(config.runtime.device)
-    name = system_name(config.runtime)
-    same = [row.value for row in rows if (row.workload, row.system) == ("throughput", name)]
-    try:
-        yield from through_server(config, folder, same[0] if same else None, plan, progress)
-    except UnavailableError as error:
-        yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
+            release_memory(device)
+            try:
+                yield from through_server(config, folder, reached, plan, progress)
+            except UnavailableError as error:
+                yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
+    for name in plan.peers:
+        progress(f"peer {name}")
+        release_memory(device)
+        yield from measure_peer(name, engine.shape, device, plan.seconds, progress)
 
 
 @contextlib.contextmanager
-def on_disk(engine: RandomEngine, config: Config, progress: Say) -> Iterator[Path]:
-    """Give the engine as a folder, gone at the end.
+def on_disk(engine: RandomEngine, device: str, progress: Say) -> Iterator[Path]:
+    """Give the engine as a temporary folder, made on a device.
 
     Raises:
-        UnavailableError: the disk does not hold it.
+        UnavailableError: the disk has no room for it.
     """
     with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
         progress(f"writing the engine to {name}")
-        try:
-            write_engine(engine, Path(name), config.runtime.device)
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot write an engine to {name}: {error.strerror}; free some space there or "
-                "set TMPDIR"
-            ) from error
+        write_engine(engine, Path(name), device)
+        release_memory(device)
         yield Path(name)

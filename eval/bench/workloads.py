@@ -1,10 +1,10 @@
-"""The speed of the native runtime on this machine, beside what the machine could do at best.
+"""The workloads of the native runtime on this machine, beside the best that the machine could do.
 
-The workloads of `eval.bench.plan`, over an engine whose lengths are forced (see
-`eval.bench.engine`), each after a warm-up of its own. Timed from samples in host memory to tokens
-on the host; see `eval.bench.load`.
+Lengths are forced (see `eval.random_whisper`), and each workload has its own warm-up. Times
+count from samples in host memory to tokens on the host; see `eval.bench.runtime_load`.
 """
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -12,17 +12,16 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.plan import Plan, with_slots
+from eval.bench.plan import BenchPlan
 from eval.bench.runtime_load import (
-    ClosedLoop,
-    Load,
     NoiseWindows,
+    WindowLoad,
     accepting,
     closed_loop,
     joules_so_far,
@@ -43,263 +42,218 @@ from serve.transcriber.spans import encoder_frames
 
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
-MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
-SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
+MLPERF_MEAN, MLPERF_MIN, MLPERF_MAX = 75, 4, 200
 WARM_REQUESTS = 10
-DRAIN_S = 30.0  # how long the last arrivals are waited for
+_SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
+_DRAIN_S = 30.0  # longest wait for the last arrivals
 
 
-class Session:
-    """A runtime that is open, and the workloads on it.
+class RuntimeSession:
+    """An open runtime, and the workloads on it.
 
     Args:
         engine: with end-of-text suppressed.
-        config: how to run it.
+        config: of the runtime, and how much of short audio it encodes.
+        plan: of the bench.
         ceilings: of the machine.
-        acceptance: the share of its draft's guesses that is right, if it has one.
 
     Raises:
-        UnavailableError: the machine cannot run it so.
+        UnavailableError: the machine cannot run this configuration.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        config: RuntimeConfig,
-        ceilings: Ceilings,
-        progress: Say,
-        acceptance: float | None = None,
-    ) -> None:
-        self._engine = engine
-        self.config = config
-        self._progress = progress
-        self._system = system_name(config)
-        if acceptance is not None:
-            self._system += f", drafts of {config.draft_tokens} with {100 * acceptance:g} % right"
-        held = release_memory(config.device)
+    def __init__(self, engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings) -> None:
+        self._engine, self._plan = engine, plan
+        self._short = config.transcriber.short_encoder
+        self.config = runtime = config.runtime
+        self._system = system_name(runtime)
+        runtime_class, accepted = NativeRuntime, plan.draft_acceptance
+        if accepted is not None:
+            runtime_class = accepting(accepted)
+            self._system += f", drafts of {runtime.draft_tokens} with {100 * accepted:g} % right"
+        taken = release_memory(runtime.device)
         began = time.perf_counter()
-        runtime_class = NativeRuntime if acceptance is None else accepting(acceptance)
-        self.runtime = runtime_class(engine, config)
-        self._floor = Floor(engine.manifest, config, ceilings, self.runtime.fp8)
-        self.open_s = time.perf_counter() - began
-        self.held_bytes = release_memory(config.device) - held
-        progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
+        self.runtime = runtime_class(engine, runtime)
+        self._open_s = time.perf_counter() - began
+        self._held_bytes = release_memory(runtime.device) - taken
+        self._floor = Floor(engine.manifest, runtime, ceilings, self.runtime.fp8)
+        self.workloads: dict[str, Callable[[], Iterator[Measurement]]] = {
+            "latency": self.latency,
+            "throughput": self.throughput,
+            "words": functools.partial(self.throughput, words=True),
+            "open-loop": self.open_loop,
+            "mlperf": self.mlperf,
+        }
 
-    def opened(self) -> Iterator[Measurement]:
-        """Yield the cost of opening: time and, on a GPU, memory."""
-        made_up = "weights made up on the device: no file is read"
-        yield Measurement("opening", self._system, self.open_s, "s", None, made_up)
-        if self.held_bytes:
-            text = f"taken from the device; {self.runtime.description}"
-            yield Measurement("memory", self._system, self.held_bytes / 2**30, "GiB", None, text)
+    def opened(self) -> Measurement:
+        """Return the cost of opening: time and, on a GPU, memory."""
+        detail = f"weights made up on the device, no file is read; {self.runtime.description}"
+        figures = {"device_gib": self._held_bytes / 2**30}
+        return self._row("opening", self._open_s, "s", None, detail, figures)
 
-    def run(self, workload: str, plan: Plan) -> Iterator[Measurement]:
-        """Yield the lines of one workload."""
-        self._progress(f"workload {workload} with {self.config.slots} slots")
-        if workload == "throughput":
-            yield self.throughput(plan.seconds)
-        elif workload == "words":
-            yield self.throughput(plan.seconds, words=True)
-        elif workload == "latency":
-            yield self.latency(plan)
-        elif workload == "mlperf":
-            yield from self.mlperf(plan.seconds)
-        else:
-            yield from self.open_loop_sweep(plan)
-
-    def _load(
+    def _row(
         self,
-        seconds: float = WINDOW_S,
-        batch: int | None = None,
-        words: bool = False,
-        short: ShortEncoder = "off",
-    ) -> Load:
-        config = self.config
-        batch = batch or config.encoder_batch
-        beam_size = max(1, config.rows // config.slots)
-        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size, words, short)
-        return Load(self.runtime, windows)
+        workload: str,
+        value: float,
+        unit: str,
+        ideal: float | None,
+        detail: str,
+        figures: dict[str, float],
+    ) -> Measurement:
+        return Measurement(workload, self._system, value, unit, ideal, detail, figures)
+
+    def load(self, *, words: bool = False) -> WindowLoad:
+        """Return a load of windows of 30 s."""
+        return self._load_of(self.config.encoder_batch, WINDOW_S, "off", words)
+
+    def _requests(self, batch: int) -> WindowLoad:
+        """Return a load of the plan's requests."""
+        return self._load_of(batch, self._plan.request_s, self._short, False)
+
+    def _load_of(self, batch: int, seconds: float, short: ShortEncoder, words: bool) -> WindowLoad:
+        beam_size = max(1, self.config.rows // self.config.slots)
+        device = self.config.device
+        windows = NoiseWindows(self._engine, device, batch, seconds, beam_size, words, short)
+        return WindowLoad(self.runtime, windows)
 
     @property
     def _in_flight(self) -> int:
-        """Count windows that keep the runtime full: one a slot, and a batch for the encoder."""
+        """Count the windows that keep the runtime full: one per slot, and a batch to encode."""
         return self.config.slots + self.config.encoder_batch
 
-    def _closed_loop(self, load: Load, lengths: Iterator[int], seconds: float) -> ClosedLoop:
-        slots, device = self.config.slots, self.config.device
-        joules = functools.partial(joules_so_far, device)
+    def _closed_loop(self, load: WindowLoad, lengths: Iterator[int]) -> dict[str, float]:
+        joules = functools.partial(joules_so_far, self.config.device)
+        slots, seconds = self.config.slots, self._plan.seconds
         return closed_loop(load, lengths, slots, self._in_flight, seconds, joules)
 
-    def throughput(self, seconds: float, words: bool = False) -> Measurement:
-        """Measure windows of 30 s that arrive as others end; with their words timed, or without."""
-        slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        loop = self._closed_loop(self._load(words=words), lengths, seconds)
-        ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
-        return Measurement(
-            "words" if words else "throughput",
-            self._system,
-            loop.rate * WINDOW_S,
-            "RTFx",
-            ideal,
-            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {loop.detail}",
-            {"windows_per_s": loop.rate, "seconds": loop.wall_s, **loop.energy},
-        )
+    def throughput(self, *, words: bool = False) -> Iterator[Measurement]:
+        """Measure windows of 30 s that arrive as others end, with or without word times."""
+        full = self._closed_loop(self.load(words=words), itertools.repeat(THROUGHPUT_TOKENS))
+        name, rtfx = "words" if words else "throughput", full["windows_per_s"] * WINDOW_S
+        ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, self.config.slots)
+        detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}"
+        yield self._row(name, rtfx, "RTFx", ideal, detail, full)
 
-    def latency(self, plan: Plan) -> Measurement:
-        """Measure one request at a time."""
-        load, times = self._load(plan.request_s, batch=1, short=plan.short_encoder), []
-        for _ in range(WARM_REQUESTS + plan.requests):
+    def latency(self) -> Iterator[Measurement]:
+        """Measure one request at a time; the value is the median."""
+        load, times, requests = self._requests(batch=1), list[float](), self._plan.requests
+        for _ in range(WARM_REQUESTS + requests):
             began = time.perf_counter()
             load.submit([REQUEST_TOKENS])
             load.drain()
             times.append(time.perf_counter() - began)
-        percentiles = percentiles_ms(times[WARM_REQUESTS:])
-        return Measurement(
-            "latency",
-            self._system,
-            percentiles["p50_ms"],
-            "ms",
-            1e3 * ideal_s if (ideal_s := self._ideal_s(plan, 1)) else None,
-            f"p50 of {plan.requests}, p95 {percentiles['p95_ms']:.2f}, "
-            f"p99 {percentiles['p99_ms']:.2f}; {_request(plan)}",
-            {**percentiles, "requests": plan.requests},
-        )
+        met = percentiles_ms(times[WARM_REQUESTS:])
+        ideal_s, figures = self._ideal_s(1), {**met, "requests": requests}
+        ideal = 1e3 * ideal_s if ideal_s else None
+        yield self._row("latency", met["p50_ms"], "ms", ideal, self._request, figures)
 
-    def _ideal_s(self, plan: Plan, slots: int) -> float | None:
-        """Compute the least seconds of a request; None: of a shorter encoder no floor is known."""
-        whole = encoder_frames(plan.request_s, plan.short_encoder) == N_FRAMES
+    def _ideal_s(self, slots: int) -> float | None:
+        """Return the shortest time of a request; None: no floor of a shorter encoder is known."""
+        whole = encoder_frames(self._plan.request_s, self._short) == N_FRAMES
         return self._floor.window_s(REQUEST_TOKENS, slots) if whole else None
 
-    def mlperf(self, seconds: float) -> Iterator[Measurement]:
-        """Measure it always full, then a given number from an empty runtime to an empty one.
+    @property
+    def _request(self) -> str:
+        """Describe a request of the latency and open-loop workloads."""
+        request_s = self._plan.request_s
+        encoded_s = encoder_frames(request_s, self._short) * HOP_LENGTH / SAMPLE_RATE
+        return f"{request_s:g} s of sound, encoded as {encoded_s:g} s, {REQUEST_TOKENS} tokens"
 
-        The first tells how many windows the second needs to last, and what it would reach in the
-        ten minutes that MLPerf asks for, where fill and drain weigh little.
+    def mlperf(self) -> Iterator[Measurement]:
+        """Measure a full runtime, then a given number of windows from empty to empty.
+
+        The first tells how many windows the second needs to last. It is also the rate that the
+        second would reach in MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        slots, load = self.config.slots, self._load()
-        full = self._closed_loop(load, mlperf_lengths(), seconds)
-        count, wall_s = max(2 * slots, math.ceil(full.rate * seconds)), 0.0
+        load, seconds, wall_s = self.load(), self._plan.seconds, 0.0
+        full = self._closed_loop(load, mlperf_lengths())
+        count = max(2 * self.config.slots, math.ceil(full["windows_per_s"] * seconds))
         while wall_s < seconds:
             lengths = list(itertools.islice(mlperf_lengths(), count))
             wall_s = offline(load, lengths, self._in_flight)
-            reached, count = count / wall_s, math.ceil(1.2 * count * seconds / wall_s)
-        ideal = 1 / statistics.mean(self._floor.window_s(length, slots) for length in lengths)
-        yield Measurement(
-            "MLPerf-shaped",
-            self._system,
-            reached,
-            "samples/s",
-            ideal,
-            f"{len(lengths)} windows at hand at the start, {statistics.mean(lengths):.1f} tokens "
-            f"on average, {wall_s:.1f} s with fill and drain",
-            {"windows": len(lengths), "seconds": wall_s},
-        )
-        yield Measurement(
-            "MLPerf-shaped, always full",
-            self._system,
-            full.rate,
-            "samples/s",
-            ideal,
-            f"the same lengths, without fill and drain: {full.detail}",
-            {"windows": full.windows, "seconds": full.wall_s, **full.energy},
-        )
+            count = math.ceil(1.2 * count * seconds / wall_s)
+        floors = [self._floor.window_s(length, self.config.slots) for length in lengths]
+        tokens, ideal = f"{statistics.mean(lengths):.1f} tokens", 1 / statistics.mean(floors)
+        rate, figures = len(lengths) / wall_s, {"windows": len(lengths), "seconds": wall_s}
+        detail = f"windows at hand at the start, {tokens} on average, with fill and drain"
+        yield self._row("MLPerf-shaped", rate, "samples/s", ideal, detail, figures)
+        name, rate = "MLPerf-shaped, always full", full["windows_per_s"]
+        yield self._row(name, rate, "samples/s", ideal, "the same without fill and drain", full)
 
-    def open_loop_sweep(self, plan: Plan) -> Iterator[Measurement]:
-        """Measure the saturated rate, then arrivals at shares of it."""
-        slots, load = self.config.slots, self._load(plan.request_s, short=plan.short_encoder)
-        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), plan.seconds)
-        ideal_s = self._ideal_s(plan, slots)
-        yield Measurement(
-            "open loop, saturated",
-            self._system,
-            full.rate,
-            "requests/s",
-            1 / ideal_s if ideal_s else None,
-            f"{_request(plan)}; {full.detail}",
-            {"seconds": full.wall_s},
-        )
-        for share in SHARES:
-            yield self._open_loop(load, share, full.rate, plan.seconds)
-
-    def _open_loop(self, load: Load, share: float, saturated: float, seconds: float) -> Measurement:
-        """Measure Poisson arrivals of requests at a share of the saturated rate."""
-        warm_s, rate = seconds / 4, share * saturated
-        arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
-        met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
-        return Measurement(
-            f"open loop, {100 * share:.0f} % load",
-            self._system,
-            met["p99_ms"],
-            "ms",
-            None,
-            f"p99 of {met['arrivals']:.0f} at {rate:.1f} a second, p50 {met['p50_ms']:.1f}, "
-            f"p95 {met['p95_ms']:.1f}, jitter {met['jitter_ms']:.1f} (p99 - p50), deviation "
-            f"{met['stdev_ms']:.1f}; {met['late']:.0f} handed over late (at most "
-            f"{met['latest_ms']:.1f} ms), {met['unfinished']:.0f} unfinished",
-            {"offered_per_s": rate, **met},
-        )
+    def open_loop(self) -> Iterator[Measurement]:
+        """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
+        load, seconds = self._requests(self.config.encoder_batch), self._plan.seconds
+        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
+        ideal_s, saturated = self._ideal_s(self.config.slots), full["windows_per_s"]
+        ideal, name = 1 / ideal_s if ideal_s else None, "open loop, saturated"
+        yield self._row(name, saturated, "requests/s", ideal, self._request, full)
+        for share in _SHARES:
+            warm_s, rate = seconds / 4, share * saturated
+            arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
+            met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, _DRAIN_S)
+            figures = {
+                "offered_per_s": rate,
+                **percentiles_ms(met.latency_s),
+                "arrivals": len(met.latency_s),
+                "late": met.late,
+                "unfinished": met.unfinished,
+            }
+            name = f"open loop, {100 * share:.0f} % load"
+            yield self._row(name, figures["p99_ms"], "ms", None, "p99", figures)
 
 
-def _request(plan: Plan) -> str:
-    """Say what a request of the latency and open-loop workloads is."""
-    encoded_s = encoder_frames(plan.request_s, plan.short_encoder) * HOP_LENGTH / SAMPLE_RATE
-    return f"{plan.request_s:g} s of sound, encoded as {encoded_s:g} s, {REQUEST_TOKENS} tokens"
+def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
+    """Measure the time from an engine folder to a ready runtime, as a server starts.
 
-
-def measure_start(
-    folder: Path, config: RuntimeConfig, ceilings: Ceilings, progress: Say
-) -> Measurement:
-    """Measure the time from an engine folder to ready, as a server starts.
-
-    The folder was written just now, so its files come from memory, not from the disk; kernels that
-    Triton has not in its cache are compiled.
+    The folder was written just now, so its files come from memory, not from the disk. Kernels that
+    Triton's cache lacks are compiled.
 
     Raises:
-        UnavailableError: the machine cannot run it.
+        UnavailableError: the machine cannot run this configuration.
     """
     release_memory(config.device)
     began = time.perf_counter()
     with checked_meanwhile(folder) as engine:
-        session = Session(engine, config, ceilings, progress)
+        runtime = NativeRuntime(engine, config)
     ready_s = time.perf_counter() - began
-    session.runtime.close()
+    runtime.close()
     size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
-    return Measurement(
-        "start",
-        system_name(config),
-        ready_s,
-        "s",
-        None,
-        f"from an engine folder of {size:.2f} GiB in the page cache, whose files are checked "
-        "meanwhile",
-    )
+    detail = f"from a folder of {size:.2f} GiB in the page cache, whose files are checked meanwhile"
+    return Measurement("start", system_name(config), ready_s, "s", None, detail)
 
 
 def run_workloads(
-    engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Say
+    engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """Run the plan's workloads, one after the other; what the machine refuses becomes a line."""
+    """Run the plan's workloads, one after the other; a refusal of the machine becomes a row."""
     for slots in plan.slots:
         yield from _with_slots(engine, config, plan, slots, ceilings, progress)
 
 
 def _with_slots(
-    engine: Engine, config: Config, plan: Plan, slots: int, ceilings: Ceilings, progress: Say
+    engine: Engine, config: Config, plan: BenchPlan, slots: int, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """Run those with so many slots, whose memory goes before the next runtime is opened."""
-    workloads = plan.workloads_with(slots)
-    if not workloads:
+    """Run the workloads with so many slots; the runtime's memory is free afterwards."""
+    names = plan.workloads_with(slots)
+    if not names:
         return
-    runtime = with_slots(config, slots)
+    config = dataclasses.replace(config, runtime=with_slots(config, slots))
     try:
-        session = Session(engine, runtime, ceilings, progress, plan.draft_acceptance)
+        session = RuntimeSession(engine, config, plan, ceilings)
     except UnavailableError as error:
-        yield refused("opening", system_name(runtime), "s", error)
+        yield refused("opening", system_name(config.runtime), "s", error)
         return
-    yield from session.opened()
-    for workload in workloads:
-        yield from session.run(workload, plan)
+    yield session.opened()
+    for name in names:
+        progress(f"workload {name} with {slots} slots")
+        yield from session.workloads[name]()
     session.runtime.close()
+
+
+def with_slots(config: Config, slots: int) -> RuntimeConfig:
+    """Configure so many slots, with a row for each beam of the configured search."""
+    beam_size = config.transcriber.beam_size
+    rows = slots * beam_size if beam_size > 1 else 0
+    return dataclasses.replace(config.runtime, slots=slots, rows=rows)
 
 
 def system_name(config: RuntimeConfig) -> str:
@@ -309,15 +263,15 @@ def system_name(config: RuntimeConfig) -> str:
 
 
 def mlperf_lengths() -> Iterator[int]:
-    """Yield tokens of windows without end: MLPerf's set in mean and maximum, always the same."""
+    """Yield endless lengths in tokens, with the mean and maximum of MLPerf's set."""
     rng = random.Random(0)
     while True:
         length = round(rng.gammavariate(6, MLPERF_MEAN / 6))
-        yield max(MLPERF_LEAST, min(MLPERF_MAX, length))
+        yield max(MLPERF_MIN, min(MLPERF_MAX, length))
 
 
 def release_memory(device: str) -> int:
-    """Give back what nobody holds; returns the bytes of the GPU that are taken, 0 on a CPU."""
+    """Free unused memory of a GPU; return the bytes of it that are taken, 0 on a CPU."""
     gc.collect()
     if torch.device(device).type != "cuda":
         return 0

@@ -9,7 +9,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from build.clips import Clip, load_clips
 from serve.contract.codec import from_json
@@ -202,7 +202,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     delimiter = _delimiter(text.partition("\n")[0])
     # Tables with tabs, Common Voice's among them, have unpaired quotes in their texts.
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
     try:
         for row in reader:

@@ -3,57 +3,56 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import selectors
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
-from eval.server import RunningServer, running
+from eval.server import running
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
 from serve.contract.messages import Request, Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.events import Event
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import Settings
-from serve.gateway.live.utterance import Window
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import SessionSettings
+from serve.gateway.live.utterance import UpdateWindow
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from serve.wire.client import Client
 
+T = TypeVar("T")
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
 
-T = TypeVar("T")
 
+@dataclasses.dataclass(frozen=True)
+class StreamingSystem:
+    """Ways to make text of whole recordings and of streams.
 
-class System(Protocol):
-    """Makes text of whole recordings and of streams."""
+    Attributes:
+        whole: transcribes a recording.
+        play: streams audio as it is spoken; see `serve.cli.live_client.transcribe_live`.
+        changed: counts the words of hypotheses so far that did not stay; raises an EarshotError if
+            a process of the server has ended.
+        loop: makes the event loop in which streams are played; None: asyncio's own.
+    """
 
-    def whole(self, request: Request) -> Transcript:
-        """Transcribe a recording."""
-
-    def play(
-        self, blocks: Iterable[Samples], transcription: dict[str, Any]
-    ) -> AsyncIterator[Heard]:
-        """Stream audio as it is spoken; see `serve.cli.live_client.transcribe_live`."""
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something in which streams are played."""
-
-    def changed(self) -> float:
-        """Count the words of hypotheses so far that did not stay."""
-
-    def require_unbroken(self) -> None:
-        """Raise an EarshotError if something has gone wrong in it."""
+    whole: Callable[[Request], Transcript]
+    play: Callable[[Iterable[Samples], dict[str, Any]], AsyncIterator[Heard]]
+    changed: Callable[[], float]
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 
 
 @contextlib.contextmanager
-def open_system(config: Config, decode_s: float) -> Iterator[System]:
+def open_system(config: Config, decode_s: float) -> Iterator[StreamingSystem]:
     """Open a system for the length of a `with` block.
 
     Args:
@@ -66,43 +65,25 @@ def open_system(config: Config, decode_s: float) -> Iterator[System]:
     """
     if decode_s:
         with open_transcriber(config) as transcriber:
-            yield Simulated(transcriber, config.live, decode_s)
-    else:
-        with (
-            running(config) as server,
-            Client(server.grpc, config.transcriber.request_timeout_s) as client,
-        ):
-            yield _Real(server, client)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Real:
-    server: RunningServer
-    client: Client
-
-    def whole(self, request: Request) -> Transcript:
-        return self.client.start(request).result()
-
-    def play(
-        self, blocks: Iterable[Samples], transcription: dict[str, Any]
-    ) -> AsyncIterator[Heard]:
-        return transcribe_live(f"ws://{self.server.http}", blocks, transcription, wait_s=_WAIT_S)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
-
-    def changed(self) -> float:
-        return self.server.counters(_CHANGED)[_CHANGED]
-
-    def require_unbroken(self) -> None:
-        self.server.require_unbroken()
+            simulated = Simulated(transcriber, config.live, decode_s)
+            yield StreamingSystem(
+                transcriber.transcribe, simulated.play, simulated.changed, JumpingLoop
+            )
+        return
+    timeout_s = config.transcriber.request_timeout_s
+    with running(config) as server, Client(server.grpc, timeout_s) as client:
+        yield StreamingSystem(
+            lambda request: client.start(request).result(),
+            functools.partial(transcribe_live, f"ws://{server.http}", wait_s=_WAIT_S),
+            lambda: server.counters(_CHANGED)[_CHANGED],
+        )
 
 
 class Simulated:
     """Sessions by a clock that stands while anything works and jumps to when there is more to do.
 
-    So audio is heard as fast as it is decoded, and what comes of it depends on neither the machine
-    nor what else it does. Streams share one decoder, which makes one text after another.
+    So streams run as fast as they are decoded, and the result depends neither on the machine nor on
+    its other work. Streams share one decoder, which makes one text after another.
 
     Args:
         transcriber: decodes.
@@ -119,14 +100,10 @@ class Simulated:
         self._decoder = asyncio.Lock()
         self._streams = 0  # that are played
 
-    def whole(self, request: Request) -> Transcript:
-        """Do as `System` says, as do the others."""
-        return self._transcriber.transcribe(request)
-
     async def play(
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
     ) -> AsyncIterator[Heard]:
-        """Do as `System` says."""
+        """Stream through a session in this process."""
         wire = _Wire(self)
         work = asyncio.create_task(wire.work())
         self._streams += 1
@@ -138,37 +115,31 @@ class Simulated:
             work.cancel()
             await asyncio.wait((work,))
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do as `System` says."""
-        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            return runner.run(work)
-
     def changed(self) -> float:
-        """Do as `System` says."""
+        """Count the words that did not stay."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
 
-    def require_unbroken(self) -> None:
-        """Do as `System` says."""
-
-    def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
+    def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
         """Make a session whose events go into a queue."""
 
-        async def transcribe(_model: str | None, window: Window) -> Transcript:
+        async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
             async with self._decoder:
-                transcript = self.whole(window.request(self._config))
+                request = window.request(self._config, np.concatenate(window.audio))
+                transcript = self._transcriber.transcribe(request)
                 await asyncio.sleep(self._decode_s)
             return transcript
 
-        return Session(
+        return LiveSession(
             self._config,
             str,
             transcribe,
             send.put,
             lambda _: None,
             Detector(),
+            InlineExecutor(),
             self._metrics,
             lambda: self._streams,
-            Settings(),
+            SessionSettings(),
         )
 
 
@@ -183,7 +154,7 @@ class _Wire:
         try:
             await self._session.start()
             await self._session.work()
-        except Exception as error:  # noqa: BLE001 - raised where somebody waits for events
+        except Exception as error:  # noqa: BLE001 - raised by `recv`
             await self._events.put(error)
 
     async def send(self, message: str) -> None:
@@ -194,6 +165,16 @@ class _Wire:
         if isinstance(event, Exception):
             raise event
         return to_json(event)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Return the result as a future that is done."""
+        future = Future[T]()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

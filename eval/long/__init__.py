@@ -1,1 +1,1 @@
-"""Long recordings whose truth is known: what systems lose in them, repeat and make up."""
+"""Long recordings with known text: the words that systems lose, repeat and make up."""

@@ -1,10 +1,10 @@
 """Recordings composed of clips, with pauses, noise and tones, and the truth about them."""
 
-import collections
 import dataclasses
+import functools
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +13,16 @@ import numpy.typing as npt
 import soundfile
 
 from build.clips import Clip
-from eval.long.plan import Kind, Planned
 from eval.record import Say, made_once, read_jsonl, write_jsonl
-from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes, read_text
+from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import Limits
+
+Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
+"""The difficulty of a recording. All but the last two have pauses of up to 8 s."""
 
 KINDS: dict[Kind, str] = {
     "pauses": "one language, a quiet room, breaks of up to a minute",
@@ -29,18 +30,18 @@ KINDS: dict[Kind, str] = {
     "tones": "one language, and between its sentences chords and melodies of 5 to 30 s",
     "languages": "changes its language every minute or so; breaks, noise and tones",
     "reading": "one speaker, sentence after sentence, with pauses of 0.1 to 1.5 s",
-    "passage": "a recording as somebody made it",
+    "passage": "a recording as it is",
 }
 
-What = Literal["speech", "silence", "noise", "tones"]
-UNSPOKEN: tuple[What, ...] = ("silence", "noise", "tones")
+Content = Literal["speech", "silence", "noise", "tones"]
+CONTENTS: tuple[Content, ...] = ("speech", "silence", "noise", "tones")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
     """Some seconds of a recording; stretches follow each other without a gap."""
 
-    what: What  # noise and tones are alone; speech is one sentence
+    what: Content  # noise and tones are alone; speech is one sentence
     start_s: float
     end_s: float
     text: str = ""  # of speech
@@ -49,16 +50,15 @@ class Stretch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class AnnotatedRecording:
     """A recording and all that is in it."""
 
     file: str  # relative to the manifest
     kind: Kind
-    seed: int
     duration: float  # s
     stretches: tuple[Stretch, ...]
     text: str  # of all sentences
-    language: str  # of the first sentence
+    language: str | None  # of the first sentence
 
     @property
     def sentences(self) -> tuple[Stretch, ...]:
@@ -70,29 +70,22 @@ class Recording:
         return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
 
 
-def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) -> Recording:
+def recording(file: str, kind: Kind, stretches: Sequence[Stretch]) -> AnnotatedRecording:
     """Make a recording of these stretches, at least one of them a sentence."""
     sentences = [stretch for stretch in stretches if stretch.what == "speech"]
-    assert sentences[0].language is not None
-    return Recording(
-        file=file,
-        kind=kind,
-        seed=seed,
-        duration=stretches[-1].end_s,
-        stretches=tuple(stretches),
-        text=" ".join(sentence.text for sentence in sentences),
-        language=sentences[0].language,
-    )
+    text = " ".join(sentence.text for sentence in sentences)
+    end_s = stretches[-1].end_s
+    return AnnotatedRecording(file, kind, end_s, tuple(stretches), text, sentences[0].language)
 
 
-def read_manifest(path: Path) -> list[Recording]:
+def read_manifest(path: Path) -> list[AnnotatedRecording]:
     """Read a manifest of recordings.
 
     Raises:
         FileError: it cannot be read.
         ConfigError: a line is not a recording; the message names the line.
     """
-    return read_jsonl(path, Recording, "expected a manifest of recordings")
+    return read_jsonl(path, AnnotatedRecording, "expected a manifest of recordings")
 
 
 # ---------------------------------------------------------------- sound
@@ -144,54 +137,36 @@ def noise(count: int, slope: float, wanted_db: float, rng: np.random.Generator) 
 
 
 def music(count: int, wanted_db: float, rng: np.random.Generator) -> Samples:
-    """Make chords, broken chords or a melody: notes of a scale, with harmonics that die away.
+    """Make a chord every four beats, whole or one note after another.
 
     Args:
         count: samples.
         wanted_db: its level.
-        rng: draws it.
+        rng: draws key, tempo, chords and the timbre of each note.
     """
     out = np.zeros(count, np.float32)
     scale = _SCALES[rng.integers(len(_SCALES))]
     root_hz = 110.0 * 2.0 ** (rng.integers(12) / 12.0)
     beat = round(float(rng.uniform(0.18, 0.6)) * SAMPLE_RATE)
-    way = ("chords", "broken", "melody")[rng.integers(3)]
-    degree = int(rng.integers(len(scale)))
-    for number, start in enumerate(range(0, count, beat)):
-        if number % 4 == 0:
-            degree = int(rng.integers(len(scale)))
-        if way == "melody":
-            degree += int(rng.integers(-2, 3))
-        notes = [degree, degree + 2, degree + 4]
-        if way == "broken":
-            notes = [notes[number % 3]]
-        elif way == "melody":
-            notes = [degree]
-        elif number % 4:  # a chord lasts for four beats
-            continue
-        for note in notes:
-            hertz = root_hz * 2.0 ** (_semitones(scale, note) / 12.0)
-            _add_note(out[start : start + 6 * beat], hertz, rng)
+    apart = beat * int(rng.integers(2))  # between the notes of a chord
+    for start in range(0, count, 4 * beat):
+        degree = int(rng.integers(len(scale)))
+        for number in range(3):
+            octave, step = divmod(degree + 2 * number, len(scale))
+            hertz = root_hz * 2.0 ** (octave + scale[step] / 12.0)
+            first = start + number * apart
+            _add_note(out[first : first + 6 * beat], hertz, rng)
     return at_level(out, wanted_db)
 
 
-def _semitones(scale: tuple[int, ...], degree: int) -> int:
-    octave, step = divmod(degree, len(scale))
-    return 12 * min(max(octave, -1), 2) + scale[step]
-
-
 def _add_note(out: Samples, hertz: float, rng: np.random.Generator) -> None:
-    """Add a note that begins with `out`."""
+    """Add a note that begins with `out` and dies away."""
     times = np.arange(len(out)) / SAMPLE_RATE
-    fall = float(rng.uniform(1.5, 6.0))
-    envelope = np.minimum(times / _ATTACK_S, 1.0) * np.exp(-fall * times)
-    bright = float(rng.uniform(0.8, 2.0))
+    envelope = np.minimum(times / _ATTACK_S, 1.0) * np.exp(-rng.uniform(1.5, 6.0) * times)
+    bright = rng.uniform(0.8, 2.0)
     for harmonic in range(1, _HARMONICS + 1):
-        if hertz * harmonic < SAMPLE_RATE / 2:
-            wave = np.sin(2.0 * np.pi * hertz * harmonic * times)
-            out += (wave * envelope * np.exp(-0.5 * harmonic * times) / harmonic**bright).astype(
-                np.float32
-            )
+        wave = envelope * np.sin(2.0 * np.pi * hertz * harmonic * times)
+        out += (wave * np.exp(-0.5 * harmonic * times) / harmonic**bright).astype(np.float32)
 
 
 # ---------------------------------------------------------------- script
@@ -200,7 +175,7 @@ def _add_note(out: Samples, hertz: float, rng: np.random.Generator) -> None:
 PAUSE_S = (0.3, 8.0)  # between two sentences
 READING_PAUSE_S = (0.1, 1.5)
 SCENE = (6, 16)  # sentences
-BREAK_S: dict[What, tuple[float, float]] = {
+BREAK_S: dict[Content, tuple[float, float]] = {
     "silence": (20.0, 60.0),
     "noise": (5.0, 20.0),
     "tones": (5.0, 30.0),
@@ -209,8 +184,8 @@ AROUND_S = (0.4, 2.5)  # quiet, before a break and after it
 SNR_DB = (10.0, 25.0)
 LANGUAGE_S = 45.0  # after which the language changes with the next scene
 
-# Of the breaks and scenes of a kind: how many are what.
-_BREAKS: dict[Kind, dict[What, float]] = {
+# The share of each content in the breaks of a kind, and of its scenes that are under noise.
+_BREAKS: dict[Kind, dict[Content, float]] = {
     "pauses": {"silence": 1.0},
     "noise": {"silence": 0.3, "noise": 0.7},
     "tones": {"silence": 0.2, "tones": 0.8},
@@ -218,115 +193,77 @@ _BREAKS: dict[Kind, dict[What, float]] = {
 }
 _UNDER_NOISE: dict[Kind, float] = {"noise": 0.5, "languages": 0.3}
 
-
-@dataclasses.dataclass(frozen=True)
-class Sentence:
-    """A sentence that somebody has spoken: where its sound is, and what it says."""
-
-    file: str
-    start_s: float  # in the file
-    end_s: float
-    text: str
-    language: str
-    speaker: str = ""  # with the group; "" = unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """A stretch of a script, and the sentence that is its sound if it is speech."""
-
-    stretch: Stretch
-    sentence: Sentence | None = None
-
-
-class Deck:
-    """Sentences of one language, drawn so that none comes back soon.
-
-    Args:
-        sentences: all there are; of some several recordings may be there.
-    """
-
-    def __init__(self, sentences: Sequence[Sentence]) -> None:
-        by_text: dict[str, list[Sentence]] = {}
-        for sentence in sentences:
-            by_text.setdefault(sentence.text, []).append(sentence)
-        self._waiting = list(by_text.values())  # whose turn was longest ago is first
-
-    def draw(self, rng: np.random.Generator) -> Sentence:
-        """Draw any of the half that was not said for longest."""
-        spoken = self._waiting.pop(int(rng.integers(math.ceil(len(self._waiting) / 2))))
-        self._waiting.append(spoken)
-        return spoken[int(rng.integers(len(spoken)))]
+ScriptItem = tuple[Stretch, Clip | None]
+"""A stretch, and the clip that is its sound if it is speech."""
 
 
 def write_script(
-    kind: Kind, languages: Sequence[str], decks: Mapping[str, Deck], seconds: float, seed: int
-) -> list[Event]:
-    """Draw what happens in a recording.
+    kind: Kind,
+    languages: Sequence[str],
+    sentences: Mapping[str, Sequence[Clip]],
+    seconds: float,
+    rng: np.random.Generator,
+) -> list[ScriptItem]:
+    """Draw the sequence of events in a recording.
 
     Args:
-        kind: what it is about.
+        kind: decides pauses and breaks.
         languages: codes; with more than one they take turns.
-        decks: the sentences of each; they remember what was drawn.
+        sentences: of each language; none comes again before all others.
         seconds: how long it is to be; it ends after the scene that reaches them.
-        seed: decides everything else, together with what was drawn before.
+        rng: draws everything.
     """
-    script = _Script(kind, decks, np.random.default_rng(seed))
-    turn, changed_s = 0, 0.0
-    script.quiet(AROUND_S)
-    while True:
-        script.scene(languages[turn % len(languages)])
-        if script.end_s >= seconds:
-            script.quiet(AROUND_S)
-            return script.events
-        if script.end_s - changed_s >= LANGUAGE_S:
-            turn, changed_s = turn + 1, script.end_s
-        script.pause()
+    decks = {
+        code: itertools.cycle([sentences[code][i] for i in rng.permutation(len(sentences[code]))])
+        for code in languages
+    }
+    items: list[ScriptItem] = []
+    end_s = changed_s = 0.0
 
+    def add(
+        what: Content, seconds: float, snr_db: float | None = None, clip: Clip | None = None
+    ) -> None:
+        nonlocal end_s
+        text, language = (clip.text, clip.language) if clip else ("", None)
+        items.append((Stretch(what, end_s, end_s + seconds, text, language, snr_db), clip))
+        end_s += seconds
 
-class _Script:
-    """A script as far as it is written."""
-
-    def __init__(self, kind: Kind, decks: Mapping[str, Deck], rng: np.random.Generator) -> None:
-        self._kind = kind
-        self._decks = decks
-        self._rng = rng
-        self.events: list[Event] = []
-        self.end_s = 0.0
-
-    def scene(self, language: str) -> None:
-        """Add some sentences with pauses between them, perhaps under noise."""
-        under_noise = self._rng.random() < _UNDER_NOISE.get(self._kind, 0.0)
-        snr_db = round(float(self._rng.uniform(*SNR_DB)), 1) if under_noise else None
-        for number in range(int(self._rng.integers(*SCENE, endpoint=True))):
-            if number:
-                low, high = READING_PAUSE_S if self._kind == "reading" else PAUSE_S
-                share = float(self._rng.random()) ** 2  # most are short
-                self._add("silence", low * (high / low) ** share, snr_db)
-            sentence = self._decks[language].draw(self._rng)
-            start_s, self.end_s = self.end_s, self.end_s + sentence.end_s - sentence.start_s
-            spoken = Stretch("speech", start_s, self.end_s, sentence.text, language, snr_db)
-            self.events.append(Event(spoken, sentence))
-
-    def pause(self) -> None:
-        """Add a break between two scenes; a reading has none."""
-        if self._kind == "reading":
-            self.quiet(READING_PAUSE_S)
-            return
-        chances = _BREAKS[self._kind]
-        what = self._rng.choice(list(chances), p=list(chances.values()))
-        self.quiet(AROUND_S)
-        self._add(what, float(self._rng.uniform(*BREAK_S[what])))
-        self.quiet(AROUND_S)
-
-    def quiet(self, seconds: tuple[float, float]) -> None:
+    def quiet(low_s: float, high_s: float) -> None:
         """Add nothing but the room."""
-        self._add("silence", float(self._rng.uniform(*seconds)))
+        add("silence", float(rng.uniform(low_s, high_s)))
 
-    def _add(self, what: What, seconds: float, snr_db: float | None = None) -> None:
-        start_s, self.end_s = self.end_s, self.end_s + seconds
-        what = "noise" if snr_db is not None else what  # what one hears in a pause under noise
-        self.events.append(Event(Stretch(what, start_s, self.end_s, snr_db=snr_db)))
+    def scene(language: str) -> None:
+        """Add some sentences with pauses between them, perhaps under noise."""
+        under_noise = rng.random() < _UNDER_NOISE.get(kind, 0.0)
+        snr_db = round(float(rng.uniform(*SNR_DB)), 1) if under_noise else None
+        low_s, high_s = READING_PAUSE_S if kind == "reading" else PAUSE_S
+        for number in range(int(rng.integers(*SCENE, endpoint=True))):
+            if number:
+                share = float(rng.random()) ** 2  # most are short
+                add(
+                    "noise" if under_noise else "silence", low_s * (high_s / low_s) ** share, snr_db
+                )
+            clip = next(decks[language])
+            add("speech", clip.duration_s, snr_db, clip)
+
+    turns = itertools.cycle(languages)
+    language = next(turns)
+    quiet(*AROUND_S)
+    scene(language)
+    while end_s < seconds:
+        if kind == "reading":
+            quiet(*READING_PAUSE_S)
+        else:
+            chances = _BREAKS[kind]
+            what = rng.choice(list(chances), p=list(chances.values()))
+            quiet(*AROUND_S)
+            add(what, float(rng.uniform(*BREAK_S[what])))
+            quiet(*AROUND_S)
+        if end_s - changed_s >= LANGUAGE_S:
+            language, changed_s = next(turns), end_s
+        scene(language)
+    quiet(*AROUND_S)
+    return items
 
 
 # ---------------------------------------------------------------- compose
@@ -342,180 +279,143 @@ _LIMITS = Limits(600.0)  # of a clip of speech
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed:
-    """Recordings on the disk."""
+class PlannedRecording:
+    """A recording that is to be made."""
 
-    folder: Path
-    recordings: tuple[Recording, ...]
+    kind: Kind
+    languages: tuple[str, ...]  # that take turns
+    minutes: float
 
 
-def compose(
-    planned: Sequence[Planned],
-    seed: int,
-    sentences: Sequence[Sentence],
-    tell: Say,
-) -> Composed:
+def plan(languages: Sequence[str], minutes: float | None = None) -> list[PlannedRecording]:
+    """Return the recordings that are to be made.
+
+    Args:
+        languages: codes; the first of them are used.
+        minutes: how long they last together, at least; None: every kind once, about half an hour.
+    """
+    rows = [PlannedRecording("reading", (code,), 5.0) for code in languages[:3]]
+    if len(languages) > 1:
+        rows.append(PlannedRecording("languages", tuple(languages[:2]), 8.0))
+    kinds: tuple[Kind, ...] = ("noise", "tones", "pauses")
+    rows += [PlannedRecording(kind, (languages[0],), 5.0) for kind in kinds]
+    if minutes is None:
+        return rows
+    planned: list[PlannedRecording] = []
+    while sum(row.minutes for row in planned) < minutes:
+        planned.append(rows[len(planned) % len(rows)])
+    return planned
+
+
+def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say) -> Path:
     """Make recordings, unless they are there.
 
     Args:
-        planned: what each is like.
+        speech: clips of sentences, some of them with speech. Of each language one speaker is
+            chosen. Clips longer than a window become recordings of their own.
+        minutes: as of `plan`.
         seed: of everything that is drawn.
-        sentences: that are spoken; see `read_sentences`.
         tell: gets a line on each that is made.
+
+    Returns:
+        The folder of the recordings, with `MANIFEST`. Equal arguments give the same folder.
 
     Raises:
         FileError: speech cannot be read.
-        ConfigError: a manifest lists no speech in a language that is planned.
+        ConfigError: no clip is a sentence.
     """
-    folder = CACHE / _key(planned, seed, sentences)
-    made_once(folder, lambda partial: _make(planned, seed, sentences, partial, tell))
-    return Composed(folder, tuple(read_manifest(folder / MANIFEST)))
-
-
-def _key(planned: Sequence[Planned], seed: int, sentences: Sequence[Sentence]) -> str:
-    """Hash everything that recordings depend on; a clip does not change without its manifest."""
-    digest = hashlib.sha256(repr((list(planned), seed, list(sentences))).encode())
+    sentences = _by_language(speech)
+    if not sentences:
+        raise ConfigError("no clip of less than 30 s has a text and a language; expected some")
+    planned = plan(list(sentences), minutes)
+    # A clip does not change without its manifest, so this is all that recordings depend on.
+    digest = hashlib.sha256(repr((planned, seed, list(speech))).encode())
     digest.update(Path(__file__).read_bytes())
-    return digest.hexdigest()[:24]
+    folder = CACHE / digest.hexdigest()[:24]
+    passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
+    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial, tell))
+    return folder
 
 
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    start: float
-    end: float
-    text: str
+def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
+    """Choose the sentences of one speaker for each language: the known one that says the most."""
+    by_speaker: dict[tuple[str, str, str], list[Clip]] = {}
+    for clip in speech:
+        if clip.text and clip.language and clip.duration_s <= WINDOW_S:
+            key = clip.language, clip.speaker and clip.group, clip.speaker
+            by_speaker.setdefault(key, []).append(clip)
 
+    def rank(item: tuple[tuple[str, str, str], list[Clip]]) -> tuple[bool, float]:
+        (_, _, speaker), clips = item
+        return not speaker, -sum(clip.duration_s for clip in clips)
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
-    file: str
-    text: str
-    language: str | None
-    duration: float
-    segments: tuple[_Span, ...] | None = None  # None: the clip is one sentence
-    group: str = ""
-    speaker: str | None = None
-    half: str = ""
-
-
-def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
-    """Yield the sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
-
-    Args:
-        manifest: its path.
-        half: of whose clips alone, beside those that are of none; "" is all.
-
-    Raises:
-        FileError: the manifest cannot be read.
-        ConfigError: a line is malformed.
-    """
-    manifest = Path(manifest)
-    for number, text in enumerate(read_text(manifest, "expected clips").splitlines(), 1):
-        line = from_json(_Line, text, f"{manifest}:{number}", extra="ignore")
-        if half and line.half not in ("", half):
-            continue
-        spans = line.segments
-        if spans is None:
-            spans = (_Span(0.0, line.duration, line.text),)
-        speaker = f"{line.group}/{line.speaker}" if line.speaker else ""
-        for span in spans if line.language is not None else ():
-            assert line.language is not None
-            file = str(manifest.parent / line.file)
-            yield Sentence(file, span.start, span.end, span.text, line.language, speaker)
+    chosen: dict[str, list[Clip]] = {}
+    for (code, _, _), clips in sorted(by_speaker.items(), key=rank):
+        chosen.setdefault(code, list({clip.text: clip for clip in clips}.values()))
+    return chosen
 
 
 def _make(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRecording],
     seed: int,
-    sentences: Sequence[Sentence],
+    sentences: Mapping[str, Sequence[Clip]],
+    passages: Sequence[Clip],
     folder: Path,
     tell: Say,
 ) -> None:
-    passages = [each for each in sentences if each.end_s - each.start_s > WINDOW_S]
-    decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}
-    library = _Library()
     recordings = []
-    for number, plan in enumerate(planned):
-        own_seed = seed * 1000 + number
-        for code in plan.languages:
-            if code not in decks:
-                raise ConfigError(f"no speech in {code}; expected one of {', '.join(decks)}")
-        events = write_script(plan.kind, plan.languages, decks, 60.0 * plan.minutes, own_seed)
-        file = f"{number:02}-{plan.kind}-{'-'.join(plan.languages)}.flac"
-        made = recording(file, plan.kind, own_seed, [event.stretch for event in events])
-        tell(f"composing {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
-        samples = render(events, library.samples, np.random.default_rng((own_seed, 1)))
+
+    @functools.cache
+    def sound(clip: Clip) -> Samples:
+        return faded(audio.whole(audio.decode(read_bytes(clip.path), _LIMITS)), 0.01)
+
+    def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
+        made = recording(file, kind, stretches)
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
+        tell(f"composed {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
         recordings.append(made)
-    for number, passage in enumerate(passages, len(planned)):
-        file = f"{number:02}-passage-{passage.language}.flac"
-        soundfile.write(folder / file, library.samples(passage), SAMPLE_RATE, subtype="PCM_16")
-        whole = Stretch("speech", 0.0, passage.end_s, passage.text, passage.language)
-        recordings.append(recording(file, "passage", seed, [whole]))
+
+    for number, row in enumerate(planned):
+        rng = np.random.default_rng((seed, number))
+        items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
+        samples = render(items, sound, rng)
+        file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
+        keep(file, row.kind, [stretch for stretch, _ in items], samples)
+    for number, clip in enumerate(passages, len(planned)):
+        whole = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
+        keep(f"{number:02}-passage-{clip.language}.flac", "passage", [whole], sound(clip))
     write_jsonl(folder / MANIFEST, recordings)
 
 
-def _by_language(
-    sentences: Sequence[Sentence], passages: Sequence[Sentence]
-) -> dict[str, list[Sentence]]:
-    """Choose what is said in each language: where speakers are known, by whoever said the most."""
-    speakers = collections.Counter((sentence.language, sentence.speaker) for sentence in sentences)
-    by_language: dict[str, list[Sentence]] = {}
-    by_most = [who for who, _ in speakers.most_common()]
-    for code, speaker in sorted(by_most, key=lambda who: not who[1]):  # the unknown last
-        of_speaker = [
-            sentence
-            for sentence in sentences
-            if (sentence.language, sentence.speaker) == (code, speaker)
-        ]
-        if short := [sentence for sentence in of_speaker if sentence not in passages]:
-            by_language.setdefault(code, short)
-    return by_language
-
-
-class _Library:
-    """The sound of sentences; each file is decoded once."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, Samples] = {}
-
-    def samples(self, sentence: Sentence) -> Samples:
-        """Return its sound, with soft ends."""
-        if sentence.file not in self._files:
-            blocks = audio.decode(read_bytes(Path(sentence.file)), _LIMITS)
-            self._files[sentence.file] = np.concatenate(list(blocks))
-        whole = self._files[sentence.file]
-        first, last = (round(at * SAMPLE_RATE) for at in (sentence.start_s, sentence.end_s))
-        return faded(whole[first:last], 0.01)
-
-
 def render(
-    events: Sequence[Event],
-    spoken: Callable[[Sentence], Samples],
+    items: Sequence[ScriptItem],
+    sound: Callable[[Clip], Samples],
     rng: np.random.Generator,
 ) -> Samples:
     """Make the sound of a script.
 
     Args:
-        events: of the script.
-        spoken: the sound of a sentence.
+        items: of the script.
+        sound: returns the samples of a clip.
         rng: draws levels, noise and tones.
     """
-    out = np.zeros(_sample(events[-1].stretch.end_s), np.float32)
+    out = np.zeros(_sample(items[-1][0].end_s), np.float32)
     out += noise(len(out), 1.0, float(rng.uniform(*_ROOM_DB)), rng)
-    for event in events:
-        stretch, sentence = event.stretch, event.sentence
+    for stretch, clip in items:
         place = out[_sample(stretch.start_s) : _sample(stretch.end_s)]
-        if sentence is not None:
-            samples = at_level(spoken(sentence), float(rng.uniform(*_SPEECH_DB)))
+        if clip is not None:
+            samples = at_level(sound(clip), float(rng.uniform(*_SPEECH_DB)))
             place[: len(samples)] += samples[: len(place)]
         elif stretch.what == "tones":
             place += faded(music(len(place), float(rng.uniform(*_TONES_DB)), rng))
         elif stretch.what == "noise" and stretch.snr_db is None:
             place += _noise(len(place), float(rng.uniform(*SNR_DB)), rng)
-    for start_s, end_s, snr_db in _under_noise(events):
-        place = out[_sample(start_s) : _sample(end_s)]
-        place += _noise(len(place), snr_db, rng)
+    stretches = [stretch for stretch, _ in items]
+    for snr_db, together in itertools.groupby(stretches, lambda stretch: stretch.snr_db):
+        if snr_db is not None:
+            scene = list(together)
+            place = out[_sample(scene[0].start_s) : _sample(scene[-1].end_s)]
+            place += _noise(len(place), snr_db, rng)
     return np.clip(out, -1.0, 1.0)
 
 
@@ -523,18 +423,6 @@ def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
     """Make noise that is so much less than speech usually is."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return faded(noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
-
-
-def _under_noise(events: Sequence[Event]) -> Iterator[tuple[float, float, float]]:
-    """Yield from when to when noise goes on beneath speech, and how much less it is."""
-    start_s, before = 0.0, None
-    for event in events:
-        snr_db = event.stretch.snr_db
-        if snr_db != before and before is not None:
-            yield start_s, event.stretch.start_s, before
-        if snr_db != before:
-            start_s, before = event.stretch.start_s, snr_db
-    assert before is None, "a script ends quietly"
 
 
 def _sample(seconds: float) -> int:

@@ -7,7 +7,7 @@ with the most accurate of them on these recordings.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import jiwer
 
@@ -15,22 +15,23 @@ from eval.accuracy.gates import all_answered, decided, gap_text
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import SystemFacts, TimedCall, TimedText
 from eval.accuracy.score import Counts, Rate, char_counts, gap_interval, rate
-from eval.long.compose import UNSPOKEN, Recording, Stretch, What
-from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED, Kind
+from eval.long.compose import AnnotatedRecording, Kind, Stretch
+from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.record import Check
 
 RUN = 3  # words in a row, from which on they count as a stretch
-_FARTHEST = 60  # words between a stretch and what it repeats
+_FARTHEST = 60  # words between a stretch and its repetition
 _ALIKE = 0.75  # share of words that are the same in a repeated stretch
 NEAR_CUT_S = 0.5  # between a sentence and a cut that may have harmed it
-TOUCH_S = 0.3  # by which a text has to overlap with a sentence, not to stand where nobody speaks
+TOUCH_S = 0.3  # a text that overlaps less with every sentence stands where nobody speaks
+BLOCK_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class HeardSentence:
     """The outcome of a sentence."""
 
-    sentence: Stretch
+    minute: tuple[str, int]  # in which it begins: the recording's file, and the number
     words: Counts
     characters: Counts
     at_cut: bool  # within `NEAR_CUT_S` of a place where the system cut the audio
@@ -41,45 +42,45 @@ class HeardRecording:
     """The outcome of a recording."""
 
     sentences: tuple[HeardSentence, ...]
-    lost_in_stretches: int  # words, of those lost: `RUN` and more in a row
-    repeated: int  # words, of those added: `RUN` and more in a row that stand near by as well
-    made_up: int  # words, of those added: other stretches
-    unspoken: dict[What, int]  # characters where nobody speaks, by what there is instead
-    cuts: int | None  # places at which the system cut the audio; None where it does not say
+    lost_in_stretches: int  # lost words, `RUN` and more in a row
+    repeated: int  # added words, `RUN` and more in a row that stand near by as well
+    made_up: int  # added words in other stretches
+    unspoken: int  # characters where nobody speaks
 
 
 def hear(
-    recording: Recording, segments: Sequence[TimedText], normalize: Normalize
+    recording: AnnotatedRecording, segments: Sequence[TimedText], normalize: Normalize
 ) -> HeardRecording:
-    """Hold what a system said of a recording against what is said in it.
+    """Compare the answer of a system with the text of a recording.
 
     Args:
         recording: the truth.
         segments: of the system, in order.
-        normalize: what texts are compared under.
+        normalize: applied to both texts.
     """
-    spoken = [normalize(stretch.text, stretch.language).split() for stretch in recording.sentences]
+    sentences = recording.sentences
+    spoken = [normalize(sentence.text, sentence.language).split() for sentence in sentences]
     answered = [word for segment in segments for word in normalize(segment.text, None).split()]
-    alignment = _align([word for words in spoken for word in words], answered)
-    regions = cut_regions(segments)
-    stretches = [
-        (part, part.hyp_end_idx - part.hyp_start_idx)
+    whole = " ".join(word for words in spoken for word in words)
+    alignment = jiwer.process_words([whole], [" ".join(answered)]).alignments[0]
+    cuts = _cut_regions(segments)
+    all_is_speech = len(sentences) == len(recording.stretches)
+    added = [
+        (part.hyp_start_idx, length)
         for part in alignment
-        if part.type == "insert" and part.hyp_end_idx - part.hyp_start_idx >= RUN
+        if part.type == "insert" and (length := part.hyp_end_idx - part.hyp_start_idx) >= RUN
     ]
-    repeated = sum(
-        length for part, length in stretches if _repeats(answered, part.hyp_start_idx, length)
-    )
+    repeated = sum(length for start, length in added if _repeats(answered, start, length))
     return HeardRecording(
         sentences=tuple(
             HeardSentence(
-                sentence=sentence,
+                minute=(recording.file, int(sentence.start_s // BLOCK_S)),
                 words=words,
-                characters=char_counts(" ".join(said_words), " ".join(heard_words)),
-                at_cut=_near(sentence, regions or ()),
+                characters=char_counts(" ".join(said), " ".join(heard)),
+                at_cut=any(_overlap_s(sentence, *cut) >= -NEAR_CUT_S for cut in cuts),
             )
-            for sentence, said_words, (words, heard_words) in zip(
-                recording.sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
+            for sentence, said, (words, heard) in zip(
+                sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
             )
         ),
         lost_in_stretches=sum(
@@ -88,16 +89,18 @@ def hear(
             if part.type == "delete" and (length := part.ref_end_idx - part.ref_start_idx) >= RUN
         ),
         repeated=repeated,
-        made_up=sum(length for _, length in stretches) - repeated,
-        unspoken=_unspoken(recording, segments, normalize),
-        cuts=None if regions is None else len(regions),
+        made_up=sum(length for _, length in added) - repeated,
+        unspoken=sum(
+            len(normalize(segment.text, None))
+            for segment in (() if all_is_speech else segments)
+            if all(_overlap_s(s, segment.start_s, segment.end_s) <= TOUCH_S for s in sentences)
+        ),
     )
 
 
-def _align(spoken: Sequence[str], answered: Sequence[str]) -> list[jiwer.AlignmentChunk]:
-    """Align two texts: parts that are equal, or one kind of edit."""
-    out = jiwer.process_words([" ".join(spoken)], [" ".join(answered)])
-    return list(out.alignments[0])
+def _overlap_s(sentence: Stretch, start_s: float, end_s: float) -> float:
+    """Return how long both last together; below 0 it is the time between them."""
+    return min(sentence.end_s, end_s) - max(sentence.start_s, start_s)
 
 
 def _by_sentence(
@@ -127,25 +130,19 @@ def _by_sentence(
 def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
     """Return whether a stretch of the text stands there once more, not far before or after."""
     stretch = answered[start : start + length]
-    for shift in range(1, _FARTHEST + length):
-        for other in (start - shift, start + shift):
-            if other < 0:
-                continue
-            same = sum(
-                a == b for a, b in zip(stretch, answered[other : other + length], strict=False)
-            )
-            if same >= _ALIKE * length:
-                return True
+    first = max(0, start - _FARTHEST - length + 1)
+    for other in range(first, start + _FARTHEST + length):
+        pairs = zip(stretch, answered[other : other + length], strict=False)
+        if other != start and sum(a == b for a, b in pairs) >= _ALIKE * length:
+            return True
     return False
 
 
-def cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]] | None:
+def _cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]]:
     """Find from when to when a cut may lie: between segments of different windows.
 
-    None where the system does not tell windows apart.
+    There is none where the system does not tell windows apart.
     """
-    if any(segment.window is None for segment in segments):
-        return None
     return [
         (min(before.end_s, after.start_s), max(before.end_s, after.start_s))
         for before, after in itertools.pairwise(segments)
@@ -153,72 +150,36 @@ def cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]] | No
     ]
 
 
-def _near(sentence: Stretch, regions: Sequence[tuple[float, float]]) -> bool:
-    return any(
-        sentence.start_s - NEAR_CUT_S <= end_s and start_s <= sentence.end_s + NEAR_CUT_S
-        for start_s, end_s in regions
-    )
-
-
-def _unspoken(
-    recording: Recording, segments: Sequence[TimedText], normalize: Normalize
-) -> dict[What, int]:
-    """Count characters of segments that touch no sentence, by what there is in their middle."""
-    characters = dict.fromkeys(UNSPOKEN, 0)
-    beside = [stretch for stretch in recording.stretches if stretch.what != "speech"]
-    for segment in segments if beside else ():
-        touched = any(
-            min(segment.end_s, sentence.end_s) - max(segment.start_s, sentence.start_s) > TOUCH_S
-            for sentence in recording.sentences
-        )
-        if not touched:
-            what = _what(beside, (segment.start_s + segment.end_s) / 2)
-            characters[what] += len(normalize(segment.text, None))
-    return characters
-
-
-def _what(stretches: Sequence[Stretch], at_s: float) -> What:
-    """Find which of some stretches there is at a time, or next to it."""
-    return min(
-        stretches, key=lambda stretch: max(stretch.start_s - at_s, at_s - stretch.end_s)
-    ).what
-
-
 # ---------------------------------------------------------------- score
 
 
-BLOCK_S = 60.0
-
-
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class LongFormResult:
     """Figures of a system on some recordings; counts are words unless they say otherwise."""
 
-    cer: Rate
-    wer: Rate  # its counts tell what was lost and what was added
+    cer: Rate  # intervals are of minutes
+    wer: Rate  # its counts tell lost and added words
     lost_in_stretches: int
     repeated: int
     made_up: int
-    unspoken: dict[What, int]  # characters
-    cuts: int | None
-    at_cuts: Counts  # of sentences beside which the system cut
-    elsewhere: Counts  # of all others
-    first_language: Rate  # CER of sentences in the language that a recording begins with
-    other_languages: Rate
-    rtfx: float
+    unspoken: int  # characters where nobody speaks
+
+    @property
+    def uncovered(self) -> float:
+        """Return the per cent of words that are lost, or said twice, in stretches."""
+        return 100.0 * (self.lost_in_stretches + self.repeated) / self.wer.counts.length
 
 
 @dataclasses.dataclass(frozen=True)
-class LongScore:
-    """Everything that the report says about one system."""
+class LongFormScore:
+    """The figures of one system."""
 
     facts: SystemFacts
-    overall: Figures
-    by_kind: dict[Kind, Figures]
-    blocks: tuple[Counts, ...]  # character edits of each minute
-    sentences: tuple[tuple[bool, Counts], ...]  # of each: whether it is at a cut, its words
-    languages: tuple[tuple[str, str | None], ...]  # of each recording: its first, and the answer
+    overall: LongFormResult
+    by_kind: dict[Kind, LongFormResult]
+    rtfx: float
     errors: tuple[str, ...]  # calls that failed
+    sentences: tuple[HeardSentence, ...]
 
     @property
     def name(self) -> str:
@@ -229,79 +190,52 @@ class LongScore:
 def score_long(
     facts: SystemFacts,
     calls: Sequence[TimedCall],
-    recordings: Sequence[Recording],
+    recordings: Sequence[AnnotatedRecording],
     normalize: Normalize,
-) -> LongScore:
+) -> LongFormScore:
     """Score a system.
 
     Args:
         facts: of the system.
         calls: one for each recording, in their order.
         recordings: the truth.
-        normalize: what texts are compared under.
+        normalize: applied to both texts.
     """
-    all_heard = [
-        hear(recording, call.prediction.segments if call.prediction else (), normalize)
-        for recording, call in zip(recordings, calls, strict=True)
-    ]
-    triples = list(zip(recordings, calls, all_heard, strict=True))
-    kinds = dict.fromkeys(recording.kind for recording in recordings)
-    return LongScore(
+    by_kind: dict[Kind, list[HeardRecording]] = {}
+    for recording, call in zip(recordings, calls, strict=True):
+        segments = call.prediction.segments if call.prediction else ()
+        by_kind.setdefault(recording.kind, []).append(hear(recording, segments, normalize))
+    every = [heard for some in by_kind.values() for heard in some]
+    return LongFormScore(
         facts=facts,
-        overall=_figures(triples),
-        by_kind={kind: _figures([t for t in triples if t[0].kind == kind]) for kind in kinds},
-        blocks=tuple(_blocks(triples, lambda sentence: sentence.characters)),
-        sentences=tuple((s.at_cut, s.words) for result in all_heard for s in result.sentences),
-        languages=tuple(
-            (recording.language, call.prediction.language if call.prediction else None)
-            for recording, call, _ in triples
-        ),
+        overall=_figures(every),
+        by_kind={kind: _figures(some) for kind, some in by_kind.items()},
+        rtfx=sum(call.duration_s for call in calls) / sum(call.latency_s for call in calls),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error is not None),
+        sentences=tuple(sentence for heard in every for sentence in heard.sentences),
     )
 
 
-_Triple = tuple[Recording, TimedCall, HeardRecording]
-
-
-def _figures(triples: Sequence[_Triple]) -> Figures:
-    results = [result for _, _, result in triples]
-    sentences = [
-        (recording.language, s) for recording, _, result in triples for s in result.sentences
-    ]
-    cuts = [result.cuts for result in results if result.cuts is not None]
-    return Figures(
-        cer=rate(_blocks(triples, lambda sentence: sentence.characters)),
-        wer=rate(_blocks(triples, lambda sentence: sentence.words)),
-        lost_in_stretches=sum(result.lost_in_stretches for result in results),
-        repeated=sum(result.repeated for result in results),
-        made_up=sum(result.made_up for result in results),
-        unspoken={what: sum(result.unspoken[what] for result in results) for what in UNSPOKEN},
-        cuts=sum(cuts) if len(cuts) == len(results) else None,
-        at_cuts=_sum(s.words for _, s in sentences if s.at_cut),
-        elsewhere=_sum(s.words for _, s in sentences if not s.at_cut),
-        first_language=rate(
-            [s.characters for language, s in sentences if s.sentence.language == language]
-        ),
-        other_languages=rate(
-            [s.characters for language, s in sentences if s.sentence.language != language]
-        ),
-        rtfx=sum(call.duration_s for _, call, _ in triples)
-        / sum(call.latency_s for _, call, _ in triples),
+def _figures(recordings: Sequence[HeardRecording]) -> LongFormResult:
+    sentences = [sentence for heard in recordings for sentence in heard.sentences]
+    return LongFormResult(
+        cer=rate(_by_minute(sentences, lambda sentence: sentence.characters)),
+        wer=rate(_by_minute(sentences, lambda sentence: sentence.words)),
+        lost_in_stretches=sum(heard.lost_in_stretches for heard in recordings),
+        repeated=sum(heard.repeated for heard in recordings),
+        made_up=sum(heard.made_up for heard in recordings),
+        unspoken=sum(heard.unspoken for heard in recordings),
     )
 
 
-def _blocks(triples: Sequence[_Triple], part: Callable[[HeardSentence], Counts]) -> list[Counts]:
+def _by_minute(
+    sentences: Sequence[HeardSentence], part: Callable[[HeardSentence], Counts]
+) -> list[Counts]:
     """Sum edits by minutes of recordings; in some minutes nobody speaks."""
-    blocks: dict[tuple[str, int], Counts] = {}
-    for recording, _, result in triples:
-        for sentence in result.sentences:
-            key = recording.file, int(sentence.sentence.start_s // BLOCK_S)
-            blocks[key] = blocks.get(key, Counts()) + part(sentence)
-    return list(blocks.values())
-
-
-def _sum(counts: Iterable[Counts]) -> Counts:
-    return sum(counts, Counts())
+    minutes: dict[tuple[str, int], Counts] = {}
+    for sentence in sentences:
+        minutes[sentence.minute] = minutes.get(sentence.minute, Counts()) + part(sentence)
+    return list(minutes.values())
 
 
 # ---------------------------------------------------------------- gates
@@ -310,10 +244,9 @@ def _sum(counts: Iterable[Counts]) -> Counts:
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
 CLEAR: tuple[Kind, ...] = ("reading", "passage")
-THEIRS_ALL = (*THEIRS, *THEIRS_BATCHED)
 
 
-def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Check]:
+def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Check]:
     """Judge a run.
 
     Args:
@@ -321,48 +254,56 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Check]:
         max_cer_gap: points of CER by which ours may be above faster-whisper's best.
     """
     by_name = {score.name: score for score in scores}
-    judged = []
+    checks = []
     for name, rivals in RIVALS.items():
         ours = by_name.get(name)
-        theirs = best([by_name[rival] for rival in rivals if rival in by_name])
-        judged.append(_cer_gate(name, ours, theirs, max_cer_gap))
+        heard = [by_name[rival] for rival in rivals if rival in by_name]
+        theirs = min(heard, key=lambda score: score.overall.cer.counts.errors, default=None)
+        titles = [f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best"]
         if name == OUR_DEFAULT:
-            judged.append(_cut_gate(name, ours, theirs))
-            judged += coverage_gates(ours, [s for s in scores if s.name in THEIRS_ALL])
-    return [*judged, all_answered({score.name: score.errors for score in scores})]
+            titles.append(
+                f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points "
+                "above faster-whisper's best in the same sentences"
+            )
+        if ours is None or theirs is None:
+            missing = name if ours is None else "every rival of faster-whisper"
+            detail = f"{missing} is missing in this run"
+            checks += [Check(title, None, detail) for title in titles]
+            continue
+        checks.append(_cer_gate(titles[0], ours, theirs, max_cer_gap))
+        checks += [_cut_gate(title, ours, theirs) for title in titles[1:]]
+    if ours := by_name.get(OUR_DEFAULT):
+        peers = [score for score in scores if score.name in (*THEIRS, *THEIRS_BATCHED)]
+        checks += coverage_gates(ours, peers)
+    return [*checks, all_answered({score.name: score.errors for score in scores})]
 
 
-def best(scores: Sequence[LongScore]) -> LongScore | None:
-    """Return the most accurate."""
-    return min(scores, key=lambda score: score.overall.cer.counts.errors, default=None)
+def _cer_gate(title: str, ours: LongFormScore, theirs: LongFormScore, limit: float) -> Check:
+    mine, others = (
+        _by_minute(score.sentences, lambda sentence: sentence.characters)
+        for score in (ours, theirs)
+    )
+    return _gap_gate(title, mine, others, theirs.name, limit, "minutes")
 
 
-def _cer_gate(name: str, ours: LongScore | None, theirs: LongScore | None, limit: float) -> Check:
-    title = f"CER of {name} at most {limit:g} points above faster-whisper's best"
-    if ours is None or theirs is None:
-        return Check(title, None, _missing(name, ours))
-    return _judged(title, ours.blocks, theirs.blocks, theirs.name, limit, "minutes")
-
-
-def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Check:
-    title = f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points above"
-    title += " faster-whisper's best in the same sentences"
-    if ours is None or theirs is None:
-        return Check(title, None, _missing(name, ours))
+def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
     pairs = [
-        (_lost_or_added(counts), _lost_or_added(their_counts))
-        for (at_cut, counts), (_, their_counts) in zip(
-            ours.sentences, theirs.sentences, strict=True
-        )
-        if at_cut
+        (_lost_or_added(mine.words), _lost_or_added(other.words))
+        for mine, other in zip(ours.sentences, theirs.sentences, strict=True)
+        if mine.at_cut
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    mine, others = [mine for mine, _ in pairs], [other for _, other in pairs]
-    return _judged(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
+    mine, others = zip(*pairs, strict=True)
+    return _gap_gate(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
 
 
-def _judged(
+def _lost_or_added(words: Counts) -> Counts:
+    """Return the same words, where one that was misheard counts as heard."""
+    return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
+
+
+def _gap_gate(
     title: str,
     ours: Sequence[Counts],
     theirs: Sequence[Counts],
@@ -372,52 +313,29 @@ def _judged(
 ) -> Check:
     """Judge the gap of two that heard the same parts; `name` is of the other."""
     gap = gap_interval(ours, theirs)
-    mine, other = (_percent(sum(counts, Counts())) for counts in (ours, theirs))
+    totals = [sum(counts, Counts()) for counts in (ours, theirs)]
+    mine, other = (100.0 * total.errors / total.length for total in totals)
     detail = gap_text(mine, other, name, gap)
     return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
 
 
-def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Check]:
-    """Judge, of speech that people read, what is lost or comes twice, beside the best of theirs.
+def coverage_gates(ours: LongFormScore, theirs: Sequence[LongFormScore]) -> list[Check]:
+    """Compare lost and repeated words of read speech with the best of faster-whisper's systems.
 
     A stretch that is lost is lost on every run, so these are counts without an interval.
     """
-    judged = []
-    for kind in CLEAR if ours else ():
-        assert ours is not None
+    checks = []
+    for kind in CLEAR:
         if kind not in ours.by_kind:
             continue
-        mine = uncovered(ours.by_kind[kind])
-        others = {score.name: uncovered(score.by_kind[kind]) for score in theirs}
-        name = min(others, key=lambda system: others[system], default=None)
-        limit = MAX_UNCOVERED if name is None else min(MAX_UNCOVERED, others[name])
-        detail = f"{mine:.2f} %; faster-whisper's best: " + (
-            "not run" if name is None else f"{others[name]:.2f} % ({name})"
-        )
+        mine = ours.by_kind[kind].uncovered
+        others = [(score.by_kind[kind].uncovered, score.name) for score in theirs]
+        best, name = min(others, default=(MAX_UNCOVERED, ""))
+        told = f"{best:.2f} % ({name})" if name else "not run"
         title = (
             f"words of kind {kind} lost or repeated in stretches: at most {MAX_UNCOVERED:g} %, and "
             "no more than faster-whisper's best"
         )
-        judged.append(Check(title, mine <= limit, detail))
-    return judged
-
-
-def uncovered(figures: Figures) -> float:
-    """Return the per cent of words that are lost, or said twice, in stretches."""
-    counts = figures.wer.counts
-    return 100.0 * (figures.lost_in_stretches + figures.repeated) / counts.length
-
-
-def _missing(name: str, ours: LongScore | None) -> str:
-    if ours is None:
-        return f"{name} did not hear them in this run"
-    return "none of faster-whisper's that are asked for as much heard them in this run"
-
-
-def _lost_or_added(words: Counts) -> Counts:
-    """Return the same words, where one that was misheard counts as heard."""
-    return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
-
-
-def _percent(counts: Counts) -> float:
-    return 100.0 * counts.errors / counts.length
+        detail = f"{mine:.2f} %; faster-whisper's best: {told}"
+        checks.append(Check(title, mine <= min(MAX_UNCOVERED, best), detail))
+    return checks

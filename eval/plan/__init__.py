@@ -1,1 +1,1 @@
-"""How many GPUs a load needs, and what that costs."""
+"""How many GPUs a load needs, and their cost."""

@@ -21,13 +21,13 @@ from serve.contract.files import read_text
 COMMITTED = Path(__file__).parent / "measured"
 REQUEST_S = 10.0  # audio of a request of the bench's open loop
 _SATURATED = "open loop, saturated"
-# Of [runtime]: what changes how fast a request is served, and is told by the bench's file. Rows are
-# as many as the beam needs.
+# Settings of [runtime] that change how fast a request is served, and that the bench's file tells.
+# The number of rows follows from the beam.
 _SETTINGS = ("encoder_batch", "kernels", "cuda_graph", "cross_kv", "encoder_precision")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Row:
+class _BenchRow:
     workload: str
     system: str
     value: float | None
@@ -35,26 +35,24 @@ class _Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Figures:
-    rows: tuple[_Row, ...]
+class _BenchFigures:
+    rows: tuple[_BenchRow, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class _File:
+class _BenchFile:
     config: str
     settings: dict[str, Any]
-    figures: _Figures | None = None
-    rows: tuple[_Row, ...] = ()  # of files that the bench wrote before it had a record
+    figures: _BenchFigures
     conditions: str = ""
     machine: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
-    """Latencies of requests at one load."""
+class LoadLevel:
+    """The latency of requests at one load."""
 
     per_s: float  # requests offered, by a Poisson process
-    p50_s: float
     p99_s: float
 
 
@@ -65,53 +63,52 @@ class Measured:
     source: str  # where the figures are from
     conditions: str
     saturated_per_s: float  # requests of `REQUEST_S` of audio
-    levels: tuple[Level, ...]  # ascending; what the server adds to the runtime is in them
-    server_s: float | None  # that; None: the file does not tell, and the levels lack it
-    start_s: float | None  # from an engine folder to ready; None: the file does not tell
+    levels: tuple[LoadLevel, ...]  # ascending; with the time that the server adds to the runtime
+    server_s: float | None  # the added time; None: the file does not tell, and the levels lack it
 
-    def latency_s(self, per_s: Sequence[float] | np.ndarray[Any, Any], rank: str) -> Any:
-        """Return p50 or p99 (`rank`) at loads, between those measured by a straight line.
+    def p99_s(self, per_s: Sequence[float] | np.ndarray[Any, Any]) -> Any:
+        """Return the p99 at loads, between those measured by a straight line.
 
-        Below the least load that was measured it is that one's, above the greatest that one's.
+        Below the smallest measured load it is that one's, above the greatest that one's.
         """
         loads = [level.per_s for level in self.levels]
-        return np.interp(per_s, loads, [getattr(level, f"{rank}_s") for level in self.levels])
+        return np.interp(per_s, loads, [level.p99_s for level in self.levels])
 
-    def most_per_s(self, p99_s: float) -> float:
-        """Find the greatest load whose p99 is no more than this.
+    def max_per_s(self, p99_s: float) -> float:
+        """Find the greatest load with no greater p99.
 
         Raises:
             ConfigError: no measured load has so short a p99.
         """
-        if p99_s < self.levels[0].p99_s:
-            least = self.levels[0]
+        first = self.levels[0]
+        if p99_s < first.p99_s:
             raise ConfigError(
-                f"--p99 {p99_s:g} cannot be promised: at {least.per_s:.0f} requests a second and "
-                f"GPU, the least load that {self.source} has, it is {least.p99_s:.3g} s; expected "
-                "that or more"
+                f"--p99 {p99_s:g} cannot be promised: at {first.per_s:.0f} requests a second and "
+                f"GPU, the smallest load that {self.source} has, it is {first.p99_s:.3g} s; "
+                "expected that or more"
             )
-        loads = np.linspace(self.levels[0].per_s, self.levels[-1].per_s, 2000)
-        return float(loads[self.latency_s(loads, "p99") <= p99_s][-1])
+        loads = np.linspace(first.per_s, self.levels[-1].per_s, 2000)
+        return float(loads[self.p99_s(loads) <= p99_s][-1])
 
 
 def find_measured(config: Config, file: Path | None) -> Measured:
-    """Find what is known of a config.
+    """Find the figures of a config.
 
     Args:
         config: of a product; all requests are searched as it says.
         file: of the bench; None: the committed table of the config's name.
 
     Raises:
-        FileError, ConfigError: there is no such file, it is of something else, or it lacks what is
-            needed; the message says how to measure it.
+        FileError, ConfigError: there is no such file, it is of another product, or it lacks
+            figures; the message says how to measure them.
     """
-    beam_size = config.transcriber.beam_size
     path = file or COMMITTED / f"{config.name}.json"
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     measure = (
-        f"measure it: python -m eval bench --config … --beam-size {beam_size} --workloads "
-        "start,latency,open-loop --through-server, and give its bench.json as --measured FILE"
+        "measure it: python -m eval bench --config … --beam-size "
+        f"{config.transcriber.beam_size} --workloads start,latency,open-loop --through-server, and "
+        "give its bench.json as --measured FILE"
     )
     if file is None and not path.exists():
         known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))
@@ -119,74 +116,54 @@ def find_measured(config: Config, file: Path | None) -> Measured:
             f"nothing has been measured of {config.name}; there are figures of {known}. {measure}"
         )
     text = read_text(path, "expected the bench.json that `python -m eval bench` wrote")
-    content = from_json(_File, text, str(path), advice=measure, extra="ignore")
+    content = from_json(_BenchFile, text, str(path), advice=measure, extra="ignore")
     _require_same(content, config, path, measure)
     return _measured(content, path, measure)
 
 
-def _require_same(content: _File, config: Config, path: Path, measure: str) -> None:
+def _require_same(content: _BenchFile, config: Config, path: Path, measure: str) -> None:
     """Refuse figures of another product, or of other settings."""
-    runtime = content.settings.get("runtime", {})
-    expected: dict[str, Any] = {
-        "config": config.name,
-        "build.precision": config.build.precision,
-        "beam_size": config.transcriber.beam_size,
-        "runtime.slots": config.runtime.slots,
-        **{f"runtime.{key}": getattr(config.runtime, key) for key in _SETTINGS},
+    settings, runtime = content.settings, content.settings.get("runtime", {})
+    slots = next(iter(settings.get("slots", ())), None)
+    pairs = {
+        "config": (config.name, content.config),
+        "build.precision": (config.build.precision, settings.get("precision")),
+        "beam_size": (config.transcriber.beam_size, settings.get("beam_size")),
+        "runtime.slots": (config.runtime.slots, slots),
     }
-    measured: dict[str, Any] = {
-        "config": content.config,
-        "build.precision": content.settings.get("precision"),
-        "beam_size": content.settings.get("beam_size"),
-        "runtime.slots": next(iter(content.settings.get("slots", ())), None),
-        **{f"runtime.{key}": runtime.get(key) for key in _SETTINGS},
-    }
-    for key, value in expected.items():
-        if key == "runtime.encoder_precision" and (value, measured[key]) == ("auto", "full"):
-            continue  # with FP8 a server does more than was measured
-        if measured[key] != value:
+    for key in _SETTINGS:
+        pairs[f"runtime.{key}"] = getattr(config.runtime, key), runtime.get(key)
+    if pairs["runtime.encoder_precision"] == ("auto", "full"):
+        del pairs["runtime.encoder_precision"]  # with FP8 a server does more than was measured
+    for key, (expected, measured) in pairs.items():
+        if measured != expected:
             raise ConfigError(
-                f"{path} was measured with {key} = {measured[key]!r}, and this is {value!r}: what "
+                f"{path} was measured with {key} = {measured!r}, and this is {expected!r}: what "
                 f"that does under load is not known. {measure}"
             )
 
 
-def _measured(content: _File, path: Path, measure: str) -> Measured:
-    rows = content.figures.rows if content.figures else content.rows
-    ours = [row for row in rows if row.system.startswith("earshot") and row.value]
-    through = {row.workload: row.value for row in ours if row.system.endswith("through Triton")}
+def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
+    ours = [row for row in content.figures.rows if row.system.startswith("earshot") and row.value]
+    through = {row.workload: row for row in ours if row.system.endswith("through Triton")}
     direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
-    levels = [
-        row.figures
-        for name, row in direct.items()
-        if name.startswith("open loop") and name != _SATURATED
-    ]
-    if _SATURATED not in direct or len(levels) < 2:
+    offered = [row.figures for row in direct.values() if "offered_per_s" in row.figures]
+    saturated = direct.get(_SATURATED)
+    if saturated is None or len(offered) < 2:
         raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
-    server_s = None
+    server_ms = None
     if "latency" in direct and "latency" in through:
-        server_s = ((through["latency"] or 0) - (direct["latency"].value or 0)) / 1e3
-    start = direct.get("start")
-    extra_s = server_s or 0.0
+        server_ms = (through["latency"].value or 0) - (direct["latency"].value or 0)
+    levels = [
+        LoadLevel(figures["offered_per_s"], (figures["p99_ms"] + (server_ms or 0)) / 1e3)
+        for figures in offered
+    ]
     return Measured(
         str(path),
         content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
-        direct[_SATURATED].value or 0.0,
-        tuple(
-            sorted(
-                (
-                    Level(
-                        figures["offered_per_s"],
-                        figures["p50_ms"] / 1e3 + extra_s,
-                        figures["p99_ms"] / 1e3 + extra_s,
-                    )
-                    for figures in levels
-                ),
-                key=lambda level: level.per_s,
-            )
-        ),
-        server_s,
-        through.get("start") or (start.value if start else None),
+        saturated.value or 0.0,
+        tuple(sorted(levels, key=lambda level: level.per_s)),
+        None if server_ms is None else server_ms / 1e3,
     )
 
 
@@ -214,11 +191,11 @@ def plan(
 
 
 def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
-    """Say what an even load needs, in lines."""
-    each = measured.most_per_s(p99_s)
+    """Return the lines on the GPUs and the cost of an even load."""
+    each = measured.max_per_s(p99_s)
     gpus = math.ceil(load / each)
     audio_hours = load * REQUEST_S  # an hour
-    at_s = float(measured.latency_s([load / gpus], "p99")[0])
+    at_s = float(measured.p99_s([load / gpus])[0])
     lines = [
         f"measured  {measured.source}: {measured.conditions}",
         f"a GPU     {each:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "

@@ -1,7 +1,6 @@
 """Hostile clients: floods, requests that ended or froze servers before, and harmful files."""
 
 import contextlib
-import dataclasses
 import functools
 import http.client
 import itertools
@@ -14,10 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-
-import grpc
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
+from typing import NamedTuple
 
 from eval.clients import (
     INFER_PATH,
@@ -25,36 +21,34 @@ from eval.clients import (
     Answer,
     Ask,
     all_answered,
+    answer_to,
     by_form,
     by_grpc,
     by_http,
     channel_to,
     counted,
-    ended_by_http,
-    infer,
-    lost,
+    kserve_text,
 )
 from eval.record import Check
 from eval.soak.stage import Found, Stage, changed_broadcast
 
+MAX_RATIO = 2.0  # of the time in quiet, for the requests of other clients
+_PIECE_S = 10.0  # longest wait for room to send one piece
+
 # ---------------------------------------------------------------- HTTP by hand
+
+
+class Upload(NamedTuple):
+    """The end of an upload."""
+
+    answer: Answer
+    sent_bytes: int
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
     """Open a connection to host:port; raises OSError."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout_s)
-
-
-_PIECE_S = 10.0  # longest wait for room to send one piece
-
-
-@dataclasses.dataclass(frozen=True)
-class Upload:
-    """An upload that ended, and what it had sent until then."""
-
-    answer: Answer
-    sent_bytes: int
 
 
 def head(host: str, **headers: object) -> bytes:
@@ -78,24 +72,31 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
         address: host:port.
         head: up to the empty line.
         pieces: of the body as they go over the wire; they may be endless.
-        timeout_s: how long all of it may take.
+        timeout_s: the longest time for all of it.
+
+    Raises:
+        OSError: there is no connection.
     """
-    began, sent = time.monotonic(), 0
+    end_s, sent = time.monotonic() + timeout_s, 0
     with contextlib.closing(connect(address, timeout_s)) as connection:
         try:
             connection.sendall(head)
             for piece in pieces:
-                if time.monotonic() - began > timeout_s:
-                    break
-                if _has_answer(connection):
+                if time.monotonic() > end_s or _has_answer(connection):
                     break
                 connection.settimeout(_PIECE_S)
                 connection.sendall(piece)
                 sent += len(piece)
         except OSError:
-            pass  # a refusal may be followed by a hang-up; the answer can still be read
-        left_s = max(1.0, timeout_s - (time.monotonic() - began))
-        return Upload(_read_answer(connection, began, left_s), sent)
+            pass  # a server may hang up after a refusal; its answer can still be read
+
+        def text() -> str:
+            connection.settimeout(max(1.0, end_s - time.monotonic()))
+            answer = http.client.HTTPResponse(connection, method="POST")
+            answer.begin()
+            return kserve_text(answer.status, answer.read())
+
+        return Upload(answer_to(text), sent)
 
 
 def _has_answer(connection: socket.socket) -> bool:
@@ -108,24 +109,13 @@ def _has_answer(connection: socket.socket) -> bool:
         connection.setblocking(True)
 
 
-def _read_answer(connection: socket.socket, began: float, timeout_s: float) -> Answer:
-    connection.settimeout(timeout_s)
-    answer = http.client.HTTPResponse(connection, method="POST")
-    try:
-        answer.begin()
-        body = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        return lost(error, began)
-    return ended_by_http(answer.status, body, time.monotonic() - began)
-
-
-# ---------------------------------------------------------------- files made to harm
+# ---------------------------------------------------------------- a harmful file
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """Make an MP4 of a kilobyte or so without sound, whose tables tell of so many samples a track.
+    """Make an MP4 of about 1 kB without sound, whose tables claim so many samples for each track.
 
-    FFmpeg makes an index of 24 bytes for each before it gives the file to anybody.
+    FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """
     movie = _box("mvhd", struct.pack(">4x8xIII2x", 1000, 1000, 0x10000), bytes(70))
     return _box("ftyp", b"isom", bytes(4), b"isom") + _box(
@@ -159,65 +149,58 @@ def _box(name: str, *content: bytes) -> bytes:
 
 # ---------------------------------------------------------------- requests that ended servers
 
-DEPTH = 200_000
+_DEPTH = 200_000
 _FIELDS = 200_000
-_PROMPT_CHARS = 30_000_000
-_ALIVE_S = 10.0  # in which a short clip must be answered after each
+_ALIVE_S = 10.0  # longest wait for a short clip after each of them
 _WAV_CHUNKS = 10_000_000
 
 
 def killers(stage: Stage) -> Found:
-    """Try each of them once; after each a short clip is answered, and no process has died."""
+    """Send each of them once; afterwards a short clip is answered, and no process has died."""
     before = stage.server.pids()
     for name, attack in KILLERS.items():
         began = time.monotonic()
         answer = attack(stage)
         took_s = time.monotonic() - began
-        alive = stage.ask(_ALIVE_S)
-        unhurt = alive.kind == "answered" and stage.server.pids() == before
+        alive, now = stage.ask(_ALIVE_S), stage.server.pids()
         stage.say(f"killers: {name}: {answer}; then {alive.kind}")
-        detail = f"it {answer}; then a short clip is {alive}"
-        if not unhurt:
-            detail += f"; processes before {before}, now {stage.server.pids()}"
+        detail = f"it is {answer}; then a short clip is {alive}"
+        if now != before:
+            detail += f"; processes before {before}, now {now}"
         yield f"{name}, s", took_s
+        unhurt = alive.kind == "answered" and now == before
         yield Check(f"{name}: the server lives and answers", unhurt, detail)
         if stage.server.process.poll() is not None:
             yield Check("the others can be tried", False, "the server has ended")
             return
-        if stage.server.pids() != before:
+        if now != before:
             stage.answers_again(PATIENCE_S)
             before = stage.server.pids()
-    for name, call in _CLOSED.items():
-        status = _status_of(stage, call)
-        yield Check(f"{name} is closed to clients", status != "OK", status)
 
 
-# ---------------------------------------------------------------- what is sent
+def _post(body: Callable[[], bytes], **headers: object) -> Callable[[Stage], Answer]:
+    """Return an attack that posts a body."""
+
+    def attack(stage: Stage) -> Answer:
+        content = body()
+        top = head(stage.at.http, Content_Length=len(content), **headers, **stage.at.headers)
+        return upload(stage.at.http, top, [content], PATIENCE_S).answer
+
+    return attack
 
 
-def _post(stage: Stage, body: bytes, **headers: object) -> Answer:
-    top = head(stage.at.http, Content_Length=len(body), **headers, **stage.at.headers)
-    return upload(stage.at.http, top, [body], PATIENCE_S).answer
+def _nested() -> bytes:
+    return b'{"inputs":' + b"[" * _DEPTH + b"]" * _DEPTH + b"}"
 
 
-def _nested(stage: Stage) -> Answer:
-    return _post(stage, b'{"inputs":' + b"[" * DEPTH + b"]" * DEPTH + b"}")
+def _nested_parameters() -> bytes:
+    return b'{"parameters":' + b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH + b',"inputs":[]}'
 
 
-def _nested_parameters(stage: Stage) -> Answer:
-    inner = b'{"a":' * DEPTH + b"1" + b"}" * DEPTH
-    return _post(stage, b'{"parameters":' + inner + b',"inputs":[]}')
-
-
-def _nested_before_binary(stage: Stage) -> Answer:
-    body = b'{"inputs":' + b"[" * DEPTH + b"]" * DEPTH + b"}"
-    return _post(stage, body + bytes(8), Inference_Header_Content_Length=len(body))
-
-
-def _many_fields(stage: Stage) -> Answer:
+def _many_fields() -> bytes:
     inputs = [{"name": f"I{i}", "shape": [1], "datatype": "INT32", "data": [i]} for i in range(100)]
     body = {"inputs": inputs, "parameters": {f"p{i}": i for i in range(_FIELDS)}}
-    return _post(stage, json.dumps(body).encode())
+    return json.dumps(body).encode()
 
 
 def _endless_header(stage: Stage) -> Answer:
@@ -225,7 +208,7 @@ def _endless_header(stage: Stage) -> Answer:
     return upload(stage.at.http, b"", lines, PATIENCE_S).answer
 
 
-def _rubbish(address: str) -> Answer:
+def _garbage(address: str) -> Answer:
     return upload(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [b"\xff" * 65536] * 16, 5.0).answer
 
 
@@ -237,119 +220,56 @@ def _empty_chunks(stage: Stage) -> Answer:
 
 
 def _torn_protobuf(stage: Stage) -> Answer:
-    """Send a message that is no ModelInferRequest to the method that wants one."""
+    """Send bytes that are not a message to the method ModelInfer."""
     with channel_to(stage.at) as channel:
-        call = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=None,
-            response_deserializer=None,
-        )
-        began = time.monotonic()
-        try:
-            call(b"\xff" * 10_000, timeout=PATIENCE_S)
-        except grpc.RpcError as error:
-            return Answer("failed", f"{error.code().name}", time.monotonic() - began)
-        return Answer("answered", "", time.monotonic() - began)
-
-
-def _shared_memory(stage: Stage) -> Answer:
-    """Ask for audio in the memory of Triton itself, by the names that its regions may have."""
-    with channel_to(stage.at) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        began = time.monotonic()
-        for key in ("triton_python_backend_shm_region_0", "earshot", "/"):
-            request = pb.SystemSharedMemoryRegisterRequest(
-                name="all", key=key, offset=0, byte_size=1 << 20
-            )
-            try:
-                stub.SystemSharedMemoryRegister(request, timeout=5)
-            except grpc.RpcError as error:
-                last = f"{error.code().name} {error.details()}"
-        infer(channel, stage.at, Ask(stage.short))
-    return Answer("failed", last, time.monotonic() - began)
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        return answer_to(lambda: str(call(b"\xff" * 10_000, timeout=PATIENCE_S)))
 
 
 KILLERS: dict[str, Callable[[Stage], Answer]] = {
-    f"JSON with {_FIELDS:,} fields": _many_fields,
-    "a header length beyond the body": lambda stage: _post(
-        stage, b"{}", Inference_Header_Content_Length=2**63
-    ),
+    f"JSON with {_FIELDS:,} fields": _post(_many_fields),
+    "a header length beyond the body": _post(lambda: b"{}", Inference_Header_Content_Length=2**63),
     "a header of 100 MB": _endless_header,
-    "rubbish by HTTP": lambda stage: _rubbish(stage.at.http),
-    "rubbish by gRPC": lambda stage: _rubbish(stage.at.grpc),
+    "garbage by HTTP": lambda stage: _garbage(stage.at.http),
+    "garbage by gRPC": lambda stage: _garbage(stage.at.grpc),
     "a torn message by gRPC": _torn_protobuf,
-    "shared memory by name": _shared_memory,
     "a playlist": lambda stage: by_http(
         stage.at, Ask(b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n")
     ),
     "80 MB of empty WAV chunks": _empty_chunks,
     "a prompt of 30 MB": lambda stage: by_grpc(
-        stage.at, Ask(stage.short, {"PROMPT": "palabra " * (_PROMPT_CHARS // 8)})
+        stage.at, Ask(stage.short, {"PROMPT": "palabra " * 3_750_000})
     ),
     "a language of 2 MB": lambda stage: by_grpc(
         stage.at, Ask(stage.short, {"LANGUAGE": "x" * 2_000_000})
     ),
-    f"JSON nested {DEPTH:,} deep": _nested,
-    "JSON nested in parameters": _nested_parameters,
-    "JSON nested before binary data": _nested_before_binary,
+    f"JSON nested {_DEPTH:,} deep": _post(_nested),
+    "JSON nested in parameters": _post(_nested_parameters),
+    "JSON nested before binary data": _post(
+        lambda: _nested() + bytes(8), Inference_Header_Content_Length=len(_nested())
+    ),
 }
-"""Requests that may kill a server, by their names."""
-
-
-# ---------------------------------------------------------------- what must be closed
-
-_CLOSED: dict[str, Callable[[service_pb2_grpc.GRPCInferenceServiceStub], object]] = {
-    "shared memory's status": lambda stub: stub.SystemSharedMemoryStatus(
-        pb.SystemSharedMemoryStatusRequest(), timeout=5
-    ),
-    "the model repository": lambda stub: stub.RepositoryIndex(
-        pb.RepositoryIndexRequest(), timeout=5
-    ),
-    "unloading a model": lambda stub: stub.RepositoryModelUnload(
-        pb.RepositoryModelUnloadRequest(model_name="none"), timeout=5
-    ),
-    "a model's configuration": lambda stub: stub.ModelConfig(
-        pb.ModelConfigRequest(name="whisper"), timeout=5
-    ),
-    "statistics": lambda stub: stub.ModelStatistics(pb.ModelStatisticsRequest(), timeout=5),
-    "tracing": lambda stub: stub.TraceSetting(pb.TraceSettingRequest(), timeout=5),
-    "logging": lambda stub: stub.LogSettings(pb.LogSettingsRequest(), timeout=5),
-}
-
-
-def _status_of(
-    stage: Stage, call: Callable[[service_pb2_grpc.GRPCInferenceServiceStub], object]
-) -> str:
-    with channel_to(stage.at) as channel:
-        try:
-            call(service_pb2_grpc.GRPCInferenceServiceStub(channel))
-        except grpc.RpcError as error:
-            return f"{error.code().name} {error.details()}"
-    return "OK"
+"""Requests that may end or freeze a server, by their names."""
 
 
 # ---------------------------------------------------------------- floods
 
-MAX_RATIO = 2.0  # times as long as in quiet that others wait
-_SECONDS = 6.0  # for which each flood lasts
-_BEFORE_S = 4.0  # for a flood to rise, and for what it has left to go
+_SECONDS = 6.0  # for which requests are sent beside each flood
+_BEFORE_S = 4.0  # for a flood to rise, and for its rest to go
 _WAIT_S = 30.0
-_CONNECTIONS = 8  # of each flood; a crowd has more
 _CROWD = 1300
-_MASK = bytes(4)  # that of a WebSocket's frames
-_UNKNOWN = "POST /nothing HTTP/1.1\r\nHost: localhost\r\n"
-_INFER = "POST /v2/models/whisper/infer HTTP/1.1\r\nHost: localhost\r\n"
+_UNKNOWN = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\n"
+_INFER = b"POST /v2/models/whisper/infer HTTP/1.1\r\nHost: localhost\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 _LIVE = (
-    "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
-
-Flood = Callable[[socket.socket], None]
 
 
 def floods(stage: Stage) -> Found:
-    """Ask for a short clip over and over, in quiet and beside each flood."""
-    quiet = _asked(stage)
+    """Send a short clip again and again, in quiet and beside each flood."""
+    quiet = _ask_for_a_while(stage)
     yield all_answered(quiet)
     quiet_s = statistics.median(answer.seconds for answer in quiet)
     yield "quiet: median, s", quiet_s
@@ -360,7 +280,7 @@ def floods(stage: Stage) -> Found:
         flooding.start()
         try:
             time.sleep(_BEFORE_S)
-            beside = _asked(stage)
+            beside = _ask_for_a_while(stage)
         finally:
             flooding.kill()
             flooding.join()
@@ -373,8 +293,7 @@ def floods(stage: Stage) -> Found:
         yield Check(f"{name}: others wait at most {MAX_RATIO:g} times as long", held, detail)
 
 
-def _asked(stage: Stage) -> list[Answer]:
-    """Ask for `_SECONDS`, at least once."""
+def _ask_for_a_while(stage: Stage) -> list[Answer]:
     answers, end_s = [stage.ask(_WAIT_S)], time.monotonic() + _SECONDS
     while time.monotonic() < end_s:
         answers.append(stage.ask(_WAIT_S))
@@ -383,14 +302,14 @@ def _asked(stage: Stage) -> list[Answer]:
 
 def _flood(name: str, address: str) -> None:
     """Flood until this process is killed."""
-    os.nice(10)  # the clients' own work is not what is measured
-    made, connections = FLOODS[name]
-    flood = made()
+    os.nice(10)  # the clients' own work is not measured
+    content, connections = FLOODS[name]
+    first, further = content()
 
     def again() -> None:
         while True:
             with contextlib.suppress(OSError), connect(address, _WAIT_S) as connection:
-                flood(connection)
+                _pour(connection, first, further)
             time.sleep(0.01)
 
     threads = [threading.Thread(target=again, daemon=True) for _ in range(connections)]
@@ -400,122 +319,88 @@ def _flood(name: str, address: str) -> None:
         thread.join()
 
 
-def flood_once(name: str, address: str, seconds: float) -> None:
-    """Do what a client of a flood does, once and for so long; where it is a crowd, what all do."""
+def _pour(connection: socket.socket, first: bytes, further: bytes) -> None:
+    """Send `first` once and `further` again and again until the server hangs up; read answers."""
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while connection.recv(65536):
+                pass
+
+    connection.sendall(first)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while further:
+        connection.sendall(further)
+    reader.join()
+
+
+def flood_once(name: str, stage: Stage) -> Answer:
+    """Flood for a second over one connection, or over those of a whole crowd."""
     _, connections = FLOODS[name]
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         sockets = [
-            stack.enter_context(connect(address, seconds))
+            stack.enter_context(connect(stage.at.http, _FLOOD_S))
             for _ in range(connections if connections == _CROWD else 1)
         ]
-        answer = threading.Timer(seconds, _hang_up, (sockets[0],))
-        stack.callback(answer.cancel)
-        answer.start()
-        _flood_of(name)(sockets[0])
+        timer = threading.Timer(_FLOOD_S, _hang_up, (sockets[0],))
+        stack.callback(timer.cancel)
+        timer.start()
+        _pour(sockets[0], *_content_of(name))
+    return Answer("refused", "the client left", _FLOOD_S)
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Shut it down and do not close it, for threads may wait for it."""
+    """Shut a connection down without closing it, because threads may wait for it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 @functools.cache
-def _flood_of(name: str) -> Flood:
-    return FLOODS[name][0]()  # some make megabytes
+def _content_of(name: str) -> tuple[bytes, bytes]:
+    return FLOODS[name][0]()  # some contents are megabytes
 
 
-def _bytes_apart(head: str) -> Flood:
-    """Send a body in chunks of one byte."""
-
-    def flood(connection: socket.socket) -> None:
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        for _ in range(100):
-            connection.sendall(b"1\r\n \r\n" * 10_000)
-
-    return flood
-
-
-def _silence(connection: socket.socket) -> None:
-    """Say nothing until the server hangs up."""
-    connection.recv(1)
-
-
-def _refused(connection: socket.socket) -> None:
-    """Send requests that are refused, one behind the other."""
-    drain = threading.Thread(target=_take_all, args=(connection,), daemon=True)
-    drain.start()
-    while True:
-        connection.sendall(f"{_UNKNOWN}Content-Length: 0\r\n\r\n".encode() * 1000)
-
-
-def _json(piece: str, size: int) -> Flood:
-    """Send a request whose JSON is a list of so many bytes."""
+def _json(item: str, size: int) -> tuple[bytes, bytes]:
+    """Return a request whose JSON is a list of about so many bytes."""
     data = '{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
-    body = data + ",".join(itertools.repeat(piece, size // (len(piece) + 1))) + "]}]}"
-    request = f"{_INFER}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-
-    def flood(connection: socket.socket) -> None:
-        connection.sendall(request)
-        connection.recv(10_000)
-
-    return flood
-
-
-def _frames(first: bytes, further: bytes) -> Flood:
-    """Send a WebSocket's first frames once, and further ones over and over."""
-
-    def flood(connection: socket.socket) -> None:
-        connection.sendall(_LIVE.encode() + first)
-        threading.Thread(target=_take_all, args=(connection,), daemon=True).start()
-        while True:
-            connection.sendall(further)
-
-    return flood
-
-
-def _unfinished(connection: socket.socket) -> None:
-    """Send a message that is never whole."""
-    connection.sendall(_LIVE.encode())
-    connection.sendall(_frame(1, bytes(2**24 - 2**16), length=2**24))
-    _take_all(connection)
+    body = data + ",".join([item] * (size // (len(item) + 1))) + "]}]}"
+    return b"", _INFER + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def _frame(opcode: int, data: bytes, fin: bool = True, length: int | None = None) -> bytes:
+    """Write a WebSocket frame with a mask of zeros, which may claim another length."""
     length = len(data) if length is None else length
-    head = bytes([opcode | (0x80 if fin else 0)])
+    start = bytes([opcode | (0x80 if fin else 0)])
     if length < 126:
-        return head + bytes([0x80 | length]) + _MASK + data
-    return head + bytes([0x80 | 127]) + length.to_bytes(8, "big") + _MASK + data
+        return start + bytes([0x80 | length]) + bytes(4) + data
+    return start + bytes([0x80 | 127]) + length.to_bytes(8, "big") + bytes(4) + data
 
 
-def _take_all(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while connection.recv(65536):
-            pass
-
-
-def _update() -> Flood:
+def _update() -> tuple[bytes, bytes]:
     keys = ",".join(f'"k{number}":1' for number in range(700_000))
-    return _frames(b"", _frame(1, ('{"type":"session.update","session":{' + keys + "}}").encode()))
+    return _LIVE, _frame(1, ('{"type":"session.update","session":{' + keys + "}}").encode())
 
 
-FLOODS: dict[str, tuple[Callable[[], Flood], int]] = {
-    "bytes apart, refused": (lambda: _bytes_apart(_UNKNOWN), _CONNECTIONS),
-    "bytes apart, taken": (lambda: _bytes_apart(_INFER), _CONNECTIONS),
-    "refusals": (lambda: _refused, _CONNECTIONS),
-    "a crowd that says nothing": (lambda: _silence, _CROWD),
-    "JSON of empty objects": (lambda: _json("{}", 15_000_000), _CONNECTIONS),
-    "JSON of numbers": (lambda: _json("0.123456", 9_000_000), _CONNECTIONS),
-    "settings of 700,000 keys": (_update, _CONNECTIONS),
-    "pings": (lambda: _frames(b"", _frame(9, b"x") * 10_000), _CONNECTIONS),
+FLOODS: dict[str, tuple[Callable[[], tuple[bytes, bytes]], int]] = {
+    "bytes apart, refused": (lambda: (_UNKNOWN + _CHUNKED, b"1\r\n \r\n" * 10_000), 8),
+    "bytes apart, taken": (lambda: (_INFER + _CHUNKED, b"1\r\n \r\n" * 10_000), 8),
+    "refusals": (lambda: (b"", (_UNKNOWN + b"Content-Length: 0\r\n\r\n") * 1000), 8),
+    "a crowd that says nothing": (lambda: (b"", b""), _CROWD),
+    "JSON of empty objects": (lambda: _json("{}", 15_000_000), 8),
+    "JSON of numbers": (lambda: _json("0.123456", 9_000_000), 8),
+    "settings of 700,000 keys": (_update, 8),
+    "pings": (lambda: (_LIVE, _frame(9, b"x") * 10_000), 8),
     "frames of 2 bytes": (
-        lambda: _frames(_frame(1, b"  ", fin=False), _frame(0, b"  ", fin=False) * 10_000),
-        _CONNECTIONS,
+        lambda: (_LIVE + _frame(1, b"  ", fin=False), _frame(0, b"  ", fin=False) * 10_000),
+        8,
     ),
-    "messages never whole": (lambda: _unfinished, 24),
+    "messages never whole": (
+        lambda: (_LIVE + _frame(1, bytes(2**24 - 2**16), length=2**24), b""),
+        24,
+    ),
 }
-"""What makes the behaviour of a connection, and how many behave so, each again and again."""
+"""The content of each flood, sent once and sent again and again, and its connections."""
 
 
 # ---------------------------------------------------------------- all of them
@@ -524,20 +409,11 @@ _FLOOD_S = 1.0
 _UPLOAD_BYTES = 3 << 20  # more than a form keeps in memory
 _GREEDY = greedy_mp4(40_000_000, tracks=3)
 
-
-def _flooding(name: str) -> Callable[[Stage], Answer]:
-    def attack(stage: Stage) -> Answer:
-        flood_once(name, stage.at.http, _FLOOD_S)
-        return Answer("refused", "the client went", _FLOOD_S)
-
-    return attack
-
-
 ATTACKS: dict[str, Callable[[Stage], Answer]] = {
-    **{name: _flooding(name) for name in FLOODS},
+    **{name: functools.partial(flood_once, name) for name in FLOODS},
     **KILLERS,
     "a greedy MP4": lambda stage: by_grpc(stage.at, Ask(_GREEDY)),
     "a broadcast that changes": lambda stage: by_grpc(stage.at, Ask(changed_broadcast())),
     "an upload that is no audio": lambda stage: by_form(stage.at, Ask(os.urandom(_UPLOAD_BYTES))),
 }
-"""Attacks by their names; each gives what the server said."""
+"""Attacks by their names; each returns the server's answer."""

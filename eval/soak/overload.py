@@ -1,14 +1,15 @@
 """The scenario of more requests than a server can do, with a latency target.
 
-Its capacity is the throughput for clients that are always there, without a target, before and
-after. Then requests arrive at random, as many as a share of that, of two keys of unequal greed.
-Some refused clients obey Retry-After. Live streams, which have priority, speak all the time.
+The capacity is the throughput for clients that always send, without a target, before and after.
+Then requests arrive at random, as many as a share of the capacity, of two keys of unequal greed.
+Some rejected clients obey Retry-After. Live streams, which have priority, play all the time.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import itertools
+import math
 import random
 import threading
 import time
@@ -16,13 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from build.clips import Clip
 from eval.clients import Ask, by_form, wav
 from eval.config import Config, changed
 from eval.load import closed_loop, open_loop, poisson
-from eval.record import Check, Say
+from eval.record import Check
 from eval.server import RunningServer, running, samples
-from eval.soak.stage import Found
+from eval.soak.stage import Found, SoakSettings
 from serve.cli.live_client import transcribe_live
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples
@@ -30,151 +30,165 @@ from serve.speech.audio import decode, whole
 from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE
 
-MIN_SHARE = 0.95  # of the capacity that is done in time; of obedient clients that are admitted
-TARGET_S = 2.0  # where gateway.target_p99_s names none
-LOADS = (1.3, 3.0)  # shares of the capacity
+MIN_SHARE = 0.95  # of the capacity, answered in time; of obedient clients, admitted
 GREEDY, MODEST, STREAMS = range(3)  # keys
-_GREED = 0.8  # of all requests, that are the greedy key's
-_OBEDIENT = 0.5  # of the clients
-_LIVE = 2  # streams
-_SECONDS = 40.0  # for which requests arrive, of each load, at most
-_WARM = 0.2  # of a load's time, before goodput is counted
-_PATIENCE = 2.0  # times as long as requests arrive is waited for obedient clients
-_SHORTEST_S, _LONGEST_S = 2.0, 28.0  # other clips are not one window
+_TARGET_S = 2.0  # if gateway.target_p99_s is not set
+_LOADS = (1.3, 3.0)  # shares of the capacity
+_GREED = 0.8  # the greedy key's share of the requests
+_OBEDIENT = 0.5  # share of the clients
+_STREAMS = 2
+_SECONDS = 40.0  # longest time for which requests of a load arrive
+_WARM = 0.2  # share of a load's time before goodput is counted
+_PATIENCE = 2.0  # times as long as requests arrive, for obedient clients
+_MIN_S, _MAX_S = 2.0, 28.0  # of clips; others are not one window
 _TIMEOUT_S = 120.0
-_REST_S = 1.0  # of a live stream that was refused
+_REST_S = 1.0  # of a rejected live stream
 _MAX_TRIES = 6  # of a client that does not obey
 _APART_S = (0.05, 0.5)  # between its tries
 _WORDS = "earshot_live_word_seconds_bucket"
 
 
 @dataclasses.dataclass(eq=False)
-class Caller:
-    """One client, and what became of its request; times count from the load's start."""
+class OverloadClient:
+    """A client, and the outcome of its request; times count from the load's start."""
 
     key: int
     samples: Samples
-    obeys: bool  # it comes back when it is told to
+    obeys: bool  # Retry-After
     tries: int = 0
-    refused: bool = False
-    let_in_s: float | None = None  # when the try came that was answered
+    rejected: bool = False
+    admitted_s: float | None = None  # start of the try that was answered
     latency_s: float | None = None  # of that try
     failure: str = ""
 
     @property
-    def seconds(self) -> float:
+    def audio_s(self) -> float:
         """Return the seconds of its audio."""
         return len(self.samples) / SAMPLE_RATE
 
-
-@dataclasses.dataclass(frozen=True)
-class Overload:
-    """Figures of one load."""
-
-    load: float  # of the capacity
-    goodput: float  # seconds of audio a second, answered within the target
-    shares: Mapping[int, float]  # of that, by key
-    p99_s: float  # of admitted requests
-    came: int
-    refused: int
-    kept: float  # of obedient refused clients, admitted at the first time they were told
-    let_in: float  # of obedient clients, admitted at last
-    failures: int
-    live_p95_s: float  # bound of the delay of live words
+    @property
+    def end_s(self) -> float:
+        """Return the time of its answer; infinite without one."""
+        if self.admitted_s is None or self.latency_s is None:
+            return math.inf
+        return self.admitted_s + self.latency_s
 
 
-def overload(
-    config: Config, clips: tuple[Clip, ...], say: Say, *, minutes: float, seed: int
-) -> Found:
+def overload(settings: SoakSettings) -> Found:
     """Start servers, measure their capacity, and load them beyond it.
 
     Raises:
-        EarshotError: a server did not start, or a request failed where none was refused.
+        EarshotError: a server did not start, or a request failed without a target.
     """
-    sounds, seconds = _sounds(config, clips), min(_SECONDS, 20 * minutes)
-    target_s = config.gateway.target_p99_s or TARGET_S
+    config, seed = settings.config, settings.seed
+    limits = Limits(config.transcriber.max_audio_s)
+    fitting = [clip for clip in settings.clips if _MIN_S < clip.duration_s < _MAX_S]
+    sounds = [whole(decode(clip.path.read_bytes(), limits)) for clip in fitting]
+    seconds = min(_SECONDS, 20 * settings.minutes)
+    target_s = config.gateway.target_p99_s or _TARGET_S
     before = _capacity(config, sounds, seconds / 2, seed)
-    say(f"overload: capacity without a target {before:.1f} RTFx")
-    found = []
+    settings.say(f"overload: capacity without a target {before:.1f} RTFx")
+    ended = {}
     with running(changed(config, "gateway", target_p99_s=target_s), keys=3) as server:
-        for load in LOADS:
-            found.append(_loaded(server, sounds, load, before, target_s, seconds, seed))
-            say(f"overload: {found[-1]}")
+        for load in _LOADS:
+            ended[load] = _loaded(server, sounds, load * before, seconds, load, seed)
+            settings.say(f"overload: {load:.0%} of capacity done")
         server.require_unbroken()
     capacity = (before + _capacity(config, sounds, seconds / 2, seed)) / 2
     yield "capacity, RTFx", capacity
-    for one in found:
-        yield from _told(one, capacity, target_s)
+    for load, (clients, late_s) in ended.items():
+        name = f"at {load:.0%} of capacity"
+        yield f"{name}: live words, p95 at most, s", late_s
+        yield from figures(name, clients, capacity, target_s, seconds)
 
 
-def _told(one: Overload, capacity: float, target_s: float) -> Found:
-    name, share = f"at {one.load:.0%} of capacity", one.goodput / capacity
-    yield f"{name}: goodput, RTFx", one.goodput
-    yield f"{name}: p99 of admitted requests, s", one.p99_s
-    yield f"{name}: requests", one.came
-    yield f"{name}: refused", one.refused
-    yield f"{name}: greedy key, RTFx", one.shares[GREEDY]
-    yield f"{name}: modest key, RTFx", one.shares[MODEST]
-    yield f"{name}: live words, p95 at most, s", one.live_p95_s
+def figures(
+    name: str,
+    clients: Sequence[OverloadClient],
+    capacity: float,
+    target_s: float,
+    seconds: float,
+) -> Found:
+    """Yield figures and checks of clients that came within so many seconds."""
+    from_s = _WARM * seconds
+    times = [one.latency_s for one in clients if one.latency_s is not None]
+    p99_s = float(np.percentile(times or [math.inf], 99))
+    obeying = [one for one in clients if one.obeys]
+    rejected = [one for one in obeying if one.rejected]
+    rtfx = {GREEDY: 0.0, MODEST: 0.0}  # answered within the target
+    for one in clients:
+        if (
+            one.latency_s is not None
+            and one.latency_s <= target_s
+            and from_s <= one.end_s < seconds
+        ):
+            rtfx[one.key] += one.audio_s / (seconds - from_s)
+    goodput = sum(rtfx.values())
+    admitted = sum(one.latency_s is not None for one in obeying) / max(1, len(obeying))
+    at_once = sum(one.latency_s is not None and one.tries == 2 for one in rejected)
+    failures = [one.failure for one in clients if one.failure]
+    yield f"{name}: goodput, RTFx", goodput
+    yield f"{name}: p99 of admitted requests, s", p99_s
+    yield f"{name}: requests", len(clients)
+    yield f"{name}: rejected", sum(one.rejected for one in clients)
+    yield f"{name}: greedy key, RTFx", rtfx[GREEDY]
+    yield f"{name}: modest key, RTFx", rtfx[MODEST]
     yield Check(
         f"{name}, goodput is at least {MIN_SHARE:.0%} of it",
-        share >= MIN_SHARE,
-        f"{one.goodput:.1f} of {capacity:.1f} RTFx, {share:.1%}",
+        goodput >= MIN_SHARE * capacity,
+        f"{goodput:.1f} of {capacity:.1f} RTFx, {goodput / capacity:.1%}",
     )
     yield Check(
         f"{name}, p99 of admitted requests is at most {target_s:g} s",
-        one.p99_s <= target_s,
-        f"{one.p99_s:.2f} s",
+        p99_s <= target_s,
+        f"{p99_s:.2f} s",
     )
     yield Check(
         f"{name}, {MIN_SHARE:.0%} of the clients that obey Retry-After are admitted",
-        one.let_in >= MIN_SHARE,
-        f"{one.let_in:.1%}; {one.kept:.1%} of the refused at the first time told",
+        admitted >= MIN_SHARE,
+        f"{admitted:.1%}; {at_once} of {len(rejected)} rejected ones at their second try",
     )
-    yield Check(f"{name}, nothing fails", not one.failures, f"{one.failures} failures")
+    yield Check(f"{name}, nothing fails", not failures, f"{len(failures)}: {failures[:1]}")
 
 
-def _sounds(config: Config, clips: tuple[Clip, ...]) -> list[Samples]:
-    limits = Limits(config.transcriber.max_audio_s)
-    fitting = [clip for clip in clips if _SHORTEST_S < clip.duration_s < _LONGEST_S]
-    return [whole(decode(clip.path.read_bytes(), limits)) for clip in fitting]
-
-
-def visitor(server: RunningServer, began_s: float, seed: int) -> Callable[[Caller], float | None]:
-    """Return a function that tries once for a caller; it returns when the caller comes again."""
+def try_once(
+    server: RunningServer, began_s: float, seed: int
+) -> Callable[[OverloadClient], float | None]:
+    """Return a function that tries once for a client, and returns when the client tries again."""
     rng = random.Random(seed)
 
-    def visit(caller: Caller) -> float | None:
-        at = dataclasses.replace(server.at, key=server.keys[caller.key])
-        caller.tries += 1
+    def attempt(client: OverloadClient) -> float | None:
+        at = dataclasses.replace(server.at, key=server.keys[client.key])
+        client.tries += 1
         came_s = time.monotonic() - began_s
-        answer = by_form(at, Ask(wav(caller.samples), {"language": "en"}, _TIMEOUT_S))
+        answer = by_form(at, Ask(wav(client.samples), {"language": "en"}, _TIMEOUT_S))
         if answer.kind == "refused" and answer.retry_after_s is not None:
-            caller.refused = True
-            if caller.obeys:
+            client.rejected = True
+            if client.obeys:
                 return float(answer.retry_after_s)
-            return rng.uniform(*_APART_S) if caller.tries < _MAX_TRIES else None
+            return rng.uniform(*_APART_S) if client.tries < _MAX_TRIES else None
         if answer.kind == "answered":
-            caller.let_in_s, caller.latency_s = came_s, answer.seconds
+            client.admitted_s, client.latency_s = came_s, answer.seconds
         else:
-            caller.failure = str(answer)
+            client.failure = str(answer)
         return None
 
-    return visit
+    return attempt
 
 
 def _capacity(config: Config, sounds: Sequence[Samples], seconds: float, seed: int) -> float:
     """Return the seconds of audio a second that a server without a target does, beside streams."""
     with running(changed(config, "gateway", target_p99_s=0.0), keys=3) as server:
         rng, began_s = random.Random(seed), time.monotonic()
-        visit, stop, ended = visitor(server, began_s, seed), threading.Event(), list[Caller]()
+        attempt, stop = try_once(server, began_s, seed), threading.Event()
+        ended = list[OverloadClient]()
 
         def work(sound: Samples) -> None:
-            caller = Caller(GREEDY, sound, obeys=False)
-            visit(caller)
-            if caller.latency_s is None:
-                raise EarshotError(f"without a target a request failed: {caller.failure}")
-            ended.append(caller)
+            client = OverloadClient(GREEDY, sound, obeys=False)
+            attempt(client)
+            if client.latency_s is None:
+                raise EarshotError(f"without a target a request failed: {client.failure}")
+            ended.append(client)
             if time.monotonic() - began_s > seconds:
                 stop.set()
 
@@ -182,61 +196,32 @@ def _capacity(config: Config, sounds: Sequence[Samples], seconds: float, seed: i
         with _streams(server, sounds):
             closed_loop(work, coming, at_once=2 * config.runtime.slots, stop=stop)
     from_s = _WARM * seconds
-    ends = [(one.let_in_s or 0.0) + (one.latency_s or 0.0) for one in ended]
-    counted = [one for one, end in zip(ended, ends, strict=True) if from_s <= end < seconds]
-    return sum(one.seconds for one in counted) / (seconds - from_s)
+    audio_s = sum(one.audio_s for one in ended if from_s <= one.end_s < seconds)
+    return audio_s / (seconds - from_s)
 
 
 def _loaded(
     server: RunningServer,
     sounds: Sequence[Samples],
-    load: float,
-    capacity: float,
-    target_s: float,
+    rtfx: float,
     seconds: float,
+    load: float,
     seed: int,
-) -> Overload:
-    """Let requests arrive for so long, as many as a share of the capacity."""
+) -> tuple[list[OverloadClient], float]:
+    """Send requests of so much audio a second; return the clients, and the delay of live words."""
     rng = random.Random(seed)
-    rate = load * capacity / float(np.mean([len(sound) / SAMPLE_RATE for sound in sounds]))
+    rate = rtfx / float(np.mean([len(sound) / SAMPLE_RATE for sound in sounds]))
     arrivals = []
     for due_s in poisson(rate, seconds, seed)[:-1]:
         key = GREEDY if rng.random() < _GREED else MODEST
-        arrivals.append((due_s, Caller(key, rng.choice(sounds), rng.random() < _OBEDIENT)))
+        client = OverloadClient(key, rng.choice(sounds), rng.random() < _OBEDIENT)
+        arrivals.append((due_s, client))
     with _streams(server, sounds):
         words = _words(server)
-        visit = visitor(server, time.monotonic(), seed)
-        open_loop(visit, arrivals, seconds=_PATIENCE * max(1.0, load) * seconds)
-        late_s = late(words, _words(server))
-    return figures([caller for _, caller in arrivals], load, target_s, seconds, late_s)
-
-
-def figures(
-    callers: Sequence[Caller], load: float, target_s: float, seconds: float, late_s: float
-) -> Overload:
-    """Count what became of callers that came within so many seconds."""
-    from_s = _WARM * seconds
-    times = [one.latency_s for one in callers if one.latency_s is not None]
-    obeying = [one for one in callers if one.obeys]
-    refused = [one for one in obeying if one.refused]
-    shares = {GREEDY: 0.0, MODEST: 0.0}
-    for one in callers:
-        end_s = (one.let_in_s or 0.0) + (one.latency_s or 0.0)
-        if one.latency_s is not None and one.latency_s <= target_s and from_s <= end_s < seconds:
-            shares[one.key] += one.seconds / (seconds - from_s)
-    return Overload(
-        load=load,
-        goodput=sum(shares.values()),
-        shares=shares,
-        p99_s=float(np.percentile(times or [np.inf], 99)),
-        came=len(callers),
-        refused=sum(one.refused for one in callers),
-        kept=sum(one.latency_s is not None and one.tries == 2 for one in refused)
-        / max(1, len(refused)),
-        let_in=sum(one.latency_s is not None for one in obeying) / max(1, len(obeying)),
-        failures=sum(bool(one.failure) for one in callers),
-        live_p95_s=late_s,
-    )
+        attempt = try_once(server, time.monotonic(), seed)
+        open_loop(attempt, arrivals, seconds=_PATIENCE * max(1.0, load) * seconds)
+        late_s = p95_bound(words, _words(server))
+    return [client for _, client in arrivals], late_s
 
 
 def _words(server: RunningServer) -> dict[float, float]:
@@ -244,46 +229,37 @@ def _words(server: RunningServer) -> dict[float, float]:
     return {float(one.labels["le"]): one.value for one in samples(server.page(), _WORDS)}
 
 
-def late(before: Mapping[float, float], after: Mapping[float, float]) -> float:
-    """Return a bound below which 95 of 100 words between two readings lie; infinite without any."""
+def p95_bound(before: Mapping[float, float], after: Mapping[float, float]) -> float:
+    """Return a bound of the 95th percentile between two readings; infinite without any values."""
     counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
     total = max(counts.values(), default=0.0)
-    return next((b for b, count in counts.items() if total and count >= 0.95 * total), np.inf)
+    return next((b for b, count in counts.items() if total and count >= 0.95 * total), math.inf)
 
 
 @contextlib.contextmanager
 def _streams(server: RunningServer, sounds: Sequence[Samples]) -> Iterator[None]:
-    """Play clips to live streams, again and again, for the length of a `with` block."""
-    loop = asyncio.new_event_loop()
+    """Play clips to live streams, again and again, during a `with` block."""
+    stop, key = threading.Event(), server.keys[STREAMS]
 
     async def play(number: int) -> None:
         rng = random.Random(number)
-        while True:
-            blocks, key = [rng.choice(sounds)], server.keys[STREAMS]
-            events = transcribe_live(f"ws://{server.http}", blocks, {}, key=key)
+        while not stop.is_set():
+            events = transcribe_live(f"ws://{server.http}", [rng.choice(sounds)], {}, key=key)
             try:
                 async with contextlib.aclosing(events):
                     async for _ in events:
-                        pass
-            except EarshotError:  # refused, say
+                        if stop.is_set():
+                            return
+            except EarshotError:  # rejected
                 await asyncio.sleep(_REST_S)
 
     async def play_all() -> None:
-        async with asyncio.TaskGroup() as group:  # which waits for all of them to be cancelled
-            for number in range(_LIVE):
-                group.create_task(play(number))
+        await asyncio.gather(*(play(number) for number in range(_STREAMS)))
 
-    def run() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(playing)
-
-    playing = loop.create_task(play_all())
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=asyncio.run, args=(play_all(),))
     thread.start()
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(playing.cancel)
+        stop.set()
         thread.join()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()

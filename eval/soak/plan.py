@@ -1,11 +1,10 @@
 """The scenarios by name, as the command line lists them; `eval.soak.run` knows how they go."""
 
+MIXED = "mixed"
 SCENARIOS = {
-    "short-beside-long": "a short clip beside 20 one-hour files",
-    "forty-hours": "40 one-hour files at once in 4 GB",
+    "short-beside-long": "a short clip beside 20 one-hour files, in 4 GB",
     "large-uploads": "uploads larger than memory",
     "slow-clients": "40 uploads that drip",
-    "descriptors": "no file descriptors left",
     "floods": "floods that need no key, beside a client",
     "killers": "requests that ended or froze servers before",
     "jobs": "jobs while processes are killed",

@@ -1,120 +1,146 @@
 """`python -m eval soak`: everything at once, or scenarios, each on a server of its own."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 
-from build.clips import Clip, load_clips
-from eval.config import Config
-from eval.record import Check, Result, Run, Say, loud
+from build.clips import load_clips
+from eval.config import changed
+from eval.record import Check, Result, Run, Section, Table, Verdict, loud, verdict
 from eval.soak.attacks import floods, killers
 from eval.soak.jobs import jobs
-from eval.soak.mixed import Load, mixed
+from eval.soak.mixed import mixed
 from eval.soak.overload import overload
-from eval.soak.plan import SCENARIOS
+from eval.soak.plan import MIXED, SCENARIOS
 from eval.soak.reloads import reloads
 from eval.soak.scenarios import (
-    descriptors,
-    forty_hours,
+    LONG_LIMIT_S,
+    SLOW_LIMIT_S,
     large_uploads,
     short_beside_long,
     slow_clients,
-    with_limit,
-    with_short_uploads,
 )
-from eval.soak.stage import Finding, Found, Stage, kept, stage
+from eval.soak.stage import Found, SoakSettings, Stage, stage
 from serve.contract.errors import ConfigError, EarshotError
 
-Attack = Callable[[Stage], Found]
-"""An attack on a server."""
+_ENDS = "the scenario comes to its end"
 
-_ATTACKS: dict[str, Attack] = {
-    "short-beside-long": short_beside_long,
-    "forty-hours": forty_hours,
-    "large-uploads": large_uploads,
-    "slow-clients": slow_clients,
-    "descriptors": descriptors,
-    "floods": floods,
-    "killers": killers,
-    "reload": reloads,
-}
-_OF_THEIR_OWN = {"jobs": jobs, "overload": overload}
-"""Scenarios that start servers themselves."""
 
-_CONFIGS: dict[str, Callable[[Config], Config]] = {
-    "short-beside-long": with_limit,
-    "forty-hours": with_limit,
-    "slow-clients": with_short_uploads,
-}
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The outcome of one scenario."""
+
+    scenario: str
+    title: str
+    checks: tuple[Check, ...]
+    figures: dict[str, float]  # by name, which ends in its unit
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict of its checks."""
+        return verdict(self.checks)
 
 
 def soak(
     run: Run, *, minutes: int, actions: int | None, seed: int, scenarios: Sequence[str] | None
 ) -> Result:
-    """Attack a server and write the report.
+    """Attack a server, and keep the findings so far after each scenario and an interrupt.
 
     Args:
         run: of the product that is attacked.
-        minutes, actions, seed: as of `Load`.
-        scenarios: names of `SCENARIOS` that are run instead; () is all of them.
+        minutes, actions, seed: as in `SoakSettings`.
+        scenarios: names of `SCENARIOS`; () is all of them, None everything at once.
 
     Raises:
         ConfigError: there is no scenario of a name, or the clips cannot be used.
-        EarshotError: a server did not start.
-        FileError: the report cannot be written.
+        FileError: the record cannot be written.
     """
-    if scenarios is None:
-        return mixed(run, Load(minutes, actions, seed))
-    for name in scenarios:
+    for name in scenarios or ():
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     clips, findings = tuple(load_clips(run.config.eval.manifest)), list[Finding]()
-    for name in scenarios or tuple(SCENARIOS):
-        run.say(f"{name}: {SCENARIOS[name]} …")
-        findings.append(attacked(name, run.config, clips, run.say, minutes=minutes, seed=seed))
-        result = kept(run, findings)
-        run.say(f"{name}: {loud(findings[-1].verdict)}")
-    return result
-
-
-def attacked(
-    name: str,
-    config: Config,
-    clips: tuple[Clip, ...],
-    say: Say,
-    *,
-    minutes: float = 5,
-    seed: int = 0,
-) -> Finding:
-    """Run one scenario; an error in it is a check that failed.
-
-    Raises:
-        EarshotError: its server did not start.
-    """
-    began, checks, figures = time.monotonic(), list[Check](), dict[str, float]()
-
-    def note(found: Found) -> None:
+    settings = SoakSettings(run.config, clips, run.say, seed, minutes, actions)
+    titles = {MIXED: "clients of every kind, hostile ones and disruptions at once", **SCENARIOS}
+    for name in (MIXED,) if scenarios is None else scenarios or SCENARIOS:
+        run.say(f"{name}: {titles[name]} …")
+        began, checks, figures = time.monotonic(), list[Check](), dict[str, float]()
         try:
-            for news in found:
+            for news in _SCENARIOS[name](settings):
                 if isinstance(news, Check):
                     checks.append(news)
                 else:
                     figures[news[0]] = float(news[1])
         except (EarshotError, OSError, psutil.Error) as error:
-            checks.append(Check("the scenario comes to its end", False, repr(error)))
+            checks.append(Check(_ENDS, False, str(error) or repr(error)))
+        except BaseException:
+            checks.append(Check(_ENDS, None, "interrupted"))
+            raise
+        finally:
+            took_s = time.monotonic() - began
+            findings.append(Finding(name, titles[name], tuple(checks), figures, took_s))
+            result = _result(findings)
+            run.keep(result)
+        run.say(f"{name}: {loud(findings[-1].verdict)}")
+    return result
 
-    if name in _OF_THEIR_OWN:
-        note(_OF_THEIR_OWN[name](config, clips, say, minutes=minutes, seed=seed))
-    else:
-        config = _CONFIGS[name](config) if name in _CONFIGS else config
-        with stage(config, clips, say) as running:
-            note(_ATTACKS[name](running))
-            ended = running.server.process.poll()
-            if ended is None:
-                status, figures["stopped after SIGTERM, s"] = running.server.stop()
-                how = "killed, for it did not stop" if status is None else f"exit status {status}"
-                checks.append(Check("it stops when it is asked to", status is not None, how))
-            else:
-                checks.append(Check("the server runs to the end", False, f"exit status {ended}"))
-    return Finding(name, SCENARIOS[name], tuple(checks), figures, time.monotonic() - began)
+
+def _result(findings: Sequence[Finding]) -> Result:
+    rows, figures, checks = [], [], []
+    for finding in findings:
+        name, took = finding.scenario, f"{finding.seconds:.0f} s"
+        bad = [f"{one.name}: {one.detail}" for one in finding.checks if one.passed is not True]
+        summary = "; ".join(bad) or f"all {len(finding.checks)} checks passed"
+        rows.append([name, loud(finding.verdict), took, summary])
+        values = [[label, f"{value:,.3f}"] for label, value in finding.figures.items()]
+        table = Table(["figure", ""], values)
+        figures.append(Section(f"{name}: {finding.title}", [table], printed=False))
+        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in finding.checks]
+    table = Table(["scenario", "", "took", "what happened"], rows, prose=True)
+    sections = (Section("Scenarios", [table]), *figures)
+    return Result({"scenarios": findings}, tuple(checks), sections)
+
+
+def _on_a_server(
+    attack: Callable[[Stage], Found], **changes: dict[str, Any]
+) -> Callable[[SoakSettings], Found]:
+    """Return a scenario that attacks one server, with changed sections of the config."""
+
+    def scenario(settings: SoakSettings) -> Found:
+        config = settings.config
+        for section, values in changes.items():
+            config = changed(config, section, **values)
+        with stage(dataclasses.replace(settings, config=config)) as running:
+            yield from attack(running)
+            yield from _stops(running)
+
+    return scenario
+
+
+def _stops(running: Stage) -> Found:
+    ended = running.server.process.poll()
+    if ended is not None:
+        yield Check("the server runs to the end", False, f"exit status {ended}")
+        return
+    status, seconds = running.server.stop()
+    yield "stopped after SIGTERM, s", seconds
+    how = "killed, because it did not stop" if status is None else f"exit status {status}"
+    yield Check("it stops when it is asked to", status is not None, how)
+
+
+_SCENARIOS: dict[str, Callable[[SoakSettings], Found]] = {
+    MIXED: mixed,
+    "short-beside-long": _on_a_server(
+        short_beside_long, transcriber={"request_timeout_s": LONG_LIMIT_S}
+    ),
+    "large-uploads": _on_a_server(large_uploads),
+    "slow-clients": _on_a_server(slow_clients, server={"upload_timeout_s": SLOW_LIMIT_S}),
+    "floods": _on_a_server(floods),
+    "killers": _on_a_server(killers),
+    "jobs": jobs,
+    "overload": overload,
+    "reload": _on_a_server(reloads),
+}

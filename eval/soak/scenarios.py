@@ -1,17 +1,12 @@
-"""Scenarios of uploads and connections: too large, endless, too slow, too many, very long."""
+"""Scenarios of uploads: too large, endless, too slow, very long."""
 
-import concurrent.futures
-import contextlib
 import io
 import itertools
-import resource
 import statistics
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import psutil
 import soundfile
 
 from build.clips import Clip
@@ -20,55 +15,44 @@ from eval.clients import (
     Ask,
     all_answered,
     by_grpc,
-    by_http,
-    channel_to,
     counted,
     http_body,
-    infer,
 )
-from eval.config import Config, changed
-from eval.memory import Watch, memory_of
+from eval.memory import Watch, shared_memory_bytes
 from eval.record import Check
-from eval.soak.attacks import MAX_RATIO, Upload, chunked, connect, head, upload
-from eval.soak.stage import Found, Stage
+from eval.soak.attacks import MAX_RATIO, Upload, chunked, head, upload
+from eval.soak.stage import Found, Stage, crowd
 from serve.speech import audio
 from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE
 
-
-@contextlib.contextmanager
-def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Give threads for clients; leaving does not wait for them: the server's end ends them."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="soak")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
+LONG_LIMIT_S = 90.0  # request timeout for hours of audio, so that the scenario ends
+SLOW_LIMIT_S = 10.0  # upload timeout for slow clients
+MAX_BYTES = 4 * 2**30
 _MB = 2**20
 _DECLARED_BYTES = 10**13
-_AT_ONCE = 16
-_EACH_MB = 128
-_ENDLESS_MB = 4096  # where an endless upload that nobody refuses ends
-_SLOW = 40
-_SLOW_PIECE_S = 0.5
-_SLOW_LIMIT_S = 10.0
-_FILES = 128  # descriptors left to the process that clients reach
-_TIMEOUT_S = 60.0
+_AT_ONCE, _EACH_MB = 16, 128
+_ENDLESS_MB = 4096  # end of an endless upload that is not refused
 _COPIES = 6  # of a byte at once, in the gateway, Triton, shared memory and the model's process
+_SLOW, _SLOW_PIECE_S = 40, 0.5
+_TIMEOUT_S = 60.0
 _ASKS = 7
+_HOUR_S = 3600
+_LONG = 20
+_BESIDE_ASKS = 5
+_ARRIVED_S = 2.0  # for the uploads of all hours
+_BLOCK = 1 << 16
 
 
 def large_uploads(stage: Stage) -> Found:
-    """Send uploads larger than memory: refused by what they declare, and by what they are."""
+    """Send uploads larger than memory: refused by their declared size, and by their real one."""
     http, zeros = stage.at.http, bytes(_MB)
-    limit_mb = stage.config.server.max_inflight_mb
-    with Watch(memory_of(stage.server.processes)) as watch:
+    limit_mb = stage.server.config.server.max_inflight_mb
+    with _watched(stage) as watch:
         declared = upload(http, head(http, Content_Length=_DECLARED_BYTES), _few(zeros), _TIMEOUT_S)
         stage.say(f"large uploads: 10 TB declared: {declared.answer}")
         body = chunked(itertools.repeat(zeros, _ENDLESS_MB))
-        # Binary data may be more than JSON.
+        # Binary data may be larger than JSON.
         top = head(http, Transfer_Encoding="chunked", Inference_Header_Content_Length=100)
         endless = upload(http, top, body, 2 * _TIMEOUT_S)
         stage.say(f"large uploads: endless: {endless.answer}, {endless.sent_bytes / _MB:.0f} MB")
@@ -92,147 +76,89 @@ def large_uploads(stage: Stage) -> Found:
     )
 
 
-def _refused_early(what: str, result: Upload) -> Check:
+def _watched(stage: Stage) -> Watch:
+    return Watch(lambda: shared_memory_bytes(stage.server.processes().values()))
+
+
+def _refused_early(name: str, result: Upload) -> Check:
     early = result.answer.kind == "refused" and result.sent_bytes < _ENDLESS_MB / 2 * _MB
     detail = f"{result.answer}, after {result.sent_bytes / _MB:.0f} MB"
-    return Check(f"{what} is refused before it is sent", early, detail)
+    return Check(f"{name} is refused before it is sent", early, detail)
 
 
 def _few(piece: bytes) -> Iterator[bytes]:
-    """Yield a few pieces with pauses, then silence: whoever waits for the rest waits in vain."""
+    """Yield a few pieces with pauses; the rest never comes."""
     for _ in range(4):
         yield piece
         time.sleep(0.5)
 
 
 def _many_at_once(stage: Stage, zeros: bytes) -> list[Answer]:
-    """Send audio that is none, so that nobody decodes for long: all of it has to come."""
+    """Send zeros in place of audio, which are refused only once they are complete."""
     start, tail = http_body(bytes(_EACH_MB * _MB))
-    prefix = start + tail[:4]
     size = len(start) + len(tail)
     top = head(stage.at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
+
+    def send(_: int) -> Answer:
+        pieces = itertools.chain([start + tail[:4]], itertools.repeat(zeros, _EACH_MB))
+        return upload(stage.at.http, top, pieces, 2 * _TIMEOUT_S).answer
+
     with crowd(_AT_ONCE) as pool:
-        calls = [
-            pool.submit(
-                upload,
-                stage.at.http,
-                top,
-                itertools.chain([prefix], itertools.repeat(zeros, _EACH_MB)),
-                2 * _TIMEOUT_S,
-            )
-            for _ in range(_AT_ONCE)
-        ]
-        return [call.result().answer for call in calls]
-
-
-def with_short_uploads(config: Config) -> Config:
-    """Return the config with a limit on an upload's time that the scenario can wait for."""
-    return changed(config, "server", upload_timeout_s=_SLOW_LIMIT_S)
+        return list(pool.map(send, range(_AT_ONCE)))
 
 
 def slow_clients(stage: Stage) -> Found:
-    """Send forty uploads that drip, beside clients that do not."""
+    """Send forty slow uploads beside a client that is not slow."""
     quiet = _asked(stage)
     start, tail = http_body(stage.short)
     size = len(start) + len(tail)
     top = head(stage.at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
+
+    def send(_: int) -> Answer:
+        return upload(stage.at.http, top, _drip(start + tail), 3 * SLOW_LIMIT_S).answer
+
     with crowd(_SLOW) as pool:
-        calls = [
-            pool.submit(upload, stage.at.http, top, _drip(start + tail), 3 * _SLOW_LIMIT_S)
-            for _ in range(_SLOW)
-        ]
+        uploads = pool.map(send, range(_SLOW))
         time.sleep(2 * _SLOW_PIECE_S)
         beside = _asked(stage)
-        stage.say(f"slow clients: {counted(beside)} beside {_SLOW} that drip")
-        slow = [call.result().answer for call in calls]
+        stage.say(f"slow clients: {counted(beside)} beside {_SLOW} slow ones")
+        slow = list(uploads)
     quiet_s, beside_s = _median_s(quiet), _median_s(beside)
     yield "short clip alone, median s", quiet_s
     yield f"short clip beside {_SLOW} slow uploads, median s", beside_s
     yield all_answered(quiet + beside)
-    yield Check(
-        f"a short clip takes at most {MAX_RATIO:g} times as long beside them",
-        beside_s <= MAX_RATIO * quiet_s,
-        f"{beside_s:.2f} s against {quiet_s:.2f} s",
-    )
+    yield _hardly_slower("a short clip takes", beside_s, quiet_s)
     ended = not any(answer.waited_in_vain for answer in slow)
-    yield Check(f"each slow upload ends within {3 * _SLOW_LIMIT_S:g} s", ended, counted(slow))
+    yield Check(f"each slow upload ends within {3 * SLOW_LIMIT_S:g} s", ended, counted(slow))
 
 
 def _drip(body: bytes) -> Iterator[bytes]:
-    """Yield a hundred bytes at a time, with pauses, and it would take minutes."""
+    """Yield a hundred bytes at a time, with pauses; the whole body would take minutes."""
     for at in range(0, len(body), 100):
         yield body[at : at + 100]
         time.sleep(_SLOW_PIECE_S)
-
-
-def descriptors(stage: Stage) -> Found:
-    """Open idle connections until the process that clients reach has no descriptor left."""
-    processes = stage.server.processes()
-    process = processes.get("gateway") or processes["tritonserver"]
-    limit = process.num_fds() + _FILES
-    _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-    process.rlimit(psutil.RLIMIT_NOFILE, (limit, hard))
-    with contextlib.ExitStack() as stack, crowd(_ASKS) as pool:
-        channel = stack.enter_context(channel_to(stage.at))
-        first = infer(channel, stage.at, Ask(stage.short))
-        opened = _idle_connections(stage, stack, 2 * _FILES)
-        stage.say(f"descriptors: {opened} idle connections, {process.num_fds()} of {limit} in use")
-        used = process.num_fds()
-        connected = infer(channel, stage.at, Ask(stage.short))
-        new: list[Future[Answer]] = [
-            pool.submit(send, stage.at, Ask(stage.short)) for send in (by_grpc, by_http)
-        ]
-        came = [call.result() for call in new]
-        stage.say(f"descriptors: who came then: {counted(came)}")
-        beside_s, beside = stage.answers_again(2 * _TIMEOUT_S)
-    recovered_s, last = stage.answers_again(_TIMEOUT_S)
-    yield "idle connections", opened
-    yield "descriptors in use", used
-    yield "descriptors allowed", limit
-    yield "a new client answered beside them after, s", beside_s
-    yield "answered again after they went, s", recovered_s
-    good = all(answer.kind == "answered" for answer in (first, connected))
-    yield Check("who is connected is still answered", good, counted([first, connected]))
-    yield Check(
-        "the server gives idle connections up, so that a new client is answered beside them",
-        beside.kind == "answered",
-        f"{beside}, {beside_s:.0f} s after those who came first: {counted(came)}",
-    )
-    yield Check("a new client is answered afterwards", last.kind == "answered", str(last))
-
-
-def _idle_connections(stage: Stage, stack: contextlib.ExitStack, count: int) -> int:
-    """Open connections that say nothing, to both addresses in turn; returns how many there are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count)), hard))
-    opened = 0
-    for address in itertools.islice(itertools.cycle((stage.at.http, stage.at.grpc)), count):
-        with contextlib.suppress(OSError):
-            stack.enter_context(connect(address, 1.0))
-            opened += 1
-    return opened
 
 
 def _asked(stage: Stage) -> list[Answer]:
     return [stage.ask(_TIMEOUT_S) for _ in range(_ASKS)]
 
 
-def _median_s(all_answers: list[Answer]) -> float:
-    return statistics.median(answer.seconds for answer in all_answers)
+def _median_s(answers: Sequence[Answer]) -> float:
+    return statistics.median(answer.seconds for answer in answers)
 
 
-MAX_BYTES = 4 * 2**30
-_HOUR_S = 3600
-_LONG = 20
-_FORTY = 40
-_QUIET_ASKS = 11
-_BESIDE_ASKS = 5
-_LONG_LIMIT_S = 90.0  # after which the server ends a long file, so that the scenario has an end
-_ARRIVED_S = 2.0  # in which all of them are uploaded
-_BLOCK = 1 << 16
+def _hardly_slower(what: str, beside_s: float, quiet_s: float) -> Check:
+    return Check(
+        f"{what} at most {MAX_RATIO:g} times as long beside them",
+        beside_s <= MAX_RATIO * quiet_s,
+        f"{beside_s:.2f} s against {quiet_s:.2f} s, {beside_s / quiet_s:.1f} times",
+    )
 
 
-def hour_of(clips: tuple[Clip, ...]) -> bytes:
+# ---------------------------------------------------------------- hours of audio
+
+
+def hour_of(clips: Sequence[Clip]) -> bytes:
     """Make an hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
 
     Raises:
@@ -243,59 +169,41 @@ def hour_of(clips: tuple[Clip, ...]) -> bytes:
     samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", SAMPLE_RATE, 1, format="OGG", subtype="VORBIS") as ogg:
-        for start in range(0, len(samples), _BLOCK):  # in one go libsndfile overflows its stack
+        for start in range(0, len(samples), _BLOCK):  # libsndfile's stack is too small for all
             ogg.write(samples[start : start + _BLOCK])
     return file.getvalue()
 
 
-def with_limit(config: Config) -> Config:
-    """Return the config with a limit on requests that lets 20 hours of audio end in this life."""
-    return changed(config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
-
-
 def short_beside_long(stage: Stage) -> Found:
-    """Ask with a short clip while 20 hours of audio wait: at most twice its quiet time."""
-    quiet = [stage.ask(_TIMEOUT_S) for _ in range(_QUIET_ASKS)]
+    """Send a short clip while 20 hours of audio wait: it takes at most twice its quiet time.
+
+    Each of the long files is answered or refused, and memory stays bounded.
+    """
+    quiet = _asked(stage)
     yield all_answered(quiet)
     quiet_s = max(answer.seconds for answer in quiet)
     stage.say(f"short beside long: {quiet_s:.2f} s quiet; making an hour of audio …")
-    hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
-    with crowd(_LONG) as pool:
+    hour = Ask(hour_of(stage.settings.clips), patience_s=4 * LONG_LIMIT_S)
+    with _watched(stage) as watch, crowd(_LONG) as pool:
         calls = [pool.submit(by_grpc, stage.at, hour) for _ in range(_LONG)]
         time.sleep(_ARRIVED_S)
         beside = list[Answer]()
         while len(beside) < _BESIDE_ASKS and not all(call.done() for call in calls):
             beside.append(stage.ask(_TIMEOUT_S))
         stage.say(f"short beside long: {[f'{answer.seconds:.1f} s' for answer in beside]}")
+        ended = [call.result() for call in calls]
+    recovered_s, last = stage.answers_again(_TIMEOUT_S)
     beside_s = max(answer.seconds for answer in beside)
     yield "short clip alone, slowest, s", quiet_s
     yield f"short clip beside {_LONG} hours, slowest, s", beside_s
-    yield "median beside them, s", statistics.median(answer.seconds for answer in beside)
-    yield "ratio of the slowest", beside_s / quiet_s
-    yield all_answered(beside)
-    yield Check(
-        f"the slowest takes at most {MAX_RATIO:g} times as long beside them",
-        beside_s <= MAX_RATIO * quiet_s,
-        f"{beside_s:.2f} s against {quiet_s:.2f} s, {beside_s / quiet_s:.1f} times",
-    )
-
-
-def forty_hours(stage: Stage) -> Found:
-    """Send forty one-hour files at once: memory stays bounded, each is answered or refused."""
-    stage.say("forty hours: making an hour of audio …")
-    hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
-    with Watch(memory_of(stage.server.processes)) as watch, crowd(_FORTY) as pool:
-        calls = [pool.submit(by_grpc, stage.at, hour) for _ in range(_FORTY)]
-        while waiting := concurrent.futures.wait(calls, timeout=10).not_done:
-            gb = watch.peak_bytes / 2**30
-            stage.say(f"forty hours: {len(waiting)} wait, at most {gb:.2f} GB so far")
-        ended = [call.result() for call in calls]
-    recovered_s, last = stage.answers_again(_TIMEOUT_S)
-    yield "memory before, MB", watch.first_bytes / 2**20
-    yield "peak memory of all processes, MB", watch.peak_bytes / 2**20
+    yield "median beside them, s", _median_s(beside)
+    yield "memory before, MB", watch.first_bytes / _MB
+    yield "peak memory of all processes, MB", watch.peak_bytes / _MB
     yield "answered again after, s", recovered_s
+    yield all_answered(beside)
+    yield _hardly_slower("the slowest takes", beside_s, quiet_s)
     clear = all(answer.kind in ("answered", "refused") for answer in ended)
-    yield Check("each is answered or refused as UNAVAILABLE", clear, counted(ended))
+    yield Check("each hour is answered or refused", clear, counted(ended))
     yield Check(
         f"all processes together stay below {MAX_BYTES / 2**30:g} GB",
         watch.peak_bytes < MAX_BYTES,

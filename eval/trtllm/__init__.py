@@ -1,1 +1,1 @@
-"""Does TensorRT-LLM do what this project expects of it? A table of what ran."""
+"""Checks that TensorRT-LLM does what this project expects of it."""

@@ -1,20 +1,17 @@
-"""First check on a machine that has TensorRT-LLM: does it do what this project was told it does?
+"""`python -m eval trtllm-check`: compare TensorRT-LLM, where it is installed, with transformers.
 
-python -m eval trtllm-check
-
-Makes a checkpoint of Whisper tiny's geometry with random weights and the demo's tokenizer, builds
-it, and compares with transformers in FP32: greedy tokens, the same windows alone and together, and,
-of engines made by `trtllm-build`, logits after given tokens. Then it runs the runtime contract
-tests on the real library. Stops at the first difference; `eval.trtllm.report` shows what ran. The
-installed release decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
+It makes a checkpoint of Whisper tiny's geometry with random weights, builds it, and compares with
+transformers in FP32: greedy tokens, the same windows alone and together, and, of engines made by
+`trtllm-build`, logits after given tokens. Then it runs the runtime contract tests on the real
+library. It stops at the first difference. The installed release decides the way: 1.2 compiles
+engines, 1.3 and later have the LLM API.
 """
 
-import json
-import shutil
+import contextlib
 import sys
+import tempfile
 import time
-import xml.etree.ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,11 @@ import transformers
 
 from build.config import BuildConfig, Config
 from eval.processes import run_tool
-from eval.random_whisper.checkpoint import hugging_face_config
-from eval.random_whisper.shapes import PUBLISHED
-from eval.trtllm.report import DifferenceError, Report
+from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
+from eval.record import Check, Result, Run, Say, Section, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
-from serve.contract.errors import CheckpointError, EarshotError
+from serve.contract.errors import EarshotError
 from serve.contract.runtimes import RuntimeName
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
@@ -43,9 +39,8 @@ Compile = Callable[[Path], None]
 Tokens = list[list[int]]
 """Of each window, in the order of the jobs."""
 
-DONOR = Path("tests/fixture/checkpoint")  # gives the tokenizer
 _CONTRACT = "tests/serve/runtime/test_contract.py"
-# Arguments of pytest: files, and what of them is about this runtime.
+# Arguments of pytest: files, and the tests in them that are about this runtime.
 CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
     "tensorrt_llm": (_CONTRACT, "tests/serve/trtllm/test_executor_parity.py", "-k", "executor"),
     "tensorrt_llm_api": (_CONTRACT, "tests/serve/trtllm/test_llm_api_parity.py", "-k", "llm_api"),
@@ -60,45 +55,103 @@ MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
 _BANDS, _BANDS_SPREAD = 80, 4.0  # of the noise in a window
-_SPREAD = 0.06  # of the random weights: larger than usual, so that logits lie apart
+_SPREAD = 2.0 * TINY.width**-0.5  # of the random weights: large, so that logits lie apart
 WAIT_S = 60.0
+_PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "pydantic")
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
 
 
-def run(work: Path, report: Report, compile_engine: Compile, python: str = "") -> None:
+class DifferenceError(EarshotError):
+    """A check failed; the message says how."""
+
+
+class Checks:
+    """The checks that ran, and how they ended.
+
+    Args:
+        say: called with a line for each check that passes.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.ended: list[Check] = []
+        self._say = say
+
+    @contextlib.contextmanager
+    def check(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Run a check, which passes unless its block raises; the block may tell what it found.
+
+        Raises:
+            DifferenceError: the block raised something.
+        """
+        found: list[str] = []
+        try:
+            yield found.append
+        except Exception as error:
+            known = isinstance(error, EarshotError)
+            detail = str(error) if known else f"{type(error).__name__}: {error}"
+            self.ended.append(Check(name, False, detail))
+            raise DifferenceError(f"{name}: {detail}") from error
+        self.ended.append(Check(name, True, "; ".join(found)))
+        self._say(str(self.ended[-1]))
+
+
+def trtllm_check(run: Run, *, python: str) -> Result:
+    """Run every check up to the first difference.
+
+    Args:
+        run: says how far it is.
+        python: of another environment that has the library; empty: this one.
+    """
+    checks = Checks(run.say)
+    with (
+        tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder,
+        contextlib.suppress(DifferenceError),  # it is in the checks
+    ):
+        run_checks(Path(folder), checks, build_by_command_line, python)
+    known = versions(*_PACKAGES)
+    environment = known | {name: run.machine[name] for name in ("Python", "GPU", "OS")}
+    return Result(
+        checks=tuple(checks.ended),
+        sections=(Section("Environment", [facts("", environment)]),),
+        title="TensorRT-LLM",
+    )
+
+
+def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str = "") -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
-        report: gets every check; complete up to the first difference.
+        checks: gets every check, up to the first difference.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
         python: of another environment that has the library; its LLM API is checked.
 
     Raises:
-        DifferenceError: the first difference.
-        EarshotError: the library, the GPU or the builder is missing or fails.
+        DifferenceError: the first difference; the library, the GPU or the builder is missing or
+            fails.
     """
-    with report.check("library and GPU") as check:
-        runtime, check.found = _find(python)
-    with report.check("random checkpoint"):
+    with checks.check("library and GPU") as tell:
+        runtime, where = _find(python)
+        tell(where)
+    with checks.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
     for precision in _precisions(runtime):
-        config = write_config(work, precision, runtime, python)
-        with report.check(f"{precision}: build"):
+        with checks.check(f"{precision}: build"):
+            config = write_config(work, precision, runtime, python)
             compile_engine(work / f"{precision}.toml")
             engine = open_engine(config.engine)
             if runtime == "tensorrt_llm":
                 here = release.library_version(), limits.find_gpu("cuda")
                 limits.check_build(engine, limits.limits_of(engine), *here)
-        check_engine(engine, config.runtime, network, report)
-    with report.check("runtime contract tests") as check:
-        check.found = run_contract_tests(CONTRACT_TESTS[runtime], work / "tests.xml", python)
+        check_engine(engine, config.runtime, network, checks)
+    with checks.check("runtime contract tests"):
+        run_contract_tests(CONTRACT_TESTS[runtime], python)
 
 
 def _find(python: str) -> tuple[RuntimeName, str]:
     """Find the runtime to check, and where."""
     if python:
-        return "tensorrt_llm_api", f"those of {python}, which says more once it is loaded"
+        return "tensorrt_llm_api", f"TensorRT-LLM of {python}"
     api = release.installed_release() >= release.API_RELEASE
     version = release.api_version() if api else release.library_version()
     gpu = limits.find_gpu("cuda")
@@ -107,38 +160,18 @@ def _find(python: str) -> tuple[RuntimeName, str]:
 
 
 def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
-    """Return those that the runtime has on this GPU."""
+    """Return the precisions that the runtime has on this GPU."""
     if runtime == "tensorrt_llm_api":
         return ("fp16",)
     blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
     return ("fp16",) if blackwell else ("fp16", "int8")
 
 
-def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
-    """Write a random checkpoint of tiny's geometry; returns transformers' network, FP32.
-
-    Raises:
-        CheckpointError: the donor of the tokenizer is not there.
-    """
-    try:
-        sizes = json.loads((donor / "config.json").read_text(encoding="utf-8"))
-        folder.mkdir()
-        for path in (*donor.glob("*.json"), donor / "merges.txt"):
-            shutil.copy(path, folder / path.name)
-    except OSError as error:
-        raise CheckpointError(f"cannot take the tokenizer from {donor}: {error}") from error
-    tokens = (f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start"))
-    config = hugging_face_config(TINY)
-    config.update({name: sizes[name] for name in ("vocab_size", "num_mel_bins", *tokens)})
-    config.init_std = _SPREAD
-    torch.manual_seed(0)
-    network = _hf.WhisperForConditionalGeneration(config).half().eval()
-    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    path = folder / "generation_config.json"
-    generation = {**json.loads(path.read_text(encoding="utf-8")), "alignment_heads": [[0, 0]]}
-    network.save_pretrained(folder, state_dict=state)
-    path.write_text(json.dumps(generation), encoding="utf-8")  # the donor's, not the default
-    return network.float()
+def make_checkpoint(folder: Path) -> Any:
+    """Write a random checkpoint of tiny's geometry; returns transformers' network, FP32."""
+    write_checkpoint(folder, TINY, random_weights(TINY, spread=_SPREAD))
+    write_processor(folder, TINY)
+    return _hf.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def write_config(
@@ -167,43 +200,23 @@ def build_by_command_line(config: Path) -> None:
     run_tool(command, "the build", TOOL_TIMEOUT_S)
 
 
-def run_contract_tests(arguments: Sequence[str], results: Path, python: str = "") -> str:
+def run_contract_tests(arguments: Sequence[str], python: str = "") -> None:
     """Run the contract tests of a runtime, which choose the real library where it is.
 
     Args:
         arguments: of pytest.
-        results: gets what became of each test, as JUnit's XML.
         python: of the environment that has the library, where it is not this one.
 
-    Returns:
-        How many tests ran.
-
     Raises:
-        DifferenceError: a test failed; the message is of the first, the whole report came before.
+        EarshotError: a test failed; pytest's report came before.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-o", f"filterwarnings={_WARNINGS}"]
-    command += [f"--junitxml={results}", *arguments]
     if python:
         command = ["env", f"{PYTHON_VARIABLE}={python}", *command]
-    try:
-        run_tool(command, "running the runtime contract tests", TOOL_TIMEOUT_S)
-    except EarshotError as error:
-        raise DifferenceError(_first_failure(results) or str(error)) from error
-    (suite,) = xml.etree.ElementTree.parse(results).getroot().iter("testsuite")
-    return f"{suite.get('tests')} ran, {suite.get('skipped')} of them skipped"
+    run_tool([*command, *arguments], "running the runtime contract tests", TOOL_TIMEOUT_S)
 
 
-def _first_failure(results: Path) -> str:
-    """Find the first test that failed, by name and message; empty where pytest got none."""
-    if not results.is_file():
-        return ""
-    for test in xml.etree.ElementTree.parse(results).getroot().iter("testcase"):
-        for end in (*test.iter("failure"), *test.iter("error")):
-            return f"{test.get('name')}: {end.get('message')}"
-    return ""
-
-
-def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Report) -> None:
+def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Checks) -> None:
     """Compare one engine with transformers.
 
     Raises:
@@ -213,10 +226,10 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Re
     reference = Reference(network)
     api = engine.manifest.runtime == "tensorrt_llm_api"
     executor: Executor
-    with report.check(f"{precision}: load") as check:
+    with checks.check(f"{precision}: load") as tell:
         if api:
             executor = process = LlmApiExecutor(engine, config)
-            check.found = f"TensorRT-LLM {process.version}, in a process of its own"
+            tell(f"TensorRT-LLM {process.version}, in a process of its own")
         else:
             executor = CppExecutor(engine, limits.limits_of(engine), config)
     runtime = TensorRTLLMRuntime(engine, executor)
@@ -224,16 +237,16 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Re
         jobs = make_jobs(engine, samples=api)
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
         if not api:
-            with report.check(f"{precision}: logits") as check:
+            with checks.check(f"{precision}: logits") as tell:
                 worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
-                check.found = f"within {worst:.2g} of transformers'"
-        with report.check(f"{precision}: greedy tokens") as check:
+                tell(f"within {worst:.2g} of transformers'")
+        with checks.check(f"{precision}: greedy tokens") as tell:
             alone = [decode(runtime, [job])[0] for job in jobs]
             ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
-            check.found = f"transformers'; {ties} of {len(jobs)} windows part at a tie"
-        with report.check(f"{precision}: windows together") as check:
+            tell(f"transformers'; {ties} of {len(jobs)} windows part at a tie")
+        with checks.check(f"{precision}: windows together") as tell:
             ties = compare_tokens(reference, jobs, decode(runtime, jobs), alone, TIE[precision])
-            check.found = f"as alone; {ties} of {len(jobs)} part at a tie"
+            tell(f"as alone; {ties} of {len(jobs)} part at a tie")
     finally:
         runtime.close()
 
@@ -283,7 +296,7 @@ class Reference:
             features = job.features[None]
             if features.ndim == 2:  # samples
                 features = log_mel(features, self._mel_filters)
-            features = features.half().float()  # what an engine gets
+            features = features.half().float()  # as an engine gets them
             self._encoded[job.id] = self._network.model.encoder(features)
         ids = torch.tensor([[*job.prompt, *tokens]])
         outputs = self._network(encoder_outputs=self._encoded[job.id], decoder_input_ids=ids)

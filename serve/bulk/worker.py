@@ -30,7 +30,7 @@ from serve.contract.errors import (
 from serve.contract.flags import in_flags, told
 from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
-from serve.transcriber.audio import MIB
+from serve.transcriber.audio import MAX_AUDIO_MB, MIB
 from serve.transcriber.open import open_transcriber
 
 Answer = tuple[str, Callable[[], Transcript]]
@@ -81,7 +81,6 @@ class Worker:
 
     def __init__(self, config: Config, request: Request, output: Output) -> None:
         self._request, self._output = request, output
-        self._max_audio_mb = config.transcriber.max_audio_mb
         self._patience_s = config.transcriber.request_timeout_s
         self._pool = ThreadPoolExecutor(config.runtime.slots)
         self._device_failed = False
@@ -165,11 +164,11 @@ class Worker:
 
     def _transcribe(self, file: str) -> Transcript:
         """Transcribe one file; wait while others take up the room for audio."""
-        audio = store.read(file, most_bytes=self._max_audio_mb * MIB)
-        if len(audio) > self._max_audio_mb * MIB:
+        audio = store.read(file, most_bytes=MAX_AUDIO_MB * MIB)
+        if len(audio) > MAX_AUDIO_MB * MIB:
             raise AudioLimitError(
-                f"{shown(file)} has more than the {self._max_audio_mb} MiB that "
-                "transcriber.max_audio_mb allows; cut it, compress it, or lower its rate"
+                f"{shown(file)} has more than {MAX_AUDIO_MB} MiB; cut it, compress it, or lower "
+                "its rate"
             )
         request = dataclasses.replace(self._request, audio=audio)
         until_s = time.monotonic() + self._patience_s

@@ -1,9 +1,7 @@
 """Transcribe a folder, a manifest or an object store on all engines of a machine or a Ray cluster.
 
-Files go in shards, each of which is done as a whole or not at all: the same command after a kill
-does what is missing, as after Ctrl-C or SIGTERM, whose exit status is 130. A file that cannot be
-transcribed stands in OUTPUT/failed.jsonl with the reason, and the others go on; the exit status is
-then 1.
+After a kill, Ctrl-C or SIGTERM the same command transcribes what is missing. A file that cannot be
+transcribed stands in OUTPUT/failed.jsonl with the reason; the exit status is then 1.
 """
 
 import argparse
@@ -36,15 +34,16 @@ _LINE_EVERY_S = 30.0  # where the output is no terminal
 def add_parser(commands: Any) -> None:
     """The command, among those of `python -m serve`."""
     title = "transcribe many files, on one machine or a Ray cluster"
-    parser = commands.add_parser("bulk", help=title, description=__doc__)
+    usage = "%(prog)s --config TOML --input PATH --output FOLDER [options]"
+    parser = commands.add_parser("bulk", usage=usage, help=title, description=__doc__)
     parser.set_defaults(run=_run)
     add_config(parser)
     add = parser.add_argument
     add(
         "--input",
         required=True,
-        metavar="FOLDER|MANIFEST",
-        help="a path or s3://…; a manifest is JSONL with `file` in each line, relative to it",
+        metavar="PATH",
+        help="folder or s3://…, or JSONL with `file` in each line, relative to it",
     )
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
     add(
@@ -59,8 +58,7 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=SHARD_FILES,
         metavar="N",
-        help="files in a shard, which "
-        "is lost and done again where an engine dies; default: %(default)s",
+        help="files that are done as a whole or not at all; default: %(default)s",
     )
     add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
     add(

@@ -40,10 +40,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("jobs", help=title, description=__doc__)
     jobs = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = _add(jobs, "submit", _submit, "send files or URLs; prints the id of each one's job")
+    submit.usage = "%(prog)s --config TOML [options] [FILE ...]"
     submit.epilog = (
-        "Each job is sent under an Idempotency-Key of its own, made at random. Where the server "
-        "goes away before it has answered, the job is sent again under the same one, for "
-        f"{AWAY_S:.0f} s at most, and is one. The same command given again makes new jobs."
+        "Where the server goes away before it has answered, a job is sent again under the same "
+        f"Idempotency-Key, for {AWAY_S:.0f} s at most. The same command makes new jobs."
     )
     submit.add_argument("files", nargs="*", metavar="FILE", help="as of transcribe")
     add = submit.add_argument
@@ -67,7 +67,12 @@ def add_parser(commands: Any) -> None:
 
 
 def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = jobs.add_parser(name, help=title, description=title)
+    command: argparse.ArgumentParser = jobs.add_parser(
+        name,
+        help=title,
+        description=title,
+        allow_abbrev=False,  # --mode, an earlier flag, is no --model
+    )
     command.add_argument(
         "--config", required=True, metavar="TOML", help="names the server's address"
     )
@@ -126,8 +131,7 @@ def _fields(args: argparse.Namespace) -> Fields:
 
 
 def _cue_fields(args: argparse.Namespace) -> Fields:
-    given = {name: getattr(args, name) for name in CUE_OPTIONS}
-    return {name: _text(value) for name, value in given.items() if value is not None}
+    return {name: _text(getattr(args, name)) for name in CUE_OPTIONS if hasattr(args, name)}
 
 
 def _text(value: Any) -> str | list[str]:

@@ -1,6 +1,6 @@
 """Serve engines: `python -m serve COMMAND`, each with --help.
 
-python -m serve triton --config configs/demo.toml
+python -m serve start --config configs/demo.toml
 python -m serve reload --config configs/demo.toml --engine engines/new
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
@@ -17,7 +17,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, transcribe, triton, wyoming
+from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, start, transcribe, wyoming
+from serve.cli.options import unrecognized
+from serve.contract.errors import ConfigError
 from serve.contract.exits import exit_status, require_text
 from serve.contract.flags import told
 from serve.wire import tensors
@@ -29,8 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    require_text(sys.argv[1:] if arguments is None else arguments, files=True)
-    args = parser().parse_args(arguments)  # some read a file
+    arguments = sys.argv[1:] if arguments is None else arguments
+    require_text(arguments, files=True)
+    if [*arguments[:1]] == ["triton"]:
+        raise ConfigError("`serve triton` is now `python -m serve start`, with the same flags")
+    whole = parser()
+    args, unknown = whole.parse_known_args(arguments)  # some read a file
+    if unknown:
+        whole.error(unrecognized(unknown, args))
     return int(args.run(args))
 
 
@@ -40,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m serve", description="Transcribe with Earshot engines."
     )
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
-    triton.add_parser(commands)
+    start.add_parser(commands)
     reload.add_parser(commands)
     transcribe.add_parser(commands)
     for command in (bulk, live, jobs, shadow, wyoming):

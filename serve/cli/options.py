@@ -2,16 +2,20 @@
 
 import argparse
 import base64
+import functools
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, Config
+from serve.cli.outputs import print_table
+from serve.contract.codec import nearest
+from serve.contract.config import OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
-from serve.contract.flags import OTHERWISE, WITHOUT
+from serve.contract.flags import FLAGS, OTHERWISE, WITHOUT, in_flags, spelled
 from serve.contract.messages import Request
-from serve.contract.options import SWITCH, Option, as_switch
+from serve.contract.options import SWITCH, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -51,20 +55,79 @@ def api_key() -> str | None:
     return key
 
 
-_ACTIONS = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}
+_TABLE = {name: one for name, one in OPTIONS.items() if name not in {*OTHERWISE, *WITHOUT}}
+_HELP = {
+    "language": "such as en, English or en-US; default: detected",
+    "task": "transcribe (default), or translate: into English",
+    "prompt": "text before the audio: names, spelling, style",
+    "phrases": "names to come out right; Karenina^2 weighs twice",
+    "word_timestamps": "when each word was said, in json",
+    "diarize": "tell speakers apart by their voices",
+    "num_speakers": "with --diarize: how many there are",
+    "vad": "decode speech alone; auto: in more than 30 s",
+    "beam_size": "1 to 8 hypotheses; 1 is greedy",
+    "temperature": "0 to 1; default: 0, higher where that fails",
+    "channels": "split: each channel is a speaker's own; or mix",
+}
+_METAVARS = {str: "TEXT", int: "N", float: "X"}
+
+
+class _Set(argparse.Action):
+    """Sets an option of a table, its `const`, from NAME=VALUE."""
+
+    def __call__(
+        self, parser: object, args: object, text: Any, option_string: str | None = None
+    ) -> None:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{option_string} {shown(text)}; expected NAME=VALUE")
+        if name not in self.const:
+            near = nearest(name, list(self.const))
+            raise ConfigError(f"{option_string} {text}: unknown option {shown(name)}{near}")
+        setattr(args, name, _parse(self.const[name], value))
+
+
+class _TellOptions(argparse.Action):
+    """Prints the table of options, and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print("--option NAME=VALUE sets one of these:\n")
+        print_table([(name, _described(option)) for name, option in _TABLE.items()])
+        print("\n--cue NAME=VALUE, for --format srt and vtt:\n")
+        print_table([(name, _described(option)) for name, option in CUE_OPTIONS.items()])
+        parser.exit()
+
+
+def _described(option: Option) -> str:
+    """Return an option's meaning; other options have their own names in it, not their tensors'."""
+    names = "|".join(name.upper() for name in OPTIONS)
+    return re.sub(rf"\b({names})\b", lambda match: match[0].lower(), option.meaning)
+
+
+def _parse(option: Option, text: str) -> Any:
+    try:
+        return parse(option, text)
+    except OptionError as error:
+        raise ConfigError(in_flags(str(error), {option.name: option})) from error
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command have a request's options, but for those of live text and of raw samples."""
+    """Let a command have a request's options: some as flags, all as `--option NAME=VALUE`."""
     group = parser.add_argument_group("request options")
-    configured = "Defaults are those of the config."
-    groups = {
-        **dict.fromkeys(SPEECH_OPTIONS, parser.add_argument_group("speech options", configured)),
-        **dict.fromkeys(SEARCH_OPTIONS, parser.add_argument_group("search options", configured)),
-    }
-    for name, option in OPTIONS.items():
-        if name not in OTHERWISE and name not in WITHOUT:
-            _add_flag(groups.get(name, group), option, option.default)
+    for name in FLAGS:
+        option = OPTIONS[name]
+        how: dict[str, Any] = {"type": functools.partial(_parse, option)}
+        how["metavar"] = _METAVARS.get(option.kind)
+        if option.many:
+            how["metavar"] += ",…"
+        if option.kind is bool:
+            how = {"action": "store_true"}
+        elif option.choices == SWITCH:
+            how |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
+        group.add_argument(spelled(name), default=option.default, help=_HELP[name], **how)
+    group.add_argument(
+        "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
+    )
     group.add_argument(
         "--known-speaker",
         dest="known_speakers",
@@ -72,37 +135,49 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="with --diarize: a speaker's name, and a file of 2 to 10 s of that voice alone; may "
-        "be given several times",
+        help="with --diarize, several times: 2 to 10 s of a voice",
+    )
+    _add_table(group, "--option", _TABLE, "any other option, several times")
+    group.add_argument(
+        "--help-options", action=_TellOptions, nargs=0, help="list the NAMEs of --option and --cue"
     )
 
 
 def add_cue_options(parser: argparse.ArgumentParser) -> None:
     """Let a command have those of `serve.speech.cues.CueOptions`."""
-    group = parser.add_argument_group("subtitles", "For --format srt and vtt.")
-    for option in CUE_OPTIONS.values():
-        _add_flag(group, option, None)
+    _add_table(parser, "--cue", CUE_OPTIONS, "how srt and vtt are split, as max_line_width=30")
 
 
-def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -> None:
-    """Add the flag that sets an option, or denies one that is true by itself."""
-    how: dict[str, Any]
-    if option.kind is bool:
-        how = {"action": _ACTIONS[option.default]}
-    elif option.choices == SWITCH:
-        how = {"type": _switch, "nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
-        off = f"--no-{option.name.replace('_', '-')}"
-        group.add_argument(
-            off,
-            dest=option.name,
-            action="store_const",
-            const="off",
-            help=f"same as {option.flag}=off",
-        )
-    else:
-        parse = _LISTS[option.kind] if option.many else option.kind
-        how = {"type": parse, "choices": option.choices or None, "metavar": option.metavar}
-    group.add_argument(option.flag, dest=option.name, default=default, help=option.help, **how)
+def _add_table(
+    group: argparse._ActionsContainer, flag: str, table: Mapping[str, Option], meaning: str
+) -> None:
+    group.add_argument(
+        flag,
+        dest=argparse.SUPPRESS,
+        action=_Set,
+        const=table,
+        metavar="NAME=VALUE",
+        help=meaning,
+    )
+
+
+def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
+    """Say of arguments that a command does not know how they are spelled now, if they were flags.
+
+    Args:
+        arguments: the unknown ones.
+        args: what the command knows.
+    """
+    table = CUE_OPTIONS | (_TABLE if hasattr(args, "known_speakers") else {})
+    for argument in arguments:
+        flag, _, value = argument.partition("=")
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        option = table.get(name)
+        if flag.startswith("--") and option and name not in FLAGS:
+            if option.kind is bool:
+                value = "false" if flag.startswith("--no-") else "true"
+            return f"{flag} is now {spelled(name, value or 'VALUE')}"
+    return f"unrecognized arguments: {' '.join(arguments)}"
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
@@ -115,19 +190,18 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     Raises:
         ConfigError: an option is wrong, or nothing is written that has it.
     """
-    options = {name: value for name in CUE_OPTIONS if (value := getattr(args, name)) is not None}
+    options = {name: getattr(args, name) for name in CUE_OPTIONS if hasattr(args, name)}
     subtitles = any(format in SUBTITLES for format in formats)
     for name, value in options.items():
-        flag = CUE_OPTIONS[name].flag
         if not subtitles:
             raise ConfigError(
-                f"{flag} is for --format srt and vtt, found {', '.join(formats)}; json holds the "
-                "words with --word-timestamps"
+                f"{spelled(name)} is for --format srt and vtt, found {', '.join(formats)}; json "
+                "holds the words with --word-timestamps"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise ConfigError(f"{flag} {error}") from error
+            raise ConfigError(f"{spelled(name)} = {error}") from error
     cues = CueOptions(**options)
     args.word_timestamps = args.word_timestamps or cues.needs_words
     # A translation's words are not said in their order.
@@ -135,28 +209,9 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     return cues
 
 
-def _switch(text: str) -> str:
-    try:
-        return as_switch("it", text)
-    except OptionError:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)}; expected auto, on or off; before a file write --vad=on"
-        ) from None
-
-
 def codes(text: str) -> tuple[str, ...]:
     """Texts between commas."""
     return tuple(part.strip() for part in text.split(","))
-
-
-def _seconds(text: str) -> tuple[float, ...]:
-    """Numbers between commas."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)}; expected seconds between commas, such as 0,10,20,30"
-        ) from None
 
 
 def _known_speaker(text: str) -> tuple[str, str]:
@@ -166,9 +221,6 @@ def _known_speaker(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"{shown(text)}; expected NAME=FILE, such as Ann=ann.wav")
     data = base64.b64encode(read_bytes(file)).decode()
     return name, f"data:application/octet-stream;base64,{data}"
-
-
-_LISTS = {str: codes, float: _seconds}
 
 
 def request_of(audio: bytes, args: argparse.Namespace) -> Request:

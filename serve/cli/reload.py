@@ -1,13 +1,11 @@
 """`python -m serve reload`: another engine takes over in a server that runs."""
 
 import argparse
-import dataclasses
 import sys
-from pathlib import Path
 from typing import Any
 
 from serve.contract.config import load_config
-from serve.supervisor.control import give, order_for
+from serve.supervisor.control import MAX_CER, give, order_for
 
 
 def add_parser(commands: Any) -> None:
@@ -18,7 +16,7 @@ def add_parser(commands: Any) -> None:
         description="Open another engine beside the one that a running server has, let it hear "
         "three clips, and give it all requests that come from then on, while the old one answers "
         "what it has. Where the new one cannot be opened or hears the clips wrong, nothing changes "
-        "and the exit status is 1. SIGHUP to the server does the same.",
+        "and the exit status is 1. SIGHUP to the server does the same without clips.",
     )
     parser.set_defaults(run=_reload)
     parser.add_argument("--config", required=True, metavar="TOML", help="that the server has")
@@ -26,14 +24,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--clips",
         metavar="JSONL",
-        help="manifest of clips, the first three of which it has to hear; default: "
-        "server.reload_clips",
+        default="",
+        help="manifest of clips, the first three of which it has to hear; default: none",
     )
     parser.add_argument(
         "--max-cer",
         type=float,
         metavar="SHARE",
-        help="most errors in them, as 0.25; default: server.reload_max_cer",
+        default=MAX_CER,
+        help="most errors in them; default: %(default)s",
     )
     parser.add_argument(
         "--in-place",
@@ -43,10 +42,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _reload(args: argparse.Namespace) -> int:
-    order = order_for(load_config(args.config), args.engine, args.in_place)
-    if args.clips is not None:
-        order = dataclasses.replace(order, clips=str(Path(args.clips).absolute()))
-    if args.max_cer is not None:
-        order = dataclasses.replace(order, max_cer=args.max_cer)
+    config = load_config(args.config)
+    order = order_for(config, args.engine, args.clips, args.max_cer, args.in_place)
     give(order, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

@@ -36,6 +36,7 @@ def add_parser(commands: Any) -> None:
     """The command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "transcribe",
+        usage="%(prog)s --config TOML [options] FILE ...",
         help="write down what audio files say",
         description="Transcribe files through the server that the config names if it runs, "
         "else in this process. A file that fails is reported, and the others go on; the exit "
@@ -47,26 +48,26 @@ def add_parser(commands: Any) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="WAV, FLAC, MP3, OGG, …; a folder, which is searched; a pattern; - for standard input",
+        help="audio, a folder, a pattern, or - for standard input",
     )
-    parser.add_argument("--format", choices=get_args(Format), default="text", help="default: text")
+    formats = get_args(Format)
+    parser.add_argument(
+        *("--format",), choices=formats, default="text", metavar="FORMAT", help=", ".join(formats)
+    )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write a file for each there, in folders as theirs are: talk.srt for talk.mp3; "
-        "recordings whose file is there already are skipped",
+        help="write a file for each there, such as talk.srt for talk.mp3, unless it is there",
     )
-    parser.add_argument(
-        "--again", action="store_true", help="with --output: transcribe these, too, once more"
-    )
+    parser.add_argument("--again", action="store_true", help="with --output: transcribe those, too")
     parser.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
     parser.add_argument(
         "--audio-type",
         metavar="TYPE",
-        help="the files are raw samples, such as 'audio/L16; rate=16000; channels=1'",
+        help="of raw samples: 'audio/L16; rate=16000; channels=1'",
     )
     add_cue_options(parser)
     add_options(parser)

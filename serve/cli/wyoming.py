@@ -17,7 +17,7 @@ from serve.cli.options import api_key, codes, server_url
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, shown
 from serve.contract.files import read_text
-from serve.gateway.log import FewLines
+from serve.gateway.observe.log import LogRateLimiter
 from serve.speech.chinese import script_of
 from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language
 from serve.wyoming.bridge import Bridge
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(FewLines())
+        handler.addFilter(LogRateLimiter())
     asyncio.run(_serve(Bridge(settings), host, port, settings.upstream.url))
     return 0
 

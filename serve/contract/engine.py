@@ -240,6 +240,18 @@ class Engine:
             raise EngineError(f"{path} holds {actual}, expected {expected}; build the engine again")
         return filters
 
+    def load_tokenizer(self) -> str:
+        """Read the text of tokenizer.json.
+
+        Raises:
+            EngineError: the file cannot be read.
+        """
+        path = self.path / TOKENIZER_FILE
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+
 
 def _check_names(path: Path, names: set[str], expected: set[str]) -> None:
     if names != expected:

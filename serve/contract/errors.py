@@ -21,7 +21,7 @@
 
 Messages say what was found, what was expected and what to do. `status` is how a server answers a
 client with the error, at each of its doors; `exit_code` is what a command line ends with. For what
-the gateway refuses by itself, `serve.gateway.refusals.REASONS` has more of such rows.
+the gateway refuses by itself, `serve.gateway.errors.REASONS` has more of such rows.
 """
 
 import dataclasses

@@ -42,29 +42,31 @@ Database = Annotated[
 class JobsConfig:
     """Keys of jobs. Without a folder there are none."""
 
-    # Where their audio lies and, unless `database` names another, their table; relative to where
-    # the server is started. It outlives the server.
+    # Folder of jobs' audio and, without `database`, of their table; empty: there are no jobs.
     folder: NameOrNone = ""
+    # PostgreSQL database of jobs, as `postgresql://host/name`; empty: a SQLite file.
     database: Database = ""
-    workers: Count = 2  # that are under way at a time; each gateway process has its share
+    # Jobs that are transcribed at a time.
+    workers: Count = 2
     # A job starts only while fewer requests than this are under way, jobs among them; 0 = as many
     # as all engines together have slots.
     below: CountOrNone = 0
     # So often a job is begun whose server is lost; then it has failed.
     tries: Count = 10
     give_up_s: Seconds = 259_200.0  # a job that has no end by then has failed
-    keep_s: Seconds = 86_400.0  # a job that has ended is forgotten after it, with its result
-    max_queued: Count = 10_000  # jobs without an end; `server.key_share` of them for each key
+    # Seconds for which an ended job and its result are kept.
+    keep_s: Seconds = 86_400.0
+    # Jobs without an end at most.
+    max_queued: Count = 10_000
     # MiB of their audio, and of all jobs' fields and results, ended ones among them; shared alike.
     max_queued_mb: Count = 10_240
-    # Places whose urls are fetched, and to which webhooks go. (): none.
+    # Hosts that audio is fetched from and webhooks go to; empty: none.
     allowed_hosts: tuple[Place, ...] = ()
-    # Networks inside the house in which these hosts may lie. (): they lie outside.
+    # Private networks in which these hosts may lie.
     allowed_networks: tuple[Network, ...] = ()
     fetch_timeout_s: Seconds = 600.0  # until a url's audio is here
     # Until each MiB of it, or its end, is here; what comes more slowly is tried again later.
     fetch_mb_timeout_s: Seconds = 60.0
-    # A file that holds whsec_ and 24 to 64 bytes in base64, with which webhooks are signed. Without
-    # one there are none.
+    # File of the secret that signs webhooks, `whsec_` and base64; empty: there are no webhooks.
     webhook_secret_file: NameOrNone = ""
     webhook_give_up_s: Seconds = 86_400.0  # after a job's end a webhook is tried no more

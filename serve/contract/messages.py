@@ -7,11 +7,13 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
+from serve.contract.fields import Beams, Factor, Fraction, Moment, Power
 from serve.contract.options import Switch, option
 
 Task = Literal["transcribe", "translate"]
@@ -56,124 +58,104 @@ class AudioFile:
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """Options of the search for a window's best text; they mean what faster-whisper's do.
+
+    `transcriber.beam_size` is the default of `beam_size` and `best_of`.
+    """
+
+    beam_size: Beams = option(1, "1 to 8 hypotheses, at temperature 0; 1: greedy")
+    patience: Factor = option(  # rounded
+        1.0,
+        "the search ends with BEAM_SIZE * PATIENCE of them",
+    )
+    length_penalty: Power = option(1.0, "they rank by log-probability / length ** this")
+    best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # the best is the answer
+    repetition_penalty: Factor = option(1.0, "above 1: said tokens become less likely")
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
+        0,
+        "never so many tokens twice in a row",
+    )
+    suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
+    suppress_numerals: bool = option(False, "no token with a digit, %, $ or £: numbers are words")
+
+
+SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchOptions))
+"""The options of a request that are `SearchOptions`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechOptions:
+    """Bounds of what counts as speech.
+
+    The values are those with which faster-whisper packs windows for a batch, but for the shortest
+    speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
+    23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
+    """
+
+    vad_threshold: Fraction = option(0.5, "0 to 1; a frame that is likelier begins speech")
+    vad_min_speech_s: Moment = option(0.1, "seconds; what is no longer is no speech")
+    vad_min_silence_s: Moment = option(0.16, "seconds of silence that end speech")
+    vad_pad_s: Moment = option(0.4, "seconds that stay on either side of speech")
+
+
+SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechOptions))
+"""The options of a request that are `SpeechOptions`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
     """One transcription asked for; None = as configured, where nothing else is said.
 
-    Each option is declared here once, or in `serve.contract.config` where a config has it, too.
+    Each option is declared here once, or in `SearchOptions` or `SpeechOptions`.
     """
 
     # A file's bytes, in memory or not, or mono samples in [-1, 1] at `sample_rate`.
     audio: bytes | AudioFile | Samples
     sample_rate: int | None = option(None, "Hz; needed with SAMPLES, not allowed with AUDIO")
     language: str | None = option(
-        None,
-        'such as "en", "English" or "en-US"; default, and "auto": detected',
-        help="such as en, English or en-US; default, and auto: detected",
-        max_bytes=64,
+        None, 'such as "en", "English" or "en-US"; default, and "auto": detected', max_bytes=64
     )
     languages: Sequence[str] = option(  # codes or names
         (),
         "codes among which it is detected; default: as configured",
-        help="detect it among these; default: as in the config",
-        metavar="CODE,CODE,…",
         max_bytes=2**12,
     )
-    multilingual: bool = option(
-        False,
-        "detect it for each window; default: false",
-        help="detect it for each window of at most 30 s",
-    )
-    task: Task = option(
-        "transcribe",
-        '"transcribe" (default) or "translate"',
-        help="default: transcribe",
-        max_bytes=64,
-    )
+    multilingual: bool = option(False, "detect it for each window; default: false")
+    task: Task = option("transcribe", '"transcribe" (default) or "translate"', max_bytes=64)
     prompt: str = option("", "text before the audio: names, spelling, style", max_bytes=2**18)
-    hotwords: str = option(
-        "",
-        "names and terms that any window may hold",
-        help="names and terms that may be said anywhere",
-        max_bytes=2**18,
-    )
+    hotwords: str = option("", "names and terms that any window may hold", max_bytes=2**18)
     # Each with a weight behind it, or 1. Unlike hotwords, there may be many. (): as configured.
     phrases: Sequence[str] = option(
-        (),
-        'names to come out right; "name^2": weight 2; default: as configured',
-        help="names to come out right, such as Karenina^2,Vronsky; default: as in the config",
-        metavar="PHRASE,PHRASE,…",
-        max_bytes=2**18,
+        (), 'names to come out right; "name^2": weight 2; default: as configured', max_bytes=2**18
     )
-    prefix: str = option(
-        "",
-        "words that the audio begins with; not answered",
-        help="words that the audio begins with; the answer goes on from them",
-        max_bytes=2**18,
-    )
+    prefix: str = option("", "words that the audio begins with; not answered", max_bytes=2**18)
     # How the windows of long audio are decoded: all at once, or one after another.
-    mode: Mode | None = option(
-        None,
-        '"parallel" or "sequential"; default: as configured',
-        help="sequential: each window knows the text before it; default: as in the config",
-        max_bytes=64,
-    )
+    mode: Mode = option("parallel", '"parallel" (default) or "sequential"', max_bytes=64)
     # With a warning; where it is false such a file is refused.
-    partial: bool | None = option(
-        None,
-        "take what is there of a cut file; default: as configured",
-        help="transcribe what is there of a file that was cut short; default: as in the config",
-    )
+    partial: bool = option(False, "take what is there of a cut file; default: false")
     audio_track: str | None = option(
         None,
         "number from 1 on, or language, of the file's audio track; default: the file's own",
-        help="number from 1 on, or language, of the audio track; default: the file's own",
-        metavar="TRACK",
         max_bytes=64,
     )
-    timestamps: bool = option(
-        True,
-        "whether the model marks times; default: true",
-        help="one segment per window of at most 30 s",  # says --no-timestamps
-    )
-    word_timestamps: bool = option(
-        False,
-        "whether segments hold timed words; default: false",
-        help="when each word was said, in json",
-    )
+    timestamps: bool = option(True, "whether the model marks times; default: true")
+    word_timestamps: bool = option(False, "whether segments hold timed words; default: false")
     try_word_timestamps: bool = option(False, "the same, if the engine can time words")
-    token_logprobs: bool = option(
-        False, "and their tokens' log-probabilities", help="log-probabilities of tokens, in json"
-    )
+    token_logprobs: bool = option(False, "and their tokens' log-probabilities")
     low_confidence: float | None = option(
-        None,
-        "0 to 1: timed words are marked whose confidence is lower; default: none are",
-        help="mark timed words whose confidence, 0 to 1, is lower; in json",
-        metavar="C",
+        None, "0 to 1: timed words are marked whose confidence is lower; default: none are"
     )
     channels: Channels = option(
         "mix",
         '"mix" (default), or "split": each channel of the audio is a speaker\'s own',
-        help="split: each channel of the audio is a speaker's own; default: mix",
         max_bytes=64,
     )
     # Of these all but `diarize` say what is known of the speakers, who get letters else.
-    diarize: bool = option(
-        False,
-        "tell speakers apart by their voices; default: false",
-        help="tell speakers apart by their voices, and say who says what",
-    )
-    num_speakers: int | None = option(
-        None,
-        "with DIARIZE: how many there are",
-        help="with --diarize: how many there are",
-        metavar="N",
-    )
-    min_speakers: int | None = option(
-        None, "with DIARIZE: at least so many", help="with --diarize: at least so many", metavar="N"
-    )
-    max_speakers: int | None = option(
-        None, "with DIARIZE: at most so many", help="with --diarize: at most so many", metavar="N"
-    )
+    diarize: bool = option(False, "tell speakers apart by their voices; default: false")
+    num_speakers: int | None = option(None, "with DIARIZE: how many there are")
+    min_speakers: int | None = option(None, "with DIARIZE: at least so many")
+    max_speakers: int | None = option(None, "with DIARIZE: at most so many")
     known_speaker_names: Sequence[str] = option(
         (), "with DIARIZE: names of speakers", max_bytes=2**12
     )
@@ -182,24 +164,15 @@ class Request:
     )
     # The last end may be missing, for the end of the audio. (): all of it.
     clip_timestamps: Sequence[float] = option(
-        (),
-        "start, end, start, … s: decode these stretches",
-        help="decode only these stretches, in seconds; the last may go on to the end: 0,10,20",
-        metavar="START,END,…",
-        max_bytes=2**14,
+        (), "start, end, start, … s: decode these stretches", max_bytes=2**14
     )
-    hallucination_silence_threshold: float | None = option(
-        None,
-        "seconds: odd segments between longer silences are left out; default: as configured",
-        help="leave out odd segments between longer silences; 0 is off; default: as in the config",
-        metavar="SECONDS",
+    hallucination_silence_threshold: float = option(
+        0.0, "seconds: odd segments between longer silences are left out; default: 0, none are"
     )
     vad: Switch | bool | None = option(
         None,
         '"on" or true: decode speech alone; "off" or false: all; "auto": speech alone in audio of '
         "more than 30 s; default: as configured",
-        help="on: decode speech alone; off: all; auto: speech alone in audio of more than 30 s; "
-        "default: as in the config",
         max_bytes=64,
     )
     # By whom has listened already: all is decoded, as without `vad`, and nobody listens again.
@@ -214,13 +187,8 @@ class Request:
     temperature: float | None = option(  # a number: only that
         None,
         "0 to 1; default: 0, with the configured fallback",
-        help="0 to 1; default: 0, higher where that fails",
     )
-    max_tokens: int | None = option(
-        None,
-        "most new tokens per window of at most 30 s",
-        help="per window; default: as in the config",
-    )
+    max_tokens: int | None = option(None, "most new tokens per window of at most 30 s")
     beam_size: int | None = None
     patience: float | None = None
     length_penalty: float | None = None
@@ -228,12 +196,11 @@ class Request:
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     suppress_blank: bool | None = None
+    suppress_numerals: bool | None = None
     # True: the encoder sees a window's audio and a second of silence. Checkpoints are not trained
     # so; measure what it costs. False: it sees 30 s.
     short_encoder: bool | None = option(
-        None,
-        "do not encode a window's silence up to 30 s; default: where it costs nothing",
-        help="encode the audio, not silence up to 30 s; default: where it costs nothing",
+        None, "do not encode a window's silence up to 30 s; default: where it costs nothing"
     )
     # The audio breaks off, in a word perhaps: text that repeats itself ends at once, without the
     # repetition that showed it.

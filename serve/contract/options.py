@@ -1,11 +1,15 @@
 """The one declaration of a field that users may set: tensors, flags, forms are made of it.
 
 The fields are those of `serve.contract.messages.Request`, some of which
-`serve.contract.config.TranscriberConfig` declares, and those of `serve.speech.cues.CueOptions`.
+`serve.contract.config` declares, and those of `serve.speech.cues.CueOptions`.
 """
 
+import contextlib
 import dataclasses
+import math
+import re
 import typing
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from serve.contract.errors import OptionError, shown
@@ -15,6 +19,7 @@ T = TypeVar("T")
 Switch = Literal["auto", "on", "off"]
 SWITCH = typing.get_args(Switch)
 """The choices of an option that may also be true or false."""
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _SWITCHED: dict[str, Switch] = {
     **{"auto": "auto", "on": "on", "true": "on", "1": "on"},
     **{"off": "off", "false": "off", "0": "off"},
@@ -31,28 +36,13 @@ class Option:
     many: bool = False
     choices: tuple[str, ...] = ()  # (): any value
     default: Any = None  # None: as configured, or nothing
-    help: str = ""  # `meaning` as the command line says it
-    metavar: str | None = None  # what its value is called there
     max_bytes: int | None = None  # of its tensor; None: as many as a request may have
 
-    @property
-    def flag(self) -> str:
-        """Return the flag of the command line, which turns off an option that is on by default."""
-        prefix = "--no-" if self.default is True else "--"
-        return prefix + self.name.replace("_", "-")
 
-
-def option(
-    default: T,
-    meaning: str,
-    *,
-    help: str | None = None,
-    metavar: str | None = None,
-    max_bytes: int | None = None,
-) -> T:
-    """Declare a dataclass's field; `help` is `meaning` where it is not given, see `Option`."""
-    metadata = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
-    field: T = dataclasses.field(default=default, metadata={**metadata, "metavar": metavar})
+def option(default: T, meaning: str, *, max_bytes: int | None = None) -> T:
+    """Declare a dataclass's field as an option; see `Option`."""
+    metadata = {"meaning": meaning, "max_bytes": max_bytes}
+    field: T = dataclasses.field(default=default, metadata=metadata)
     return field
 
 
@@ -68,18 +58,64 @@ def as_switch(name: str, value: object) -> Switch:
     return chosen
 
 
-def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
+def parse(option: Option, text: str) -> Any:
+    """Read an option's value from a form or a command line.
+
+    Args:
+        option: names the type; of `many`, a tuple is read, with commas between its items.
+        text: as the client wrote it.
+
+    Raises:
+        OptionError: the text is no such value.
+    """
+    if option.many:
+        item = dataclasses.replace(option, many=False)
+        return tuple(parse(item, part.strip()) for part in text.split(","))
+    if option.choices == SWITCH:
+        return as_switch(option.name, text)
+    read, expected = _READERS[option.kind]
+    if option.choices:
+        expected = f"one of {', '.join(option.choices)}"
+    with contextlib.suppress(ValueError, KeyError):
+        value = read(text)
+        if not option.choices or value in option.choices:
+            return value
+    raise OptionError(f"{option.name} = {shown(text)}; expected {expected}")
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ValueError
+    return int(text)
+
+
+_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    str: (str, "text"),
+    float: (_number, "a number"),
+    int: (_whole, "a whole number"),
+    bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
+}
+
+
+def options_of(kind: Any, *others: Any) -> dict[str, Option]:
     """Collect a dataclass's options by their names, in their order.
 
     Args:
         kind: has a field of each.
-        config: declares the options of its fields where `kind` does not.
+        others: dataclasses that declare the options of their fields where `kind` does not.
     """
     hints = typing.get_type_hints(kind)
-    configured = {} if config is None else config.__dataclass_fields__
+    declared = {field.name: field for other in others for field in dataclasses.fields(other)}
     options = {}
     for field in dataclasses.fields(kind):
-        if metadata := field.metadata or configured.get(field.name, field).metadata:
+        if metadata := field.metadata or declared.get(field.name, field).metadata:
             form = _form(hints[field.name])
             options[field.name] = Option(field.name, default=field.default, **form, **metadata)
     return options

@@ -38,9 +38,3 @@ RUNTIMES: dict[RuntimeName, Row] = {
     "tensorrt_llm": Row("serve.trtllm.executor:open_tensorrt_llm", READ_BY_ENGINES),
     "tensorrt_llm_api": Row("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
 }
-
-REMOVED_KEYS = {
-    "runtime.tensorrt_llm.triton_backend": "chose NVIDIA's C++ Triton model in place of the "
-    "executor; leave the key out, for the executor serves every engine of TensorRT-LLM 1.2",
-}
-"""Keys of [runtime] that earlier versions had: what each one was, and what to do now."""

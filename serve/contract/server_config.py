@@ -35,41 +35,46 @@ UnknownFields = Literal["refuse", "ignore"]
 class ServerConfig:
     """The gateway's addresses, what it lets in, and how long things may take."""
 
+    # IPv4 address to listen on; 0.0.0.0: on every interface.
     host: Address = "127.0.0.1"
+    # Port of HTTP and WebSockets: OpenAI's API, KServe v2, live text, the page.
     http_port: Port = 8000
+    # Port of gRPC: KServe v2.
     grpc_port: Port = 8001
+    # Port of Prometheus metrics.
     metrics_port: Port = 8002
-    # A file of API keys (see serve/contract/keys.py), read again when it changes; relative to where
-    # the server is started. Where there is none, and none in the environment, everybody may come
-    # in: if `host` is not of this machine alone, the server does not start unless `open` says so.
+    # File of API keys, which `python -m serve keys new` writes; the server reads it again when it
+    # changes.
     keys_file: NameOrNone = ""
+    # Let everybody in; without keys the server needs it to listen beyond this machine.
     open: bool = False
-    # Where what keys have had is counted, by day (see serve/gateway/usage.py). Where none is named
-    # it is forgotten when the server stops.
+    # SQLite file that counts what each key has had by day; empty: forgotten at the end.
     usage_file: NameOrNone = ""
-    # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
-    # other pages are refused, those of programs that are no browsers are not.
+    # Pages of other hosts whose requests browsers may send, as `https://example.org`.
     allowed_origins: tuple[Origin, ...] = ()
-    # Names by which clients may call it besides localhost and addresses of loopback, such as that
-    # of a proxy before it. Where `host` is of this machine alone, or names stand here, requests
-    # with another Host are refused.
+    # Names besides localhost by which clients may call the server; then, and on loopback, other
+    # `Host` headers are refused.
     allowed_hosts: tuple[Host, ...] = ()
-    tls_certificate: NameOrNone = ""  # PEM, the whole chain; with it HTTP and gRPC speak TLS
-    tls_key: NameOrNone = ""  # PEM, without a password
+    # PEM file with the whole chain; HTTP and gRPC then speak TLS.
+    tls_certificate: NameOrNone = ""
+    # PEM file with the certificate's key, without a password.
+    tls_key: NameOrNone = ""
+    # Seconds within which the server must be ready.
     start_timeout_s: Seconds = 180.0
+    # Seconds for accepted requests when the server stops.
     drain_timeout_s: SecondsOrNone = 30.0
-    max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
-    # MiB of all requests between their arrival and their answer. Each byte of them is there about
-    # 6 times for a moment: in the gateway, Triton, shared memory, the model. So 1024 may want 6 GB
-    # beside the engine; with 4 GB for everything, set 400: SECURITY.md, "Memory". Files of more
-    # than 1 MiB in forms count once, and lie on disk.
+    # MiB of one request at most.
+    max_request_mb: Count = 256
+    # MiB of all requests between arrival and answer; each byte is there six times for a moment, so
+    # 1024 may take 6 GB beside the engine.
     max_inflight_mb: Count = 1024
-    max_inflight: Count = 1024  # requests between their arrival and their answer
+    # Requests between arrival and answer at most.
+    max_inflight: Count = 1024
     # Where there are several keys: the most that one of them may have of `max_inflight`,
     # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
     key_share: Share = 0.5
-    # What clients of OpenAI's API may write for `model` beside the product's own name; in patterns
-    # * is any text. The defaults are what known clients send.
+    # What clients of OpenAI's API may write for `model`; * is any text, and the default is what
+    # known clients send.
     model_aliases: tuple[Name, ...] = (
         "whisper-1",
         "gpt-*transcribe*",
@@ -77,16 +82,12 @@ class ServerConfig:
         "whisper-*",
         "*/*whisper-*",
     )
-    upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
-    stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
-    # Engines that had no request for so long are unloaded; the next request loads them, and waits.
-    # 0 = never.
+    # Seconds within which a request must arrive.
+    upload_timeout_s: Seconds = 60.0
+    # Seconds without a sign of life after which a model's process is started again.
+    stall_timeout_s: Seconds = 60.0
+    # Seconds without a request after which engines are unloaded until the next request; 0: never.
     idle_unload_s: SecondsOrNone = 0.0
-    # A manifest of clips, of which a new engine has to hear the first three before it takes another
-    # one's place (`python -m serve reload`), and the most errors that it may make of 100 of their
-    # characters, by their texts or, of a clip without one, by what the engine before it says.
-    reload_clips: NameOrNone = ""
-    reload_max_cer: Share = 0.25
 
     @property
     def on_loopback(self) -> bool:
@@ -98,18 +99,14 @@ class ServerConfig:
 class GatewayConfig:
     """The gateway's processes, and what they say of requests."""
 
-    # That share the server's addresses, so that one that is busy, or ends, is not the server: the
-    # system gives each connection to one of them. Each has its share, rounded up, of
-    # `server.max_inflight`, `server.max_inflight_mb`, `live.max_streams` and of keys' limits.
+    # Gateway processes, which share the addresses and, in equal parts, the limits.
     processes: Count = 1
-    # Seconds within which 99 of 100 files are to be answered, once they are here; 0: any. What
-    # could not be is refused at once, with the time at which it could. See docs/operating.md.
+    # Seconds within which 99 of 100 files are answered; a request that would miss it is refused at
+    # once; 0: no target.
     target_p99_s: SecondsOrNone = 0.0
-    # A line in the log for each request: words for people, JSON objects (all lines of the gateway
-    # are, then), or none. See serve/gateway/log.py.
+    # A log line for each request: text, JSON, or none.
     log: LogKind = "text"
-    # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
-    # header x-earshot-ignored.
+    # Form fields that no API has: refuse them, or ignore and name them in the answer.
     unknown_fields: UnknownFields = "ignore"
 
 
@@ -117,13 +114,14 @@ class GatewayConfig:
 class LiveConfig:
     """Keys of live text, and of what a stream may cost."""
 
-    update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
+    # Seconds between two decodings of an utterance that is not over.
+    update_s: Seconds = 0.5
     # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
     beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
-    # How much of 30 s the encoder sees of an utterance; "auto": as in [transcriber], where it is
-    # told. On a CPU it is most of the work.
+    # As `transcriber.short_encoder`, for live text; `auto`: as that key says.
     short_encoder: ShortEncoder = "auto"
-    max_streams: Count = 64  # at a time; more are refused
+    # Live streams at a time at most.
+    max_streams: Count = 64
     idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
     max_session_s: Seconds = 3600.0  # one that lasts longer as well
 
@@ -148,13 +146,15 @@ class TracesConfig:
 class ShadowBaseline:
     """What gaps between the answers of a sound engine and its reference are like.
 
-    Of each kind the mean and the standard deviation of its logarithm; see docs/operating.md, and
-    serve/gateway/shadow/figures.py. `python -m serve shadow` tells them.
-    A kind of (0, 0) is not known; where none is, no drift is told.
+    `python -m serve shadow` tells them; see docs/operating.md. A kind of (0, 0) is not known; if
+    none is, no drift is told.
     """
 
+    # Mean and standard deviation of the logarithm of gaps in log-probability.
     log_probability: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    # The same of gaps in the probability of no speech.
     no_speech: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
+    # The same of gaps in the language's probability.
     language: tuple[Finite, SpreadOrNone] = (0.0, 0.0)
 
 
@@ -162,22 +162,21 @@ class ShadowBaseline:
 class ShadowConfig:
     """The shadow monitor: a reference answers some requests again, to be compared."""
 
-    # Of the requests that OpenAI's API and KServe's have answered, streams and live text apart.
-    # 0: none, and nothing is kept.
+    # Share of answered requests that the reference answers again; 0: none.
     share: Annotated[Finite, Field(ge=0, le=1)] = 0.0
-    # The reference: an engine's folder, which is opened beside the product's. Where none is named
-    # it is the product itself, with another beam.
+    # Folder of the reference's engine, opened beside the product's; empty: the product's own.
     engine: NameOrNone = ""
-    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0  # of its requests; 0: as they came
-    device: Device = "cpu"  # that `engine` runs on: one
+    # Beam of the reference's requests; 0: as they came.
+    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 0
+    # Device of the reference's engine.
+    device: Device = "cpu"
     memory_share: Share = 0.2  # of a GPU's memory that it may take there
     idle_s: SecondsOrNone = 1.0  # so long must nothing be under way before it is asked
     # MiB of requests that wait for that, in memory or, if they were spooled, on disk; beyond that
     # the oldest are dropped.
     max_pending_mb: Count = 64
     worst: CountOrNone = 20  # texts of so many answers are kept: those that differ most
-    # Names of the keys that may read these texts. Where the server has no keys, whoever reaches it
-    # may, if `server.host` is of this machine alone.
+    # Names of the keys that may read the texts that differ most.
     readers: tuple[Name, ...] = ()
     baseline: ShadowBaseline = ShadowBaseline()
 

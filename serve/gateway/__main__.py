@@ -13,10 +13,12 @@ from serve.gateway.run import serve_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; return the exit status."""
+    """Run the gateway; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve.gateway", description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="the run's own")
-    parser.add_argument("--number", type=int, default=0, help="of this process, where several are")
+    parser.add_argument("--folder", type=Path, required=True, help="the run's folder")
+    parser.add_argument(
+        "--number", type=int, default=0, help="number of this process, if there are several"
+    )
     parser.add_argument(
         "--requests-to", type=int, help="descriptor for the log's lines of requests"
     )

@@ -1,4 +1,4 @@
-"""Work that an event loop does beside its requests, and the watch on the loop itself."""
+"""Background tasks of an event loop, and the monitor of the loop itself."""
 
 import abc
 import asyncio
@@ -9,21 +9,21 @@ from pathlib import Path
 from serve.wire import alive as signs
 
 _TICK_S = 0.05
-TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
-_MINUTE = 60  # signs of life
+TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two heartbeats
+_MINUTE = 60  # heartbeats
 
 
 class Background(abc.ABC):
-    """Work that goes on from `start` to `close`. For one event loop."""
+    """A task that runs from `start` to `close`. For one event loop."""
 
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the task."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End it, and wait for that."""
+        """Cancel the task, and wait for its end."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -31,11 +31,11 @@ class Background(abc.ABC):
 
     @abc.abstractmethod
     async def _run(self) -> None:
-        """Work, without an end."""
+        """Run, without an end."""
 
 
 class LoopWatch(Background):
-    """Sees how late the loop is, and touches a file as long as it goes on at all.
+    """Measures how late the loop is, and touches the heartbeat file while it runs.
 
     Args:
         alive: the file; see `serve.wire.alive`.
@@ -47,7 +47,7 @@ class LoopWatch(Background):
 
     @property
     def longest_s(self) -> float:
-        """Of the last minute; shorter by 50 ms than the turn itself, at most."""
+        """The longest turn of the last minute, in seconds, at most 50 ms too short."""
         return max(self._late_s)
 
     async def _run(self) -> None:

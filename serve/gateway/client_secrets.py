@@ -17,7 +17,7 @@ from typing import Any
 
 from serve.contract.errors import AccessError
 from serve.contract.keys import CLIENT_SECRET_PREFIX
-from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.gateway.errors import ApiError, field_error
 
 MAX_CHARS = 4096
 """Most characters of a secret: it has to fit into a header of any proxy."""
@@ -42,19 +42,19 @@ class ClientSecrets:
 
     def __init__(self, signing_key: bytes, clock: Callable[[], float] = time.time) -> None:
         self._signing_key = signing_key
-        self._clock = clock
+        self.clock = clock
 
     def sign(self, secret: ClientSecret) -> str:
         """Write a secret as its holder sends it: the prefix, the content, a point, the signature.
 
         Raises:
-            Refusal: its settings are too long.
+            ApiError: its settings are too long.
         """
         text = json.dumps(dataclasses.asdict(secret), separators=(",", ":"))
         content = _encoded(zlib.compress(text.encode()))
         value = f"{CLIENT_SECRET_PREFIX}{content}.{self._signature(content)}"
         if len(value) > MAX_CHARS:
-            raise FieldRefusal(
+            raise field_error(
                 "session",
                 f"a client secret with this session has {len(value)} characters; expected at most "
                 f"{MAX_CHARS}: leave the longest settings to session.update",
@@ -65,11 +65,11 @@ class ClientSecrets:
         """Read a secret.
 
         Raises:
-            Refusal: another run made it, somebody changed it, or it has expired.
+            ApiError: another run made it, somebody changed it, or it has expired.
         """
         content, _, signature = value.removeprefix(CLIENT_SECRET_PREFIX).partition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(content).encode()):
-            raise Refusal(
+            raise ApiError(
                 AccessError(
                     "this client secret is none of this server's since its last start; make "
                     "another with POST /v1/realtime/client_secrets"
@@ -77,8 +77,8 @@ class ClientSecrets:
             )
         text = zlib.decompress(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
         secret = ClientSecret(**json.loads(text))
-        if self._clock() >= secret.expires_at:
-            raise Refusal(
+        if self.clock() >= secret.expires_at:
+            raise ApiError(
                 AccessError(
                     "this client secret has expired; make another with POST "
                     "/v1/realtime/client_secrets"

@@ -1,50 +1,34 @@
-"""The addresses of HTTP: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
+"""The routes of HTTP, for clients and for monitoring.
 
-    GET  /v2, /v2/health/live, /v2/health/ready
-    GET  /v2/models/{name}[/versions/{version}][/ready]
-    POST /v2/models/{name}[/versions/{version}]/infer
+    /v1   OpenAI's API, in `serve.gateway.openai`; live text and jobs
+    /v2   KServe v2, in `serve.gateway.kserve.http`
     GET  /health, /metrics, /docs, /openapi.json
     GET  /, /page/…, /state, POST /subtitles: the page for people, in `serve.gateway.page`
-    WS   /v1/realtime, in `serve.gateway.live`
 
-Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
-how long. Metrics and health have an address of their own besides, and a Unix socket in the run's
-folder: doors that no crowd of clients stands in.
+Errors below /v1 have OpenAI's form, others KServe's: {"error": "..."}. If waiting helps,
+Retry-After tells how long. Metrics and health have an address of their own besides, and a Unix
+socket in the run's folder, which no crowd of clients can block.
 """
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from serve.gateway import refusals
-from serve.gateway.checks import check_streamed
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import raw_parts
-from serve.gateway.gate import JSON_S_PER_BYTE, Share
-from serve.gateway.headers import LINE, with_headers
-from serve.gateway.limits import EXPANSION, Ticket
-from serve.gateway.live.route import Live
-from serve.gateway.metrics import OWN_PAGE
+from serve.gateway.context import Services
+from serve.gateway.edge.headers import with_headers
+from serve.gateway.errors import as_kserve, exception_handlers
+from serve.gateway.kserve.http import kserve_routes, live
+from serve.gateway.live.route import RealtimeRoute
+from serve.gateway.observe.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
-from serve.gateway.overload.sound import of_tensors
 from serve.gateway.page.routes import page_routes
-from serve.gateway.page.state import State
-from serve.gateway.protocols import SHARE
-from serve.gateway.refusals import Refusal, as_kserve
-from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
-from serve.gateway.uploads import body_chunks, while_client_waits
-from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.page.state import EngineStateReader
 
-_HEADER = "Inference-Header-Content-Length"
 _OFFERED = (
     "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
     "/ready, /infer; OpenAI's API lies below /v1, /docs tells of it, and / is a page for people"
@@ -54,81 +38,78 @@ _PAGE_POLICY = {
     "frame-ancestors 'none'"
 }
 Endpoint = Callable[[Request], Awaitable[Response]]
-WholePage = Callable[[], Awaitable[bytes]]
-"""Gives the page of metrics."""
+MetricsPage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    door: Door, metrics: WholePage, state: State, jobs: Sequence[BaseRoute] = ()
+    services: Services,
+    metrics: MetricsPage,
+    state: EngineStateReader,
+    jobs: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Build the application for clients.
 
     Args:
-        door: lets requests in.
-        metrics: gives their page.
-        state: what the page shows of the server.
-        jobs: the addresses of jobs; (): there are no jobs.
+        services: the gateway's services.
+        metrics: returns the page of all processes' metrics.
+        state: the state of the server that the page shows.
+        jobs: the routes of jobs; (): there are no jobs.
     """
-    api = _Api(door)
+
+    async def metrics_for_keys(request: Request) -> Response:
+        services.keys.of_request(request)
+        return await _metrics(metrics)(request)
+
     routes: list[BaseRoute] = [
-        *page_routes(state, door),
-        Route("/health", api.health),
-        Route("/metrics", _metrics(door, metrics, needs_key=True)),
+        *page_routes(state, services),
+        Route("/health", _health(services)),
+        Route("/metrics", metrics_for_keys),
         Route("/docs", _docs),
         Route("/openapi.json", _openapi),
-        Route("/v2", api.server_metadata),
-        Route("/v2/health/live", api.live),
-        Route("/v2/health/ready", api.ready),
+        *kserve_routes(services),
+        WebSocketRoute("/v1/realtime", RealtimeRoute(services)),
+        Mount("/v1", build_openai_app(services, jobs)),
     ]
-    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        routes += [
-            Route(model, api.model_metadata),
-            Route(f"{model}/ready", api.model_ready),
-            Route(f"{model}/infer", api.infer, methods=["POST"]),
-        ]
-    routes += [
-        WebSocketRoute("/v1/realtime", Live(door)),
-        Mount("/v1", build_openai_app(door, jobs)),
-    ]
-    return _app(routes, door)
+    return _app(routes, services)
 
 
-def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
-    """Build the application for Prometheus, and for whoever asks whether the server is well."""
-    api = _Api(door)
+def build_monitoring_app(services: Services, metrics: MetricsPage) -> ASGIApp:
+    """Build the application for Prometheus and for health checks."""
+
+    async def own_page() -> bytes:
+        return services.metrics.page()
+
     routes: list[BaseRoute] = [
-        Route("/metrics", _metrics(door, metrics)),
-        Route(OWN_PAGE, _metrics(door, _own_page(door))),
-        Route("/health", api.health),
-        Route("/v2/health/live", api.live),
+        Route("/metrics", _metrics(metrics)),
+        Route(OWN_PAGE, _metrics(own_page)),
+        Route("/health", _health(services)),
+        Route("/v2/health/live", live),
     ]
-    return _app(routes, door)
+    return _app(routes, services)
 
 
-def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
-    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+def _app(routes: list[BaseRoute], services: Services) -> ASGIApp:
+    app = Starlette(routes=routes, exception_handlers=exception_handlers(as_kserve, _OFFERED))
     app.router.redirect_slashes = False
-    return with_headers(app, door.config.server, lambda: door.admission.draining)
+    return with_headers(app, services.config.server, services.admission)
 
 
-def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoint:
+def _metrics(metrics: MetricsPage) -> Endpoint:
     async def page(request: Request) -> Response:
-        if needs_key:
-            door.callers.identify(request.headers.get("authorization"))
-        return Response(
-            await metrics(),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
+        return Response(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return page
 
 
-def _own_page(door: Door) -> WholePage:
-    async def page() -> bytes:
-        return door.metrics.page()
+def _health(services: Services) -> Endpoint:
+    async def health(request: Request) -> Response:
+        ready = await services.ready()
+        found: dict[str, object] = {"status": "ok" if ready else "unavailable"}
+        if len(services.engines.own) > 1:
+            found["engines"] = await services.engines.readiness()
+        return JSONResponse(found, 200 if ready else 503)
 
-    return page
+    return health
 
 
 async def _docs(request: Request) -> Response:
@@ -137,107 +118,3 @@ async def _docs(request: Request) -> Response:
 
 async def _openapi(request: Request) -> Response:
     return JSONResponse(docs.openapi())
-
-
-class _Api:
-    def __init__(self, door: Door) -> None:
-        self._door = door
-
-    async def health(self, request: Request) -> Response:
-        ready = await self._door.ready()
-        health = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
-        return JSONResponse(health, 200 if ready else 503)
-
-    async def live(self, request: Request) -> Response:
-        return Response()
-
-    async def ready(self, request: Request) -> Response:
-        if not await self._door.ready():
-            raise refusals.server_away()
-        return Response()
-
-    async def model_ready(self, request: Request) -> Response:
-        target = self._door.models.target(*_model(request))
-        if not await self._door.ready(target.model):
-            raise refusals.server_away()
-        return Response()
-
-    async def server_metadata(self, request: Request) -> Response:
-        self._identify(request)
-        return _message(await self._door.server_metadata())
-
-    async def model_metadata(self, request: Request) -> Response:
-        self._identify(request)
-        return _message(await self._door.model_metadata(*_model(request)))
-
-    def _identify(self, request: Request) -> None:
-        self._door.callers.identify(request.headers.get("authorization"))
-
-    async def infer(self, request: Request) -> Response:
-        authorization = request.headers.get("authorization")
-        with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
-            with self._door.admission.admit(visit.account) as ticket:
-                exchange, translated = await self._begin(request, ticket, visit)
-            with exchange:
-                answer = await while_client_waits(request, exchange.only_answer())
-            visit.passed_on(answer)
-            body, json_size = answer_to_http(answer, translated)
-        if json_size is None:
-            return Response(body, media_type="application/json")
-        headers = {_HEADER: str(json_size)}
-        return Response(body, headers=headers, media_type="application/octet-stream")
-
-    async def _begin(
-        self, request: Request, ticket: Ticket, visit: Visit
-    ) -> tuple[Exchange, Translated]:
-        name, version = _model(request)
-        target = self._door.models.target(name, version)
-        visit.line.model = target.model
-        check_streamed(target, streamed=False)
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise refusals.invalid("the body has a Content-Encoding; send it as it is")
-        header = request.headers.get(_HEADER)
-        body = await self._body(request, ticket, header)
-        json_size = json_bytes(len(body), header)
-        ticket.charge((EXPANSION - 1) * json_size)
-        share: Share = request.scope[SHARE]
-        await share.pay(json_size * JSON_S_PER_BYTE)
-        translated = request_from_http(name, version, body, json_size)
-        visit.caller.require_duration([output.name for output in translated.request.outputs])
-        parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
-        look = functools.partial(of_tensors, translated.request, translated.raw)
-        visit.sound = self._door.targets.look(look)
-        return self._door.pass_on(visit, target, parts, ticket, streamed=False), translated
-
-    async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
-        def check(size: int) -> None:
-            json_bytes(size, header)
-
-        chunks = body_chunks(request, ticket, self._door.upload_timeout_s, check)
-        return b"".join([chunk async for chunk in chunks])
-
-
-def _model(request: Request) -> tuple[str, str]:
-    return request.path_params["name"], request.path_params.get("version", "")
-
-
-def _message(message: Any) -> Response:
-    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
-    content = MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
-        tensor["shape"] = [int(size) for size in tensor["shape"]]
-    return JSONResponse(content)
-
-
-async def _refused(request: Request, refusal: Refusal) -> Response:
-    return as_kserve(refusal)
-
-
-async def _no_route(request: Request, error: HTTPException) -> Response:
-    text = f"RequestError: no {request.method} at this address; {_OFFERED}"
-    return JSONResponse({"error": text}, error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return as_kserve(refusals.failed())

@@ -1,146 +1,130 @@
-"""Limits of what is under way at once: requests and their bytes, from arrival to answer.
+"""Admission control: the limits of requests, bytes and live streams in flight.
 
-A request is refused as early as it can be: before its body is read where its size is declared, as
-soon as it grows too large where it is not. What was refused is not waited for.
+A request is rejected as early as possible: before its body is read if its size is declared, else
+as soon as it grows beyond the limit.
 """
 
 import asyncio
 import contextlib
-import math
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Self
 
 from serve.contract.server_config import LiveConfig, ServerConfig
-from serve.gateway import refusals
-from serve.gateway.memory import LARGE_BYTES
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 
 MAX_STRUCTURE_BYTES = 2**20
-"""Most bytes of a gRPC request outside its raw tensors."""
+"""Maximum bytes of a gRPC request outside its raw tensors."""
 MAX_JSON_BYTES = 2**24
-"""Most bytes of an HTTP request's JSON."""
+"""Maximum bytes of the JSON of an HTTP request."""
 EXPANSION = 16
-"""So many times its size a request's structure may take in memory, and so is it counted.
+"""Memory of a parsed request relative to its serialised size; it is charged with this factor.
 
 A byte of protobuf can become an empty string of 40 bytes, four of JSON a number of 32."""
 MAX_NUMBERS = 2**20
-"""Most commas of an HTTP request's JSON, or about its numbers: a minute of audio."""
+"""Maximum commas of a request's JSON, about its numbers: a minute of audio."""
 MAX_MARKS = 2**16
-"""Most quotation marks and opening brackets of it, of either kind."""
+"""Maximum quotation marks and opening brackets, of both kinds, of a request's JSON."""
 MAX_SMALL_BYTES = 2**16
-"""Most bytes of a request that asks for health or metadata."""
+"""Maximum bytes of a request for health or metadata."""
+LARGE_BYTES = 2**20
+"""Size from which memory is returned to the system and an upload is worth evicting."""
+PATIENCE_S = 5.0
+"""Age from which an upload may be evicted for a waiting request."""
 _MIB = 2**20
 
 
 def check_json(text: bytes, what: str) -> None:
-    """Count what a JSON is made of before it is read, which takes far longer.
+    """Count the elements of a JSON text before it is parsed, which takes far longer.
 
-    Texts in it count with all that they hold.
+    Elements inside of strings count too.
 
     Args:
         text: the JSON.
-        what: it is; begins the sentence of the refusal.
+        what: the subject of the error's message.
 
     Raises:
-        Refusal: it has too much.
+        ApiError: 400, there are too many.
     """
     numbers = text.count(b",")
     marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
     if numbers > MAX_NUMBERS or marks > MAX_MARKS:
-        raise refusals.invalid(
+        raise errors.invalid(
             f"{what} has {numbers} commas and {marks} quotation marks and brackets; expected at "
             f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
         )
 
 
-class Account:
-    """One key's requests under way, and the most of them.
+class Permit:
+    """The admission of one request and its bytes, until every holder has released it.
 
-    Args:
-        name: the key's.
+    `Admission.admit` makes permits. A `with` block is a holder, and an engine call is another.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.requests = self.streams = self.bytes = 0
-        self.max_requests = self.max_streams = self.max_bytes = math.inf
-
-    def require_request(self) -> None:
-        """Refuse one more request where there are enough.
-
-        Raises:
-            Refusal: there are.
-        """
-        if self.requests >= self.max_requests:
-            raise refusals.key_limit("requests_at_once", self.name)
-
-    def require_room(self, more: int) -> None:
-        """Refuse so many bytes more where that is too much.
-
-        Raises:
-            Refusal: it is.
-        """
-        if self.bytes + more > self.max_bytes:
-            raise refusals.key_limit("share of server.max_inflight_mb", self.name)
-
-
-class Ticket:
-    """One request's share of what may be under way; `Admission.admit` makes them."""
-
-    def __init__(self, admission: "Admission", account: Account) -> None:
+    def __init__(self, admission: "Admission", api_key: ApiKey) -> None:
         self._admission = admission
-        self._account = account
+        self._api_key = api_key
         self._bytes = 0
-        self._open = True
-        account.requests += 1
+        self._holders = 1
+        api_key.requests += 1
 
     @property
     def key(self) -> str:
-        """The name of its key."""
-        return self._account.name
+        """The name of its API key."""
+        return self._api_key.name
 
     def charge(self, size: int) -> None:
-        """Count so many bytes more.
+        """Count bytes of the request.
 
         Raises:
-            Refusal: the request, or all of them together, would be too large.
+            ApiError: 413, 429 or 503, the request or all requests together exceed a limit.
         """
         self._admission.require_room(self._bytes + size, size)
-        self._account.require_room(size)
+        self._api_key.require_room(size)
         self._bytes += size
-        self._account.bytes += size
+        self._api_key.bytes += size
         self._admission.bytes += size
+
+    @property
+    def upload_timeout_s(self) -> float:
+        """The limit of time of its body."""
+        return self._admission.upload_timeout_s
 
     def arriving(self, limit: asyncio.Timeout) -> contextlib.AbstractContextManager[None]:
         """See `Admission.arriving`."""
         return self._admission.arriving(limit)
 
-    def part(self) -> "Ticket":
-        """Open a ticket in the name of this one, which is let in already: it is counted as well."""
-        return self._admission.let_in(self._account)
+    def child(self) -> "Permit":
+        """Return a permit for a request within this one; it counts, and no limit rejects it."""
+        return self._admission.admit_unchecked(self._api_key)
 
-    def __enter__(self) -> Self:
-        """Return the ticket."""
+    def hold(self) -> Self:
+        """Add a holder, who releases the permit in turn."""
+        self._holders += 1
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close it, if the block has failed; else whoever was given it does."""
-        if kind is not None:
-            self.close()
-
-    def close(self) -> None:
-        """Note that the request has ended; may be called again."""
-        if self._open:
-            self._open = False
-            self._account.requests -= 1
-            self._account.bytes -= self._bytes
+    def release(self) -> None:
+        """Release the permit for one holder."""
+        self._holders -= 1
+        if not self._holders:
+            self._api_key.requests -= 1
+            self._api_key.bytes -= self._bytes
             self._admission.release(self._bytes)
 
+    def __enter__(self) -> Self:
+        return self
 
-class Unfinished:
-    """The bytes of a connection that are no request yet.
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class PendingBytes:
+    """The bytes of a connection that are not a whole message yet.
 
     Args:
-        admission: counts them.
+        admission: counts the bytes.
     """
 
     def __init__(self, admission: "Admission") -> None:
@@ -148,37 +132,55 @@ class Unfinished:
         self._bytes = 0
 
     def set(self, size: int) -> None:
-        """Note that there are so many now.
+        """Set their number.
 
         Raises:
-            Refusal: these, or all that is under way together, are too many.
+            ApiError: 413 or 429, they or all bytes in flight exceed a limit.
         """
         if size > self._bytes:
             self._admission.require_room(size, size - self._bytes)
-        self._admission.untidy |= self._bytes - size >= LARGE_BYTES
+        self._admission.trim_due |= self._bytes - size >= LARGE_BYTES
         self._admission.bytes += size - self._bytes
         self._bytes = size
 
     def close(self) -> None:
-        """Note that the connection is lost."""
+        """Count nothing more: the connection is lost."""
         self.set(0)
 
 
+@dataclasses.dataclass(eq=False)
+class Upload:
+    """A gRPC message that is being received; `serve.gateway.edge.uploads` measures them."""
+
+    peer: str  # the connection's, as gRPC writes it
+    since_s: float
+    limit: asyncio.Timeout  # ends the wait for the message
+    needed: Callable[[], bool]  # whether the call must stay, for it has other requests
+    error: ApiError | None = None  # the reason of its eviction
+
+    def evict(self, error: ApiError) -> None:
+        """End the upload with an error, unless it has ended."""
+        if self.error is None and not self.limit.expired():
+            self.error = error
+            self.limit.reschedule(0)
+
+
 class Admission:
-    """The account of what is under way. For one event loop."""
+    """Admits requests within the limits of the server and of their keys. For one event loop."""
 
     def __init__(self, server: ServerConfig) -> None:
         self.max_request_bytes = server.max_request_mb * _MIB
         self.max_bytes = server.max_inflight_mb * _MIB
         self.max_requests = server.max_inflight
+        self.upload_timeout_s = server.upload_timeout_s
         self.requests = 0
         self.bytes = 0
-        self.uploading_bytes: Callable[[], int] = lambda: 0
-        """Of messages that are not whole yet, in whose size `bytes` has no part."""
-        self.make_room: Callable[[], bool] = lambda: False
-        """Gives up the slowest upload, and says whether there was one."""
-        self.untidy = False
-        """Something large has gone, whose memory is to be given back."""
+        self.uploading_bytes = 0
+        """Bytes of incomplete gRPC messages; `bytes` does not include them."""
+        self.uploads: dict[Upload, None] = {}
+        """The incomplete gRPC messages, the oldest first."""
+        self.trim_due = False
+        """Whether something large has been freed, so that memory should go back to the system."""
         self._arriving: set[asyncio.Timeout] = set()
         self._draining = self._over = False
         self._empty = asyncio.Event()
@@ -186,76 +188,76 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        """Tell whether no request is taken any more."""
+        """Whether new requests are rejected because the server stops."""
         return self._draining
 
-    def admit(self, account: Account) -> Ticket:
-        """Let a request of this key in, whose bytes are yet to come.
+    def admit(self, api_key: ApiKey) -> Permit:
+        """Admit a request of this key before its bytes are received.
 
         Raises:
-            Refusal: the server drains, or too many are under way.
+            ApiError: 503, the server drains; 429, the key or the server has too many in flight.
         """
         if self._draining:
-            raise refusals.stopping()
-        account.require_request()
-        if self.requests >= self.max_requests and not self.make_room():
-            raise refusals.overloaded(
-                f"{self.requests} requests are under way, as many as may be "
-                "(server.max_inflight); try again later",
+            raise errors.stopping()
+        api_key.require_request()
+        if self.requests >= self.max_requests and not self._evict_oldest_upload():
+            raise errors.overloaded(
+                f"{self.requests} requests are in flight, the maximum (server.max_inflight); "
+                "try again later",
                 "requests",
             )
-        if self.bytes + self.uploading_bytes() >= self.max_bytes:
+        if self.bytes + self.uploading_bytes >= self.max_bytes:
             raise self._full()
-        return self.let_in(account)
+        return self.admit_unchecked(api_key)
 
-    def let_in(self, account: Account) -> Ticket:
-        """Let a request in without asking whether it may come."""
+    def admit_unchecked(self, api_key: ApiKey) -> Permit:
+        """Admit a request without a check of the limits."""
         self.requests += 1
         self._empty.clear()
-        return Ticket(self, account)
+        return Permit(self, api_key)
 
     def require_room(self, request_bytes: int, more: int) -> None:
-        """Refuse a request of so many bytes, `more` of which are not counted yet.
+        """Reject a request of so many bytes, of which `more` are not counted yet.
 
         Raises:
-            Refusal: it, or all of them together, would be too large.
+            ApiError: 413, it is too large; 429, all requests together are.
         """
         if request_bytes > self.max_request_bytes:
-            raise refusals.too_large(
+            raise errors.too_large(
                 f"the request has {request_bytes} bytes or more; expected at most "
                 f"{self.max_request_bytes} (server.max_request_mb)"
             )
-        if self.bytes + self.uploading_bytes() + more > self.max_bytes:
+        if self.bytes + self.uploading_bytes + more > self.max_bytes:
             raise self._full()
 
     def release(self, size: int) -> None:
-        """Note that a request of so many bytes has ended."""
+        """Count a request of so many bytes as ended; permits call this."""
         self.requests -= 1
         self.bytes -= size
-        self.untidy |= size >= LARGE_BYTES
+        self.trim_due |= size >= LARGE_BYTES
         if not self.requests:
             self._empty.set()
 
     @contextlib.contextmanager
-    def sending(self, account: Account, size: int) -> Iterator[None]:
-        """Count so many bytes of an answer as this key's for the length of a `with` block.
+    def sending(self, api_key: ApiKey, size: int) -> Iterator[None]:
+        """Count bytes of an answer as this key's for the length of a `with` block.
 
         Raises:
-            Refusal: there is no room for them.
+            ApiError: 429, there is no room for them.
         """
         self.require_room(0, size)
-        account.require_room(size)
-        account.bytes += size
+        api_key.require_room(size)
+        api_key.bytes += size
         self.bytes += size
         try:
             yield
         finally:
-            account.bytes -= size
+            api_key.bytes -= size
             self.bytes -= size
-            self.untidy |= size >= LARGE_BYTES
+            self.trim_due |= size >= LARGE_BYTES
 
     def start_draining(self) -> None:
-        """Refuse what comes from now on."""
+        """Reject new requests from now on."""
         self._draining = True
 
     @contextlib.contextmanager
@@ -263,13 +265,13 @@ class Admission:
         """Let `end_arrivals` end a wait for a part of a body, for the length of a `with` block.
 
         Args:
-            limit: of the wait, which has begun.
+            limit: the limit of the wait, which has begun.
 
         Raises:
-            Refusal: that has been called.
+            ApiError: 503, the drain's time is over.
         """
         if self._over:
-            raise refusals.stopping()
+            raise errors.stopping()
         self._arriving.add(limit)
         try:
             yield
@@ -277,13 +279,18 @@ class Admission:
             self._arriving.discard(limit)
 
     def end_arrivals(self) -> None:
-        """Refuse every body that is not whole: the drain's time is over."""
+        """Reject every incomplete body: the drain's time is over."""
         self._over = True
         for limit in self._arriving:
             limit.reschedule(0.0)
 
+    def end_uploads(self, error: ApiError) -> None:
+        """End every incomplete gRPC message with an error."""
+        for upload in self.uploads:
+            upload.evict(error)
+
     async def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait so many seconds for all that was let in to end, and tell whether it has."""
+        """Wait until no request is in flight; return False when the time is over first."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -291,53 +298,70 @@ class Admission:
             return False
         return True
 
-    def _full(self) -> refusals.Refusal:
-        return refusals.overloaded(
-            f"requests of {(self.bytes + self.uploading_bytes()) // _MIB} MiB are under way, of "
-            f"{self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
+    def _evict_oldest_upload(self) -> bool:
+        """Evict the oldest upload if it is slow; return whether it was."""
+        for upload in self.uploads:
+            if upload.error is not None or upload.needed():
+                continue
+            waited_s = asyncio.get_running_loop().time() - upload.since_s
+            if waited_s < PATIENCE_S:
+                return False
+            upload.evict(
+                errors.overloaded(
+                    f"the upload was incomplete after {waited_s:.0f} s while other requests were "
+                    "waiting; try again",
+                    "slow_upload",
+                )
+            )
+            return True
+        return False
+
+    def _full(self) -> ApiError:
+        return errors.overloaded(
+            f"requests in flight hold {(self.bytes + self.uploading_bytes) // _MIB} MiB, the "
+            f"maximum is {self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
             "bytes",
         )
 
 
-class Streams:
-    """The live streams of a gateway. For one event loop."""
+class StreamSlots:
+    """The live streams that are open. For one event loop."""
 
     def __init__(self, config: LiveConfig) -> None:
-        self._most = config.max_streams
+        self._max = config.max_streams
         self._ends: set[Callable[[], None]] = set()
 
     def __len__(self) -> int:
-        """Count them."""
         return len(self._ends)
 
     @contextlib.contextmanager
-    def one_more(self, account: Account, end: Callable[[], None]) -> Iterator[None]:
+    def register(self, api_key: ApiKey, end: Callable[[], None]) -> Iterator[None]:
         """Count a stream of this key for the length of a `with` block.
 
         Args:
-            account: the key's.
-            end: is called when the stream is to end itself.
+            api_key: the stream's key.
+            end: asks the stream to end itself.
 
         Raises:
-            Refusal: there are as many as may be.
+            ApiError: 429, the key or the server has as many streams as it may.
         """
-        if account.streams >= account.max_streams:
-            raise refusals.key_limit("live_streams", account.name)
-        if len(self) >= self._most:
-            raise refusals.overloaded(
-                f"{len(self)} live streams are open, as many as may be (live.max_streams); try "
-                "again later",
+        if api_key.streams >= api_key.max_streams:
+            raise errors.key_limit("live_streams", api_key.name)
+        if len(self) >= self._max:
+            raise errors.overloaded(
+                f"{len(self)} live streams are open, the maximum (live.max_streams); try again "
+                "later",
                 "streams",
             )
         self._ends.add(end)
-        account.streams += 1
+        api_key.streams += 1
         try:
             yield
         finally:
             self._ends.remove(end)
-            account.streams -= 1
+            api_key.streams -= 1
 
     def end_all(self) -> None:
-        """Ask every one to end itself."""
+        """Ask every stream to end itself."""
         for end in list(self._ends):
             end()

@@ -1,4 +1,4 @@
-"""The gateway's life: listen, answer, drain, end."""
+"""The gateway's process: open the services, listen, answer, drain, end."""
 
 import asyncio
 import dataclasses
@@ -19,76 +19,91 @@ from serve.contract.config import Config, load_config
 from serve.contract.devices import names_of
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway import log, memory
-from serve.gateway.door import Door
-from serve.gateway.http import build_app, build_watchers_app
-from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket, own_door
-from serve.gateway.metrics import tritons_page, whole_page
-from serve.gateway.page.state import State
-from serve.gateway.rpc import Methods, server_options
-from serve.gateway.upstream.own import OwnEngine
-from serve.wire.folder import (
-    CONFIG,
-    engine_links,
-    gateway_alive,
-    gateway_door,
+from serve.gateway import errors
+from serve.gateway.background import LoopWatch
+from serve.gateway.client_secrets import ClientSecrets
+from serve.gateway.context import Services
+from serve.gateway.edge.budget import SharedBudget
+from serve.gateway.edge.listen import (
+    HttpServer,
+    grpc_credentials,
+    listening_socket,
+    unix_listener,
 )
+from serve.gateway.edge.uploads import Uploads, prepare_memory
+from serve.gateway.engine import EngineAddress
+from serve.gateway.engines import Engines
+from serve.gateway.http import build_app, build_monitoring_app
+from serve.gateway.keys import ApiKeys
+from serve.gateway.kserve.grpc import KServeMethods, server_options
+from serve.gateway.limits import Admission, StreamSlots
+from serve.gateway.models import Models
+from serve.gateway.observe import log
+from serve.gateway.observe.metrics import Metrics, tritons_page, whole_page
+from serve.gateway.observe.spans import open_tracer
+from serve.gateway.page.state import EngineStateReader
+from serve.gateway.shadow.monitor import ShadowMonitor
+from serve.gateway.target import LatencyTarget
+from serve.gateway.usage import Usage
+from serve.wire.folder import CONFIG, engine_links, gateway_alive, gateway_door, signing_key
 
 if TYPE_CHECKING:
-    from serve.gateway.jobs.routes import Jobs
+    from serve.gateway.jobs.routes import JobRoutes
 
 logger = logging.getLogger("earshot.gateway")
 
 NOT_ALL_ANSWERED = 3
 """Exit status where the drain's limit came before the last answer."""
 
-_END_S = 2.0  # for answers on their way, once all that is left has been ended
+_END_S = 2.0  # limit of answers on their way, once all requests have ended
 SPARE_CONNECTIONS = 256  # beyond one for each request
-_SPARE_DESCRIPTORS = 256  # for what is neither a connection nor an upload's file
+_SPARE_DESCRIPTORS = 256  # for files other than connections and uploads
 
 
-class Gateway:
-    """Listens at the three addresses of a configuration, and in its folder. For one event loop.
+class GatewayServer:
+    """Listens at three addresses and in the run's folder, and drains. For one event loop.
 
     Args:
         config: the whole configuration.
-        folder: of the run, with links to Triton's sockets.
-        engines: of the run.
-        number: of this process among the `gateway.processes`.
+        folder: the run's folder, with links to Triton's sockets.
+        engines: the addresses of the run's engines.
+        number: the number of this process among the `gateway.processes`.
 
     Raises:
         UnavailableError: it cannot listen.
-        ConfigError: the keys cannot be read, or are needed and not there.
+        ConfigError: the keys cannot be read, or are needed and missing.
     """
 
     def __init__(
-        self, config: Config, folder: Path, engines: Sequence[OwnEngine], number: int = 0
+        self, config: Config, folder: Path, engines: Sequence[EngineAddress], number: int = 0
     ) -> None:
         processes, config = config.gateway.processes, share_of(config)
         server, shared = config.server, processes > 1
-        self.door = Door(config, folder, engines, gateway_alive(folder, number))
+        self._watch, budget = LoopWatch(gateway_alive(folder, number)), SharedBudget()
+        self.services = open_services(config, folder, engines, self._watch, budget)
+        admission, metrics = self.services.admission, self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = State(self.door, config, pages)
-        whole = functools.partial(whole_page, folder, tritons, self.door.metrics, number, processes)
-        connections = _most_connections(server)
-        self.jobs = _open_jobs(config, self.door) if config.jobs.folder else None
-        routes = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.door, whole, self.state, routes)
-        watchers = build_watchers_app(self.door, whole)
+        self.state = EngineStateReader(self.services, config, pages)
+        whole = functools.partial(whole_page, folder, tritons, metrics, number, processes)
+        connections = _max_connections(server)
+        self.jobs = _open_jobs(config, self.services) if config.jobs.folder else None
+        jobs = self.jobs.routes if self.jobs else ()
+        clients = build_app(self.services, whole, self.state, jobs)
+        monitoring = build_monitoring_app(self.services, whole)
         inside = dataclasses.replace(server, tls_certificate="", tls_key="")
         self.http = [
-            HttpServer(app, listener, within, self.door.admission, self.door.turns, connections)
+            HttpServer(app, listener, within, admission, budget, connections)
             for app, listener, within in (
                 (clients, listening_socket(server, "http_port", shared), server),
-                (watchers, listening_socket(server, "metrics_port", shared), server),
-                (watchers, own_door(gateway_door(folder, number)), inside),
+                (monitoring, listening_socket(server, "metrics_port", shared), server),
+                (monitoring, unix_listener(gateway_door(folder, number)), inside),
             )
         ]
-        options = server_options(self.door.admission.max_request_bytes, connections, shared)
+        options = server_options(admission.max_request_bytes, connections, shared)
         self._grpc = grpc.aio.server(options=options)
-        self._grpc.add_generic_rpc_handlers((Methods(self.door),))
+        self._grpc.add_generic_rpc_handlers((KServeMethods(self.services),))
         host = f"[{server.host}]" if ":" in server.host else server.host
         try:
             if server.tls_certificate:
@@ -102,14 +117,15 @@ class Gateway:
             ) from error
 
     async def start(self) -> None:
-        """Begin to answer."""
-        await self.door.usage.exchange()  # what keys have had of the day
-        self.door.usage.start()
-        self.door.uploads.start()
-        self.door.upstreams.start()
-        self.door.shadow.start()
+        """Start to answer."""
+        services = self.services
+        await services.usage.exchange()  # the usage of the day
+        services.usage.start()
+        services.uploads.start()
+        services.engines.start_watching()
+        services.shadow.start()
         self.state.start()
-        self.door.watch.start()
+        self._watch.start()
         for server in self.http:
             server.start()
         await self._grpc.start()
@@ -117,34 +133,94 @@ class Gateway:
             self.jobs.start()
 
     async def drain(self) -> bool:
-        """Answer what was accepted, refuse the rest; whether all of it was answered in time."""
+        """Reject new requests and wait for the others; return whether all of them were answered.
+
+        Requests that have not ended within `server.drain_timeout_s` are ended with an error.
+        """
+        services = self.services
         self._end_s = asyncio.get_running_loop().time() + self._drain_s
-        return await self.door.drain()
+        services.admission.start_draining()
+        services.admission.end_uploads(errors.stopping())
+        services.streams.end_all()
+        if await services.admission.wait_until_empty(self._drain_s):
+            return True
+        services.admission.end_arrivals()
+        services.engines.end_all(
+            errors.overloaded(
+                f"the server stopped before the answer was there (server.drain_timeout_s = "
+                f"{self._drain_s:g}); try again later",
+                "draining",
+            )
+        )
+        return False
 
     async def close(self) -> None:
-        """Hang up, on clients that are refused while they send when the drain's time is over."""
+        """Close all connections; those that still send rejected requests once the drain is over."""
+        services = self.services
         if self.jobs:
             await self.jobs.close()
         await self.state.close()
         left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
-        hung_up = [server.close(left_s) for server in self.http]
-        await asyncio.gather(self._grpc.stop(_END_S), *hung_up)
-        await self.door.uploads.close()
-        await self.door.shadow.close()
-        await self.door.upstreams.close()
-        await self.door.watch.close()
-        await self.door.usage.close()
-        await self.door.traces.close()
+        closing = [server.close(left_s) for server in self.http]
+        await asyncio.gather(self._grpc.stop(_END_S), *closing)
+        await services.uploads.close()
+        await services.shadow.close()
+        await services.engines.close()
+        await self._watch.close()
+        await services.usage.close()
+        await services.tracer.close()
 
 
-def _open_jobs(config: Config, door: Door) -> "Jobs":
-    """Open what keeps and does jobs; a server without them loads nothing of it."""
-    jobs: Jobs = pkgutil.resolve_name("serve.gateway.jobs.routes:Jobs")(config, door)
+def open_services(
+    config: Config,
+    folder: Path,
+    addresses: Sequence[EngineAddress],
+    watch: LoopWatch,
+    budget: SharedBudget,
+) -> Services:
+    """Open the services of a gateway.
+
+    Args:
+        config: the configuration of this process.
+        folder: the run's folder.
+        addresses: the addresses of the run's engines.
+        watch: measures the event loop.
+        budget: the loop's time for connections beyond their own budgets.
+
+    Raises:
+        ConfigError: the keys, or OpenTelemetry's variables, cannot be used.
+    """
+    models, usage, admission = Models(config), Usage(config, folder), Admission(config.server)
+    streams, target_s = StreamSlots(config.live), config.gateway.target_p99_s
+    slots = config.runtime.slots * len(addresses)
+    target = LatencyTarget(target_s, slots) if target_s else None
+    metrics = Metrics(admission, streams, watch, budget, usage, target, models.default)
+    engines = Engines(config, models, folder, addresses, target, metrics.upstreams)
+    return Services(
+        config=config,
+        models=models,
+        keys=ApiKeys(config),
+        client_secrets=ClientSecrets(signing_key(folder)),
+        usage=usage,
+        admission=admission,
+        uploads=Uploads(admission),
+        streams=streams,
+        engines=engines,
+        target=target,
+        shadow=ShadowMonitor(config, engines, metrics.shadow),
+        metrics=metrics,
+        tracer=open_tracer(config.traces, metrics.spans),
+    )
+
+
+def _open_jobs(config: Config, services: Services) -> "JobRoutes":
+    """Open the jobs; a server without jobs does not load their code."""
+    jobs: JobRoutes = pkgutil.resolve_name("serve.gateway.jobs.routes:JobRoutes")(config, services)
     return jobs
 
 
 def share_of(config: Config) -> Config:
-    """Give a configuration the limits of one of its gateway's processes, rounded up."""
+    """Return a configuration with the limits of one of its gateway's processes, rounded up."""
     processes, server, live = config.gateway.processes, config.server, config.live
     jobs = config.jobs
     return dataclasses.replace(
@@ -159,30 +235,28 @@ def share_of(config: Config) -> Config:
     )
 
 
-def _most_connections(server: ServerConfig) -> int:
-    """Count connections for each of three addresses: they and uploads' files have descriptors."""
+def _max_connections(server: ServerConfig) -> int:
+    """Return the maximum of connections of each address, which the descriptors may limit."""
     wanted = server.max_inflight + SPARE_CONNECTIONS
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
-    if there_are < wanted:
-        logger.warning(
-            "%d connections are taken at a time, not %d: this process may have %d descriptors; "
-            "raise that limit (ulimit -n %d)",
-            there_are,
-            wanted,
-            descriptors,
-            4 * wanted + _SPARE_DESCRIPTORS,
+    possible = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
+    if possible < wanted:
+        message = (
+            "accepting at most %d connections instead of %d: the process may open %d files; "
+            "raise the limit with ulimit -n %d"
         )
-    return min(wanted, there_are)
+        needed = 4 * wanted + _SPARE_DESCRIPTORS
+        logger.warning(message, possible, wanted, descriptors, needed)
+    return min(wanted, possible)
 
 
 def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:
-    """Be the gateway of the run in this folder until SIGTERM or SIGINT; return the exit status.
+    """Serve the run in this folder until SIGTERM or SIGINT; return the exit status.
 
     Args:
-        folder: of the run.
-        number: of this process among the `gateway.processes`.
-        requests_to: descriptor for the log's lines of requests; None: they go to the others.
+        folder: the run's folder.
+        number: the number of this process among the `gateway.processes`.
+        requests_to: descriptor for the log's lines of requests; None: stderr.
 
     Raises:
         ConfigError: the folder's configuration cannot be read or used.
@@ -192,25 +266,27 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     _prepare(config, requests_to)
     names = names_of(config.runtime.device)
     links = engine_links(folder, len(names))
-    engines = [OwnEngine(name, link, number) for name, link in zip(names, links, strict=True)]
+    engines = [EngineAddress(name, link, number) for name, link in zip(names, links, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
 
 
 def _prepare(config: Config, requests_to: int | None) -> None:
-    """Prepare a gateway's process, before all else."""
+    """Set up log, descriptors, memory and metrics of the process."""
     log.prepare(config.gateway.log, requests_to)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
-    memory.prepare()
-    # A second series for each, that nobody asks for.
+    prepare_memory()
+    # They would be a second series of each counter.
     disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-async def _serve(config: Config, folder: Path, engines: Sequence[OwnEngine], number: int) -> int:
+async def _serve(
+    config: Config, folder: Path, engines: Sequence[EngineAddress], number: int
+) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    gateway = Gateway(config, folder, engines, number)
+    gateway = GatewayServer(config, folder, engines, number)
     await gateway.start()
     await stop.wait()
     loop.remove_signal_handler(signal.SIGINT)

@@ -1,9 +1,8 @@
-"""What each key has had, by day in UTC and model: requests, and seconds of audio.
+"""Usage of API keys, by day in UTC and model: requests, and seconds of audio.
 
-It stands in a file of SQLite's, `server.usage_file`, to which all of the gateway's processes add,
-and which outlives them; where none is named, in the run's folder. Every second a process adds what
-it has counted and reads what all have had of the day, so no request waits for a disk. What cannot
-be written stays in memory and is tried again.
+It is stored in an SQLite file, `server.usage_file` or one in the run's folder, to which all of the
+gateway's processes add. Every second a process adds its counts and reads the usage of the day, so
+no request waits for a disk. Counts that cannot be written stay in memory and are tried again.
 """
 
 import asyncio
@@ -17,19 +16,20 @@ from pathlib import Path
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
-from serve.gateway import refusals, sqlite
+from serve.gateway import errors
 from serve.gateway.background import Background
-from serve.gateway.callers import Caller
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 
 logger = logging.getLogger("earshot.gateway")
 
 FILE = "usage.sqlite"
-"""Name in the run's folder, where no file is configured."""
+"""The file's name in the run's folder, if none is configured."""
 
 _INTERVAL_S = 1.0
-_BUSY_S = 5.0  # most that another process is waited for
+_BUSY_S = 5.0  # longest wait for another process
 _DAY_S = 86_400
+_LOOK_S = 0.002
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
@@ -49,21 +49,21 @@ ORDER BY day, key, model
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """What a key has had of a model in a day."""
+class UsageRecord:
+    """The usage of a key, by model and day."""
 
     day: str  # in UTC, as 2027-01-31
-    key: str  # its name; empty where there are no keys
+    key: str  # its name; empty if there are no keys
     model: str
     requests: int
     audio_s: float
 
 
 def day_of(text: str) -> str:
-    """Read a day, to write it in one way.
+    """Return a day as ISO 8601 writes it.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is no day.
     """
     try:
         return datetime.datetime.strptime(text, "%Y-%m-%d").date().isoformat()
@@ -76,43 +76,69 @@ def month_until(day: str) -> str:
     return f"{day[:8]}01"
 
 
-class UsageFile:
-    """The file. One thread has it at a time.
+def use_wal(connection: sqlite3.Connection, limit_s: float) -> None:
+    """Switch a file that several processes write to write-ahead logging.
+
+    SQLite itself does not wait for a process that is closing the file as its last one.
 
     Args:
-        path: of it; it may not be there yet.
+        connection: a connection that was just opened.
+        limit_s: the longest wait for another process.
+
+    Raises:
+        sqlite3.Error: the file cannot be used.
+    """
+    end_s = time.monotonic() + limit_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                raise
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+class UsageFile:
+    """The file of usage. One thread uses it at a time.
+
+    Args:
+        path: its path; the file is made if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = None
 
-    def add(self, rows: Sequence[Row], day: str) -> dict[str, float]:
+    def add(self, rows: Sequence[UsageRecord], day: str) -> dict[str, float]:
         """Add rows, all or none; return the seconds of audio of each key in a day.
 
         Raises:
-            FileError: they cannot be written, or these not be read.
+            FileError: the file cannot be written or read.
         """
         try:
-            with self._opened() as connection:  # what fails was not added, and may be again
+            with self._opened() as connection:  # it adds all or nothing, so a retry is safe
                 connection.executemany(_ADD, map(dataclasses.astuple, rows))
                 return dict(connection.execute(_SPENT, (day,)))
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
-    def rows(self, first: str, last: str, key: str | None = None) -> list[Row]:
-        """List what a key, or each, has had from one day to another.
+    def rows(self, first: str, last: str, key: str | None = None) -> list[UsageRecord]:
+        """Return the usage of a key, or of each, from one day to another.
 
         Raises:
-            FileError: it cannot be read.
+            FileError: the file cannot be read.
         """
         try:
-            return [Row(*found) for found in self._opened().execute(_ROWS, (first, last, key))]
+            return [
+                UsageRecord(*found) for found in self._opened().execute(_ROWS, (first, last, key))
+            ]
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Close it; the next call opens it again."""
+        """Close the file; the next call opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -120,7 +146,7 @@ class UsageFile:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite3.connect(self.path, _BUSY_S, check_same_thread=False)
-            sqlite.join(self._connection, _BUSY_S)
+            use_wal(self._connection, _BUSY_S)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(_TABLE)
         return self._connection
@@ -131,12 +157,14 @@ class UsageFile:
 
 
 class Usage(Background):
-    """Counts what keys have, and refuses those whose day is used up. For one event loop.
+    """Counts the usage of keys, and rejects keys whose quota of the day is used up.
+
+    For one event loop.
 
     Args:
         config: names the file.
-        folder: of the run.
-        clock: in seconds since 1970.
+        folder: the run's folder.
+        clock: seconds since 1970.
     """
 
     def __init__(
@@ -144,16 +172,16 @@ class Usage(Background):
     ) -> None:
         self._file = UsageFile(Path(config.server.usage_file or folder / FILE))
         self._clock = clock
-        self._counted: dict[tuple[str, str, str], Row] = {}  # and not in the file
-        self._written: dict[tuple[str, str, str], Row] = {}  # just now
-        self._spent: dict[str, float] = {}  # of the file, by key
+        self._counted: dict[tuple[str, str, str], UsageRecord] = {}  # not in the file yet
+        self._written: dict[tuple[str, str, str], UsageRecord] = {}  # being written
+        self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
         self._one = asyncio.Lock()
         self._works = True
 
     @property
     def day(self) -> str:
-        """Today, in UTC, as 2027-01-31."""
+        """The day in UTC, as 2027-01-31."""
         return datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date().isoformat()
 
     @property
@@ -161,26 +189,26 @@ class Usage(Background):
         """Seconds of audio that were counted and are not in the file."""
         return sum(row.audio_s for row in self._unwritten())
 
-    def require(self, caller: Caller) -> None:
-        """Refuse a caller whose key has had its audio of the day.
+    def require(self, api_key: ApiKey) -> None:
+        """Reject a key that has had its audio of the day.
 
         Raises:
-            Refusal: it has.
+            ApiError: 429, it has.
         """
-        most = caller.key.audio_s_per_day if caller.key else 0.0
-        if most and self._had_s(caller.name) >= most:
+        most = api_key.key.audio_s_per_day if api_key.key else 0.0
+        if most and self._had_s(api_key.name) >= most:
             wait_s = _DAY_S - self._clock() % _DAY_S
-            raise refusals.key_limit("audio_s_per_day", caller.name, wait_s, "insufficient_quota")
+            raise errors.key_limit("audio_s_per_day", api_key.name, wait_s, "insufficient_quota")
 
     def count(self, key: str, model: str, requests: int, audio_s: float) -> None:
-        """Count what a key has had."""
-        self._add(Row(self.day, key, model, requests, audio_s))
+        """Count usage of a key."""
+        self._add(UsageRecord(self.day, key, model, requests, audio_s))
 
-    async def rows(self, key: str, first: str, last: str) -> list[Row]:
-        """List what a key has had from one day to another.
+    async def rows(self, key: str, first: str, last: str) -> list[UsageRecord]:
+        """Return the usage of a key from one day to another.
 
         Raises:
-            Refusal: the file cannot be read, or not be written.
+            ApiError: 503, the file cannot be read or written.
         """
         await self.exchange()
         if self._works:
@@ -189,14 +217,14 @@ class Usage(Background):
                     return await asyncio.to_thread(self._file.rows, first, last, key)
             except FileError as error:
                 self._tell(error)
-        raise Refusal(UnavailableError("usage cannot be told just now; the server's log says why"))
+        raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
 
     async def exchange(self) -> None:
-        """Write what was counted and read the day's sums; goes on where a caller is cancelled."""
+        """Write the counts and read the sums of the day, even if the caller is cancelled."""
         await asyncio.shield(asyncio.create_task(self._exchange()))
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the last counts."""
         await super().close()
         await self.exchange()
         self._file.close()
@@ -223,14 +251,14 @@ class Usage(Background):
             self._written = {}
 
     def _tell(self, error: FileError | None) -> None:
-        """Log that the file has begun to fail, or to work again."""
+        """Log that the file fails, or works again, when that changes."""
         if error and self._works:
             logger.error("%s; requests are answered, and counted in memory until it can", error)
         if not (error or self._works):
             logger.info("usage is counted in %s again", self._file.path)
         self._works = error is None
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: UsageRecord) -> None:
         place = (row.day, row.key, row.model)
         if before := self._counted.get(place):
             requests, audio_s = before.requests + row.requests, before.audio_s + row.audio_s
@@ -238,11 +266,11 @@ class Usage(Background):
         self._counted[place] = row
 
     def _had_s(self, key: str) -> float:
-        """Sum up a key's audio of today: of all processes a second ago, and of this one now."""
+        """Return a key's seconds of today: of all processes a second ago, and of this one now."""
         day = self.day
         in_file = self._spent.get(key, 0.0) if day == self._spent_day else 0.0
         own = (row.audio_s for row in self._unwritten() if (row.day, row.key) == (day, key))
         return in_file + sum(own)
 
-    def _unwritten(self) -> tuple[Row, ...]:
+    def _unwritten(self) -> tuple[UsageRecord, ...]:
         return (*self._counted.values(), *self._written.values())

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Owners = Sequence[tuple[Place, int]]  # (place, job id)
 TRIAL = 16  # turns in which each way is measured
 HOLD = 1000  # turns for which the quicker one is kept then
+_STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two looks at what has ended
 
 
 class Drafter:
@@ -223,5 +224,5 @@ def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
     drafts = parts.draft is not None
     if parts.graphs:
         turns = DraftTurns(parts, config.draft_tokens) if drafts else None
-        return GraphLoop(parts, config.steps_per_sync, config.slots, turns)
+        return GraphLoop(parts, _STEPS_PER_SYNC, config.slots, turns)
     return DraftLoop(parts, config.draft_tokens) if drafts else EagerLoop(parts)

@@ -27,6 +27,7 @@ _AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait
 # With one batch, slots that become free would stay empty. With all queued batches, the windows of a
 # backlog would start and end together. Steps with drafts end more windows at a time.
 _SLOTS_A_BATCH = 128
+_DECODE_TARGET_S = 0.005
 _BACKLOG = 3  # with so many queued batches the encoder goes first, however many windows decode
 
 
@@ -73,10 +74,11 @@ class Intake:
         starter: prefills prompts.
         slots: the slots in which windows decode.
         batch: the most windows of one encoder batch; a GPU is fastest with that many.
-        decode_target_s: `runtime.decode_target_s`.
         device: the device of encoder and steps.
         streams: the streams of a GPU; None: the current stream.
         beside: whether windows may be encoded beside the steps.
+        decode_target_s: windows that have decoded for longer go first, while fewer wait than
+            decode.
     """
 
     def __init__(
@@ -85,11 +87,11 @@ class Intake:
         starter: Starter,
         slots: Slots,
         batch: int,
-        decode_target_s: float,
         device: torch.device,
         streams: Streams | None,
         *,
         beside: bool,
+        decode_target_s: float = _DECODE_TARGET_S,
     ) -> None:
         self._encoder = encoder
         self._starter = starter

@@ -17,6 +17,7 @@ from serve.native.rules.choose import Advance, Guess, choose_advance, choose_gue
 from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import RowState, new_state
+from serve.speech.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,8 @@ def open_parts(
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
     if config.cuda_graph:
         check_graphs(device, ops.name)
-    rules = Rules(facts, dims, device, Phrasebook(config.slots, device))
+    numerals = Tokenizer.open(engine).numerals
+    rules = Rules(facts, dims, device, Phrasebook(config.slots, device), numerals)
     caches = (config.slots, rows, config.cross_kv)
     return Parts(
         network=network,

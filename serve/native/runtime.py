@@ -141,7 +141,6 @@ class NativeRuntime:
             starter,
             self._slots,
             batch,
-            config.decode_target_s,
             device,
             streams,
             beside=streams is not None,

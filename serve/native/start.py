@@ -17,6 +17,7 @@ from serve.native.kernels.feed import Feed
 from serve.native.parts import Parts
 from serve.native.prompts import PromptFeed, sizes
 from serve.native.replay import Replay
+from serve.native.rules.definition import lists_of
 from serve.native.rules.state import NO_GUESS, NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
@@ -299,7 +300,7 @@ class Starter:
                 # All candidates of the first step of a beam search come from its first row.
                 "logprob_sum": float("-inf") if searches and index else 0.0,
                 "timestamps": options.timestamps,
-                "suppress_blank": options.suppress_blank,
+                "lists": lists_of(options),
                 "finished": False,
             }
             for name, value in values.items():

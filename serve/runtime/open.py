@@ -1,4 +1,4 @@
-"""From an engine to the runtime that its manifest names."""
+"""Open the runtime that an engine's manifest names."""
 
 import dataclasses
 import pkgutil
@@ -24,7 +24,7 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
 
 
 def _row_of(engine: Engine, config: RuntimeConfig) -> Row:
-    """Return the row of the engine's runtime, if it honours all that the config says."""
+    """Return the entry of the engine's runtime, if it supports all options of the config."""
     name = engine.manifest.runtime
     row = RUNTIMES[name]
     for field in dataclasses.fields(RuntimeConfig):
@@ -39,7 +39,7 @@ def _row_of(engine: Engine, config: RuntimeConfig) -> Row:
 
 
 def _setting(key: str, value: Any, default: Any) -> str:
-    """Write a key and its value as in the file; of a section, the first that is set."""
+    """Return a key and its value as in the file; for a section, its first key that is set."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)

@@ -11,18 +11,17 @@ from typing import Literal, Protocol
 import torch
 
 from serve.contract.codec import to_json
-from serve.contract.config import SEARCH_OPTIONS, SearchConfig
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Alignment
+from serve.contract.messages import SEARCH_OPTIONS, Alignment, SearchOptions
 from serve.contract.phrases import Trie
 
-# "loop": the text repeats itself, see `Job.loop_tokens`; scores are of what was sampled until then.
+# "loop": the text repeats itself, see `Job.loop_tokens`; the scores cover the tokens until then.
 FinishReason = Literal["eot", "length", "loop", "cancelled", "error"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-    """The options that a runtime can honour; the transcriber refuses others, by name."""
+    """The options that a runtime supports; the transcriber rejects others by name."""
 
     runtime: str
     timestamps: bool  # enforces Whisper's timestamp rules while it samples
@@ -36,20 +35,20 @@ class Capabilities:
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
-    previous_text: bool = True  # prompts may hold text: what precedes the audio, and `Job.prefix`
-    search_options: bool = False  # all of `SearchConfig` but `beam_size` and `best_of`
+    previous_text: bool = True  # prompts may hold previous text and `Job.prefix`
+    search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
-    drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
+    drafts: bool = False  # `Job.draft` saves steps; other runtimes ignore it
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
-    urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
-    tells_begin: bool = False  # by `Event.began_s`
-    # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
+    urgent_first: bool = False  # `Job.urgent` jobs leave the queue first
+    tells_begin: bool = False  # sets `Event.began_s`
+    # The only values of `beam_size` of an engine built for them, without `best_of`; (): all.
     beam_sizes: tuple[int, ...] = ()
 
-    def refusal(self, wanted: SearchConfig) -> str | None:
-        """Say which option of a search cannot be honoured, and what to do; None: all can."""
+    def refusal(self, wanted: SearchOptions) -> str | None:
+        """Return which search option is not supported and what to do; None if all are."""
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
             if (reason := self._unable(name, value)) is not None:
@@ -57,7 +56,7 @@ class Capabilities:
         return None
 
     def refusal_of(self, job: "Job") -> str | None:
-        """Return the `refusal` of everything that a job asks for."""
+        """Return which option of a job is not supported and what to do; None if all are."""
         if job.align_frames > 0 and not self.words:
             return f"the runtime {self.runtime} cannot align this engine's text; ask without"
         if job.detection.languages and not self.languages:
@@ -67,9 +66,9 @@ class Capabilities:
         return self.refusal(job.options)
 
     def _unable(self, name: str, value: float) -> str | None:
-        """Say why the runtime cannot have an option at a value."""
+        """Return why the runtime does not support an option's value."""
         if name not in ("beam_size", "best_of"):
-            neutral = getattr(SearchConfig, name)
+            neutral = getattr(SearchOptions, name)
             if self.search_options or value == neutral:
                 return None
             expected = to_json(neutral)
@@ -89,36 +88,34 @@ class Capabilities:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingOptions(SearchConfig):
-    """Options of how one window is decoded; the defaults of its search change nothing."""
+class DecodingOptions(SearchOptions):
+    """The decoding options of one window; the search options are off by default."""
 
     timestamps: bool = True
     temperature: float = 0.0  # 0 = greedy
-    max_tokens: int = 224  # new tokens, end of text included
-    seed: int = 0  # makes sampling repeatable, whatever else is in the batch
-    # What is boosted, at temperature 0. The same list is best the same object.
+    max_tokens: int = 224  # new tokens with end of text
+    seed: int = 0  # makes sampling repeatable in any batch
+    # The phrases to boost at temperature 0. Equal lists should be the same object.
     phrases: Trie | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """Options of how a window's language is found, where its prompt holds DETECT_LANGUAGE.
+    """Options of language detection, for a window whose prompt holds DETECT_LANGUAGE.
 
-    The language of a translation is that of the likeliest transcript: how likely the English text
-    is says nothing about it.
+    The likeliest transcript decides the language of a translation, since the probability of the
+    English text says nothing about it.
     """
 
-    languages: tuple[int, ...] = ()  # token ids of those that it may be; (): any
-    # While the languages that were tried are together less likely than this, the window is decoded
-    # in the next one, too, and the likeliest text is the answer; a runtime that detects languages
-    # but does not look takes the likeliest language's.
+    languages: tuple[int, ...] = ()  # token ids of the allowed languages; (): any
+    # The window is decoded in further languages until the probabilities of the tried ones add up to
+    # this, and the likeliest text is the answer. Runtimes without this search use one language.
     certainty: float = 0.0
-    tries: int = 1  # the most languages that are
-    # Where the prompt names a language instead: if the window's likeliest one is another, and at
-    # least so likely, the window is decoded in that, too, and the likelier text is the answer. 0:
-    # never; a runtime that does not look never does.
+    tries: int = 1  # the most languages to try
+    # If the prompt names a language, and another one has at least this probability, the window is
+    # decoded in that one too, and the likelier text is the answer. 0: never.
     switch: float = 0.0
-    close: tuple[frozenset[int], ...] = ()  # token ids of languages between which none switches
+    close: tuple[frozenset[int], ...] = ()  # token ids of languages that never switch to each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,58 +123,58 @@ class Job:
     """One window to decode."""
 
     id: int
-    # float32 on any device: log-mel (n_mels, 3000), or fewer frames of which silence is the last
-    # second, where the runtime has short windows; or, for a runtime that `takes` samples,
-    # 16 kHz mono of at most 30 s (n,), not padded
+    # float32 on any device: log-mel (n_mels, 3000). A runtime with short windows also takes fewer
+    # frames that end with a second of silence. A runtime that `takes` samples gets 16 kHz mono of
+    # at most 30 s (n,) without padding.
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
-    # So many of the prompt's last tokens, text and timestamps, are what the window begins to say:
-    # rules for what is sampled count them as sampled, scores and answers do not.
+    # The number of the prompt's last tokens, text and timestamps, with which the window's text
+    # begins. The token rules treat them as sampled; scores and answers leave them out.
     prefix: int = 0
-    # A guess at what will be sampled, verified in one step: it changes the time, never the answer.
+    # A draft of the text, verified in one step: it changes the time and never the answer.
     draft: tuple[int, ...] = ()
-    # > 0: the last event tells which of the window's first so many frames, of 20 ms, each text
-    # token attended to.
+    # > 0: the last event has the alignment of each text token with the window's first
+    # `align_frames` frames of 20 ms.
     align_frames: int = 0
-    # > 0: once so many sampled tokens in a row, timestamps apart, only repeat the few before them,
-    # and do so four times or more, the job ends; a runtime that does not look goes on.
+    # > 0: the job ends when the last `loop_tokens` sampled tokens, without timestamps, repeat the
+    # same few tokens at least four times. Some runtimes do not check this.
     loop_tokens: int = 0
-    # The only window of its request: it goes before others where the runtime can. It changes when
-    # jobs end, never how; a runtime with a scheduler of its own may ignore it.
+    # Whether it is the only window of its request, and should go before others. This changes when
+    # jobs end, never their results. A runtime with a scheduler of its own may ignore it.
     urgent: bool = False
     detection: Detection = Detection()
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Measurements of a finished window; None where the runtime cannot tell."""
+    """Measurements of a finished window; None if the runtime does not have them."""
 
-    avg_logprob: float | None  # mean over the sampled tokens, end of text included
+    avg_logprob: float | None  # mean over the sampled tokens with end of text
     no_speech_prob: float | None  # at start-of-transcript
-    language: int | None  # token id that replaced DETECT_LANGUAGE, or by `switch` the named one
+    language: int | None  # token id that replaced DETECT_LANGUAGE or, by `switch`, the named one
     language_prob: float | None
     encode_s: float
     decode_s: float
-    # Monotonic times at which these began; None where the runtime cannot tell.
+    # Monotonic times at which encoding and decoding began; None if unknown.
     began_s: tuple[float, float] | None = None
-    # The likeliest language of a window whose prompt names one, a token id, and its probability.
-    # None where the window was decoded in both.
+    # Token id and probability of the likeliest language of a window whose prompt names a language.
+    # None if the window was decoded in both.
     heard: tuple[int, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """News of one job. Exactly one event per submitted job has `finished` set."""
+    """An event of one job. Exactly one event per submitted job has `finished` set."""
 
     job_id: int
-    tokens: tuple[int, ...] = ()  # sampled since the job's last event; no prompt, no end of text
+    tokens: tuple[int, ...] = ()  # sampled since the last event, without prompt and end of text
     finished: FinishReason | None = None
     scores: Scores | None = None  # with `finished` "eot", "length" or "loop"
     error: EarshotError | None = None  # with `finished` "error"
-    # with `finished` "eot", "length" or "loop", if the job asked for it and there is any text
+    # with `finished` "eot", "length" or "loop", if the job asked for it and has text
     alignment: Alignment | None = None
-    # Monotonic time at which its window, with its slot, began to be encoded, told once.
+    # Monotonic time at which the window got its slot and its encoding began; in one event only.
     began_s: float | None = None
 
 
@@ -193,8 +190,8 @@ class Gauges:
     windows: int  # windows encoded
     encode_s: float
     decode_s: float
-    drafted: int = 0  # tokens guessed by the engine's second decoder
-    drafted_right: int = 0  # of these, that saved a step
+    drafted: int = 0  # draft tokens of the engine's draft decoder
+    drafted_right: int = 0  # accepted draft tokens
 
 
 class Runtime(Protocol):
@@ -215,7 +212,7 @@ class Runtime(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Advance the work, or wait for news at most `timeout_s`; return what happened.
+        """Advance the work, or wait at most `timeout_s` for events; return the events.
 
         With nothing submitted it returns an empty list at once.
 

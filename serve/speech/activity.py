@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.contract.config import SpeechConfig
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Samples
+from serve.contract.messages import Samples, SpeechOptions
 from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples per probability: 32 ms
@@ -38,21 +37,21 @@ Probabilities = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The VAD thresholds of [transcriber], in samples instead of seconds."""
+    """The VAD thresholds of `SpeechOptions`, in samples instead of seconds."""
 
-    threshold: float = SpeechConfig.vad_threshold
-    min_silence: int = round(SpeechConfig.vad_min_silence_s * SAMPLE_RATE)
-    pad: int = round(SpeechConfig.vad_pad_s * SAMPLE_RATE)
-    min_speech: int = round(SpeechConfig.vad_min_speech_s * SAMPLE_RATE)
+    threshold: float = SpeechOptions.vad_threshold
+    min_silence: int = round(SpeechOptions.vad_min_silence_s * SAMPLE_RATE)
+    pad: int = round(SpeechOptions.vad_pad_s * SAMPLE_RATE)
+    min_speech: int = round(SpeechOptions.vad_min_speech_s * SAMPLE_RATE)
 
     @classmethod
-    def of(cls, config: SpeechConfig) -> "Options":
-        """Convert a configuration's seconds to samples."""
+    def of(cls, options: SpeechOptions) -> "Options":
+        """Convert seconds to samples."""
         return cls(
-            config.vad_threshold,
-            round(config.vad_min_silence_s * SAMPLE_RATE),
-            round(config.vad_pad_s * SAMPLE_RATE),
-            round(config.vad_min_speech_s * SAMPLE_RATE),
+            options.vad_threshold,
+            round(options.vad_min_silence_s * SAMPLE_RATE),
+            round(options.vad_pad_s * SAMPLE_RATE),
+            round(options.vad_min_speech_s * SAMPLE_RATE),
         )
 
 

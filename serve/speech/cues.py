@@ -44,14 +44,11 @@ class CueOptions:
 
     highlight_words: bool = option(False, "underline each word while it is said")
     max_line_width: int = option(
-        42, "characters a line, of which East Asian ones count twice; default: 42", metavar="N"
+        42, "characters a line, of which East Asian ones count twice; default: 42"
     )
-    max_line_count: int = option(2, "lines a cue; default: 2", metavar="N")
+    max_line_count: int = option(2, "lines a cue; default: 2")
     max_words_per_line: int | None = option(
-        None,
-        "words a cue; 1: word by word; default: as many as fit",
-        help="words a cue; 1: word by word",
-        metavar="N",
+        None, "words a cue; 1: word by word; default: as many as fit"
     )
 
     @property

@@ -20,11 +20,11 @@ _SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits and decoding options of a request's audio, named after their config keys."""
+    """The limits and decoding options of a request's audio."""
 
-    max_s: float  # max_audio_s: maximum seconds of audio
-    max_values: float = math.inf  # max_decoded_msamples: maximum decoded samples, all channels
-    max_cpu_s: float = math.inf  # max_decode_s: maximum CPU seconds of decoding
+    max_s: float  # transcriber.max_audio_s: maximum seconds of audio
+    max_values: float = math.inf  # maximum decoded samples, all channels
+    max_cpu_s: float = math.inf  # maximum CPU seconds of decoding
     partial: bool = False  # partial: accept truncated audio
     channel: int = -1  # the index of the only channel to decode; -1: the mix of all
     track: str = ""  # audio_track: number or language of the file's track; empty: the default one
@@ -33,8 +33,8 @@ class Limits:
 def too_slow(limits: Limits) -> AudioLimitError:
     """Return the error of a file that exceeds its CPU time."""
     return AudioLimitError(
-        f"decoding the audio takes more CPU time than {limits.max_cpu_s:g} s, the maximum "
-        "(transcriber.max_decode_s); send it in parts, or as 16 kHz mono WAV"
+        f"decoding the audio takes more CPU time than the {limits.max_cpu_s:g} s allowed; send it "
+        "in parts, or as 16 kHz mono WAV"
     )
 
 
@@ -133,8 +133,8 @@ class Meter:
         if (total := self._values + values) > (limit := self.limits.max_values):
             raise AudioLimitError(
                 f"audio has at least {total / 1e6:.1f} million samples in all channels; expected "
-                f"at most {limit / 1e6:g} million (transcriber.max_decoded_msamples): send fewer "
-                "channels, a lower sample rate or parts"
+                f"at most {limit / 1e6:g} million: send fewer channels, a lower sample rate or "
+                "parts"
             )
 
     def warn(self, text: str) -> None:

@@ -20,6 +20,7 @@ from serve.speech.languages import TO_LANGUAGE_CODE, language_code
 
 _MAX_LANGUAGE_CHARS = 60
 _CLOSE = 0.75  # minimum similarity of a misspelled language name
+_NUMERALS = (*"0123456789%$", "Â£")  # the last is £ in byte-level BPE
 # Characters to tokenize per token of the limit; text has about four characters per token.
 _MAX_TOKEN_CHARS = 32
 
@@ -44,9 +45,9 @@ class Tokenizer:
         Raises:
             EngineError: the file cannot be read, or its special ids differ from the manifest's.
         """
-        path = engine.path / TOKENIZER_FILE
+        path, text = engine.path / TOKENIZER_FILE, engine.load_tokenizer()
         try:
-            pieces = tokenizers.Tokenizer.from_file(str(path))
+            pieces = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises no narrower type
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         facts = engine.manifest.tokenizer
@@ -85,6 +86,13 @@ class Tokenizer:
     def languages(self) -> frozenset[str]:
         """The engine's language codes; only "en" if it is English-only."""
         return frozenset(self._facts.languages or {"en"})
+
+    @property
+    def numerals(self) -> tuple[int, ...]:
+        """The ids of text tokens with a digit, %, $ or £, in order."""
+        vocabulary = self._pieces.get_vocab(with_added_tokens=False)
+        found = (id for piece, id in vocabulary.items() if any(mark in piece for mark in _NUMERALS))
+        return tuple(sorted(id for id in found if id < self._facts.eot))
 
     def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of languages, each once.

@@ -1,4 +1,4 @@
-"""Whether a new engine understands speech: three clips that it has to hear before it serves."""
+"""Check that a new engine understands speech: it transcribes three clips before it serves."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,32 +14,32 @@ from serve.wire.tensors import MODEL
 
 CLIPS = 3
 _SHOWN = 60  # characters of a text
-_COMPARED = 2000  # of each clip: the work grows with their square
+_COMPARED = 2000  # characters of each clip; the work grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
     file: str  # relative to the manifest
-    text: str | None = None  # None: what the engine before says is right
+    text: str | None = None  # None: the text of the present engine is right
     language: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A recording and what is said in it."""
+    """A recording and its text."""
 
     name: str
     audio: bytes
     language: str | None
-    text: str | None  # None: not known
+    text: str | None  # None: unknown
 
 
 def read_clips(manifest: str) -> list[Clip]:
-    """Read the first clips of a manifest, JSONL with `file`, and maybe `text` and `language`.
+    """Read the first clips of a manifest: JSONL with `file` and optionally `text` and `language`.
 
     Raises:
-        FileError: it, or one of its files, cannot be read.
-        ConfigError: a line is malformed, or there are too few.
+        FileError: the manifest or one of its files cannot be read.
+        ConfigError: a line is malformed, or there are too few clips.
     """
     lines = [line for line in read_text(manifest).splitlines() if line.strip()]
     if len(lines) < CLIPS:
@@ -53,10 +53,10 @@ def read_clips(manifest: str) -> list[Clip]:
 
 
 def hear(triton: Path, clips: Sequence[Clip], timeout_s: float) -> list[str]:
-    """Have the engine of the Triton in this folder transcribe clips.
+    """Transcribe clips with the engine of the Triton in this folder.
 
     Raises:
-        EarshotError: it answered one with an error, or not in time.
+        EarshotError: a clip failed, or was not answered in time.
     """
     with Client(grpc_target(triton), timeout_s) as client:
         return [_text(client, clip) for clip in clips]
@@ -70,12 +70,12 @@ def _text(client: Client, clip: Clip) -> str:
 
 
 def require_right(clips: Sequence[Clip], heard: Sequence[str], max_cer: float) -> float:
-    """Return the share of characters of the clips' texts that an engine has wrong.
+    """Return an engine's character error rate on the clips.
 
-    Letters and digits count, whatever their case.
+    Only letters and digits count, in any case.
 
     Raises:
-        EngineError: it is more than `max_cer`.
+        EngineError: the rate is above `max_cer`.
     """
     pairs = [
         (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, heard, strict=True)
@@ -86,7 +86,7 @@ def require_right(clips: Sequence[Clip], heard: Sequence[str], max_cer: float) -
         worst = max(range(len(clips)), key=wrong.__getitem__)
         raise EngineError(
             f"it has {100 * cer:.1f} % of the characters of {len(clips)} clips wrong, expected at "
-            f"most {100 * max_cer:g} (server.reload_max_cer): of {clips[worst].name} it makes "
+            f"most {100 * max_cer:g} (--max-cer): of {clips[worst].name} it makes "
             f"{heard[worst][:_SHOWN]!r}, not {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer
@@ -97,7 +97,7 @@ def _letters(text: str) -> str:
 
 
 def _distance(right: str, other: str) -> int:
-    """Count the characters that differ: Levenshtein's distance."""
+    """Return the Levenshtein distance of two texts."""
     row = list(range(len(other) + 1))
     for i, wanted in enumerate(right, 1):
         before, row = row, [i]

@@ -1,6 +1,6 @@
-"""Orders to a server that runs, by a socket in its folder, which its own user alone reaches.
+"""Send reload requests to a running server over a socket in its folder, for its own user only.
 
-An order is a line of JSON, and so is each piece of news of it; the last one says how it ended.
+A request is a line of JSON, and so is each report of its progress; the last one has the outcome.
 """
 
 import contextlib
@@ -19,23 +19,26 @@ from serve.wire.folder import CONFIG, CONTROL, runs
 
 _ORDER_BYTES = 2**20
 _CONNECT_S = 5.0
-_POLL_S = 0.1  # most that closing waits
+_POLL_S = 0.1  # the longest that closing waits
+
+
+MAX_CER = 0.25  # share of wrong characters in the clips that a new engine hears
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """An exchange of the engine that is asked for."""
+    """A request to replace the engine."""
 
-    config: Config  # as it is now; what else than `engine` has changed is refused
-    engine: str  # the folder, absolute
-    clips: str  # manifest of the clips that it has to hear, absolute; "" = none
-    max_cer: float  # on them
-    in_place: bool  # whether the old engine ends before the new one begins
+    config: Config  # the present config; only its `engine` may differ from the server's
+    engine: str  # absolute path of the new engine's folder
+    clips: str  # absolute path of the manifest of clips to transcribe; "" = none
+    max_cer: float  # the highest character error rate on the clips
+    in_place: bool  # whether the old engine ends before the new one starts
 
 
 @dataclasses.dataclass(frozen=True)
 class News:
-    """What has become of an order; the last one has `done`."""
+    """A report of a request's progress; the last one has `done`."""
 
     text: str
     done: bool = False
@@ -43,27 +46,32 @@ class News:
 
 
 Tell = Callable[[News], object]
-"""Gets news, in any thread."""
+"""A function that receives reports, in any thread."""
 
 
-def order_for(config: Config, engine: str = "", in_place: bool = False) -> Order:
-    """Make the order by which a server takes the engine that its config, or `engine`, names."""
-    clips = config.server.reload_clips
+def order_for(
+    config: Config,
+    engine: str = "",
+    clips: str = "",
+    max_cer: float = MAX_CER,
+    in_place: bool = False,
+) -> Order:
+    """Make the request for the engine that `engine`, or else the config, names."""
     return Order(
         config,
         str(Path(engine or config.engine).absolute()),
         str(Path(clips).absolute()) if clips else "",
-        config.server.reload_max_cer,
+        max_cer,
         in_place,
     )
 
 
 class Control:
-    """Takes orders, on threads of its own, until closed.
+    """Accepts reload requests in threads of its own until it is closed.
 
     Args:
-        folder: of the run.
-        take: gets each order, and what tells its news.
+        folder: the folder of the run.
+        take: receives each request and the function for its reports.
     """
 
     def __init__(self, folder: Path, take: Callable[[Order, Tell], object]) -> None:
@@ -71,20 +79,20 @@ class Control:
             timeout = _CONNECT_S
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # who has asked has gone
+                with contextlib.suppress(OSError):  # the client has gone
                     _answer(self, take)
 
         self._server = _Listener(str(folder / CONTROL), Handler)
         (folder / CONTROL).chmod(0o600)
-        # A second Ctrl-C may end `close` anywhere, even with a lock in hand that this thread waits
-        # for: the process does not wait for the thread.
+        # A second Ctrl-C may interrupt `close` while it holds a lock that this thread needs. The
+        # process therefore does not wait for this thread.
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more requests."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -111,11 +119,11 @@ def _answer(
 
 
 def give(order: Order, say: Callable[[str], object]) -> None:
-    """Give an order to the server that runs with its config, and wait for its end.
+    """Send a request to the server that runs with its config, and wait for the outcome.
 
     Raises:
-        UnavailableError: there is none, or it ended meanwhile.
-        EarshotError: it refused, or the order failed; nothing has changed there.
+        UnavailableError: no such server runs, or it ended meanwhile.
+        EarshotError: the request was refused, or the reload failed; the old engine serves on.
     """
     with _connected(order.config) as connection, connection.makefile("rwb") as file:
         file.write(f"{to_json(order)}\n".encode())
@@ -138,7 +146,7 @@ def _connected(config: Config) -> socket.socket:
                 connection = socket.socket(socket.AF_UNIX)
                 connection.settimeout(_CONNECT_S)
                 connection.connect(str(folder / CONTROL))
-                connection.settimeout(None)  # the server has limits for all that it does
+                connection.settimeout(None)  # the server limits the time of each step
                 return connection
     raise UnavailableError(
         f"no server of this user runs at {config.server.host}:{config.server.http_port}; name the "

@@ -1,12 +1,12 @@
-"""The engines of a server, one a device: which process has each, and how another takes its place.
+"""Manage the engines of a server, one per device: their processes, reloads and idle unloads.
 
-All that takes long is a chore: a generator that the supervisor's thread steps at each of its looks,
-and of which one is under way at a time. In a chore every device's engine is exchanged, unloaded or
-loaded, so that they never differ.
+A chore is a task that takes long: a generator that the supervisor's thread resumes at each poll.
+One chore runs at a time. It replaces, unloads or loads the engines of all devices, so they never
+differ.
 
-A Triton that takes another's place gets a folder of its own, and its engine has to hear some
-clips. Then the link of its device names its folder, which is when requests go to it; the one before
-it ends once no gateway holds its folder any more. Whatever goes wrong before changes nothing.
+In a reload each new Triton gets a folder of its own, and its engine transcribes some clips. Then
+the device's symbolic link is set to the new folder, and new requests go there. The previous Triton
+ends when no gateway holds its folder any more. A failure before that changes nothing.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton
 logger = logging.getLogger("earshot")
 
 TRITON = "Triton Inference Server"
-_GRACE_S = 60.0  # that a request may take beyond the transcriber's own limit
+_GRACE_S = 60.0  # time for a request beyond the transcriber's own limit
 
 T = TypeVar("T")
 Chore = Generator[None, None, T]
@@ -43,32 +43,32 @@ class Engine:
     """The engine of a device."""
 
     place: Place
-    link: Path  # to the folder of the Triton that gets its requests
+    link: Path  # symbolic link to the folder of the Triton that gets requests
     log: Path
-    launch: TritonLaunch  # by which it is started, again and again
+    launch: TritonLaunch  # starts it, and restarts it
     part: Part
-    former_restarts: int = 0  # of those which it has replaced
+    former_restarts: int = 0  # restarts of the engines before it
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """The device's name."""
         return self.place.name
 
     @property
     def restarts(self) -> int:
-        """How often it had to be started again."""
+        """The number of restarts."""
         return self.former_restarts + self.part.restarts
 
 
 class Engines:
-    """The engines of a server. For one thread, `kill`, `ask` and what is read excepted.
+    """The engines of a server. For one thread, except `kill`, `ask` and the properties.
 
     Args:
-        folder: of the run.
-        config: as the server was asked to have it.
-        counted: the same, with absolute paths and devices that are counted.
+        folder: the folder of the run.
+        config: the config that the server was started with.
+        counted: the same config with absolute paths and with its devices resolved.
         engine: the engine's folder.
-        log_path: of the server; several engines have logs of their own beside it.
+        log_path: the server's log; several engines have logs of their own beside it.
 
     Raises:
         EarshotError: see `prepare`.
@@ -96,8 +96,8 @@ class Engines:
             self.all.append(Engine(place, link, log, launch, part))
         self._loaded = True
         self.reloads = {"ok": 0, "failed": 0}
-        self._unloaded_s = 0.0  # when
-        self._others: list[Part] = []  # that begin, or end when they have answered what they have
+        self._unloaded_s = 0.0  # time of the last unload
+        self._others: list[Part] = []  # starting, or draining their requests
         self._orders: list[tuple[Order, Tell]] = []
         self._chore: Chore[None] | None = None
         self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
@@ -106,31 +106,31 @@ class Engines:
     # ------------------------------------------------------------ for any thread
 
     def ask(self, order: Order, tell: Tell) -> None:
-        """Exchange the engines as soon as there is time for it."""
+        """Queue a reload of the engines."""
         self._orders.append((order, tell))
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Every process of theirs."""
+        """All processes of the engines."""
         return (*(engine.part for engine in self.all), *self._others)
 
     @property
     def ever_ready(self) -> bool:
-        """Whether the first has been ready, which others start after."""
+        """Whether the first engine has been ready; the others start after it."""
         return self.all[0].part.ever_ready
 
     def loaded(self, engine: Engine) -> bool:
-        """Tell whether an engine is in memory."""
+        """Return whether an engine is in memory."""
         return self._loaded and engine.part.ever_ready
 
     def works(self, engine: Engine) -> bool:
-        """Tell whether an engine works, or will at the next request."""
+        """Return whether an engine works, or will be loaded at the next request."""
         return engine.part.up or not self._loaded
 
     # ------------------------------------------------------------ for the supervisor's thread
 
     def look(self) -> None:
-        """Look at each that is to run, and go on with the chore that there is.
+        """Poll each engine that should run, and continue the present chore.
 
         Raises:
             EarshotError: see `Part.look`.
@@ -141,13 +141,13 @@ class Engines:
         self.go_on()
 
     def go_on(self, draining: bool = False) -> None:
-        """Go on with the chore that there is; choose one if there is none.
+        """Continue the present chore, or begin the next one.
 
         Args:
-            draining: whether requests that wait are the only reason to begin one.
+            draining: whether only waiting requests are a reason to begin a chore.
 
         Raises:
-            EarshotError: an engine that was unloaded cannot be loaded again.
+            EarshotError: an unloaded engine cannot be loaded again.
         """
         self._chore = self._chore or self._next_chore(draining)
         if self._chore is not None:
@@ -157,7 +157,7 @@ class Engines:
                 self._chore = None
 
     def close(self) -> None:
-        """End all of them now, and every order."""
+        """Kill all engines, and end every queued reload."""
         for part in self.parts:
             part.kill()
         if self._chore is not None:
@@ -173,14 +173,14 @@ class Engines:
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
         if not all(engine.part.up for engine in self.all):
-            beat(self._used)  # their time begins when they are there
+            beat(self._used)  # the idle time begins when the engines are ready
             return None
         return self._unload() if 0 < most_s < idle_s and not draining else None
 
     # ------------------------------------------------------------ chores
 
     def _obey(self, order: Order, tell: Tell) -> Chore[None]:
-        """Exchange the engines, and tell how that ended."""
+        """Reload the engines and report the outcome."""
         refusal = "the server stops"
         try:
             refusal = yield from self._exchange(order, lambda text: tell(News(text)))
@@ -194,7 +194,7 @@ class Engines:
                 tell(News(f"{order.engine} has taken over", done=True))
 
     def _exchange(self, order: Order, say: Callable[[str], object]) -> Chore[str]:
-        """Exchange the engines; return why they cannot be, or an empty text."""
+        """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         before = [engine.launch for engine in self.all]
         try:
@@ -217,10 +217,10 @@ class Engines:
         return ""
 
     def _checked(self, order: Order) -> Chore[list[Clip]]:
-        """Check what can be without opening the engine; return the clips that it has to hear.
+        """Check the request without opening the engine; return the clips to transcribe.
 
         Raises:
-            EarshotError: it cannot be taken.
+            EarshotError: the engine cannot replace the present one.
         """
         require_replaceable(self._asked, order, self.all[0].launch.engine)
         if not order.in_place and self._loaded:
@@ -246,10 +246,10 @@ class Engines:
         clips: Sequence[Clip],
         say: Callable[[str], object],
     ) -> Chore[list[Part]]:
-        """Start a Triton for each device, one after the other, and have each hear the clips.
+        """Start a Triton for each device in turn, and transcribe the clips with each.
 
         Raises:
-            EarshotError: one of them does not work as it should.
+            EarshotError: one of them does not work.
         """
         parts = []
         for engine, launch in zip(self.all, launches, strict=True):
@@ -267,13 +267,13 @@ class Engines:
                 cer = require_right(clips, heard, order.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
-                say(f"{engine.name}: open; no clips (server.reload_clips) say what it understands")
+                say(f"{engine.name}: open; no clips (--clips) say what it understands")
         for reason in filter(None, map(_failure, parts)):
             raise EarshotError(reason)
         return parts
 
     def _unload(self) -> Chore[None]:
-        """Let requests wait, and end the engines when they have answered what they have."""
+        """Make new requests wait, and end the engines after their present requests."""
         for engine in self.all:
             engine.link.unlink()
         self._loaded, self._unloaded_s = False, time.monotonic()
@@ -282,16 +282,16 @@ class Engines:
         yield from self._end(old)
 
     def _load(self) -> Chore[None]:
-        """Start the engines that were unloaded, and give them the requests that wait.
+        """Start the unloaded engines and give them the waiting requests.
 
         Raises:
-            EarshotError: they cannot be started, however often.
+            EarshotError: they cannot be started after all retries.
         """
         for engine in self.all:
             restarts = engine.restarts
             engine.part = self._part(engine.name, engine.launch, engine.log)
             engine.former_restarts = restarts
-            engine.part.ever_ready = True  # it was, so that it is started again if this fails
+            engine.part.ever_ready = True  # it has been ready, so a failure restarts it
         while not all(engine.part.up for engine in self.all):
             for engine in self.all:
                 engine.part.look()
@@ -299,7 +299,7 @@ class Engines:
         self._link()
 
     def _end(self, old: Sequence[tuple[TritonLaunch, Part]]) -> Chore[None]:
-        """End Tritons that get no more requests, when they have answered those that they have."""
+        """End Tritons that get no more requests, after their present requests."""
         end_s = time.monotonic() + self._config.transcriber.request_timeout_s + _GRACE_S
         while time.monotonic() < end_s and any(_answers(*each) for each in old):
             yield
@@ -351,7 +351,7 @@ class Engines:
     def _replace(
         self, launches: Sequence[TritonLaunch], parts: Sequence[Part]
     ) -> list[tuple[TritonLaunch, Part]]:
-        """Give requests to these from now on; return those that they replace."""
+        """Send new requests to these Tritons; return the replaced ones."""
         old = [(engine.launch, engine.part) for engine in self.all if self._loaded]
         for engine, launch, part in zip(self.all, launches, parts, strict=True):
             if self._loaded:
@@ -371,7 +371,7 @@ class Engines:
         self._loaded = True
 
     def _discard(self, launches: Iterable[TritonLaunch]) -> None:
-        """Remove what is left of Tritons that have ended, or end now."""
+        """Remove the folders of Tritons that have ended or end now."""
         folders = {launch.folder for launch in launches}
         current = {engine.part for engine in self.all}
         for part in [part for part in self._others if part not in current]:
@@ -386,7 +386,7 @@ def _failure(part: Part) -> str | None:
 
 
 def _answers(launch: TritonLaunch, part: Part) -> bool:
-    """Tell whether a Triton has something to answer, and can."""
+    """Return whether a Triton has requests and can answer them."""
     return part.running is not None and _failure(part) is None and is_held(launch.folder)
 
 

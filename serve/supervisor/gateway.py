@@ -1,4 +1,4 @@
-"""The gateway, which clients reach, as a child process."""
+"""Run the gateway, which clients connect to, as a child process."""
 
 import contextlib
 import http.client
@@ -20,19 +20,19 @@ from serve.wire.unix_http import ask
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_S = 2.0
-_INTERVAL_S = 1.0  # between two looks
-_GRACE_S = 5.0  # beyond the drain's limit, which the gateway keeps itself
+_INTERVAL_S = 1.0  # seconds between health checks
+_GRACE_S = 5.0  # time beyond the drain timeout, which the gateway itself keeps
 
 
 class GatewayProcess:
-    """A process of the gateway that was started.
+    """A started process of the gateway.
 
     Args:
-        folder: the run's own.
-        config: where it listens.
-        log_path: what it writes is appended there.
-        requests_to: descriptor for its lines of requests; None: they stand there, too.
-        number: of this one, where there are several.
+        folder: the folder of the run.
+        config: the addresses to listen on.
+        log_path: the log file, which the process appends to.
+        requests_to: file descriptor for the access log; None: it goes to the log file.
+        number: the index of this process if there are several.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class GatewayProcess:
         self._next_look = 0.0
 
     def ready(self) -> bool:
-        """Tell whether it listens at its addresses and answers; what is behind may not be ready.
+        """Return whether the process listens and answers; the engine may not be ready yet.
 
-        Asks it every second at most, at a door of its own: clients may crowd the others.
+        The check runs at most once a second, over a socket of its own that clients cannot crowd.
         """
         now = time.monotonic()
         if now >= self._next_look:
@@ -66,7 +66,7 @@ class GatewayProcess:
         return self._answers
 
     def failure(self) -> str | None:
-        """Say why it cannot go on; None while it can, or may become ready."""
+        """Return why the process has failed; None while it works or starts."""
         status = self._child.status()
         if status is not None:
             errors = [line for line in self._child.log() if line.startswith("error: ")]
@@ -74,22 +74,22 @@ class GatewayProcess:
                 return errors[-1].removeprefix("error: ")
             return f"it ended with status {status}; its log ends:\n{self.log_tail()}"
         silent_s = age_s(self._alive) if self._has_answered else 0.0
-        if silent_s > self._config.stall_timeout_s:  # slow it may be, as long as it goes on
+        if silent_s > self._config.stall_timeout_s:  # a slow loop is no failure
             return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 
     def log_tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the log."""
         return log_tail(self._child.log())
 
     def drain(self) -> bool:
-        """Have it finish what it accepted and end; tell whether every request was answered."""
+        """Drain and end the process; return whether every accepted request was answered."""
         status = self._child.terminate(self._config.drain_timeout_s + _GRACE_S)
-        # It heeds the signal before it listens: what is ended by it has accepted nothing.
+        # A process that the signal itself ends did not listen yet, so it has accepted nothing.
         return status in (0, -signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._child.kill()
 
     @property
@@ -100,24 +100,24 @@ class GatewayProcess:
 
 
 def command(folder: Path, number: int) -> list[str]:
-    """Return the command of one of the gateway's processes of the run in this folder."""
+    """Return the command that starts a gateway process for the run in this folder."""
     called = [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
     return [*called, "--number", str(number)]
 
 
 def address(host: str, port: int) -> str:
-    """Join them to one text, host:port or [host]:port."""
+    """Join host and port to host:port or [host]:port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_ready(at: str, tls: bool = False) -> bool:
-    """Tell whether a server answers at this HTTP address and its config's own model can."""
+    """Return whether a server at this HTTP address is ready to answer."""
     context = ssl.create_default_context() if tls else None
-    if context is not None:  # it is this server, whatever name its certificate has
+    if context is not None:  # it is this server, so the certificate's name does not matter
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     url = f"{'https' if tls else 'http'}://{at}/v2/models/{MODEL}/ready"
-    # By a name that it always has, whatever server.allowed_hosts says.
+    # This host name is always allowed, for any server.allowed_hosts.
     request = urllib.request.Request(url, headers={"Host": "localhost"})
     with (
         contextlib.suppress(OSError, http.client.HTTPException),
@@ -128,7 +128,7 @@ def is_ready(at: str, tls: bool = False) -> bool:
 
 
 def is_live(door: Path) -> bool:
-    """Tell whether a gateway answers at its own door, this socket."""
+    """Return whether a gateway answers on this Unix socket."""
     try:
         ask(door, "/v2/health/live", _LOOK_S)
     except OSError:
@@ -137,17 +137,17 @@ def is_live(door: Path) -> bool:
 
 
 def listens(host: str, port: int) -> bool:
-    """Tell whether somebody listens there."""
+    """Return whether any process listens there."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_LOOK_S):
         return True
     return False
 
 
 def check_ports(server: ServerConfig) -> None:
-    """Refuse addresses that are taken, before anything long begins.
+    """Check that the addresses are free, before any long work.
 
     Raises:
-        UnavailableError: somebody listens there, or this machine has no such address.
+        UnavailableError: an address is in use, or is not one of this machine.
     """
     for key in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(server, key)

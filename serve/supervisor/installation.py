@@ -1,9 +1,9 @@
-"""The place of tritonserver on this machine, and the environment that it needs.
+"""Find tritonserver on this machine, and make the environment that it needs.
 
-NVIDIA's images have it at /opt/tritonserver, ready to run. Elsewhere it is the one that the wheel
-of `nvidia-pytriton` carries, which needs around it:
+NVIDIA's images have it in /opt/tritonserver, ready to run. Elsewhere it comes from the wheel of
+`nvidia-pytriton`, and needs:
 
-- its Python backend folder with the stub for this Python beside it, which the wheel keeps apart;
+- its Python backend folder with the stub for this Python, which the wheel has in another folder;
 - the wheel's own libraries and libpython in LD_LIBRARY_PATH;
 - this environment's `python3` first in PATH: the stub ignores PYTHONPATH and takes its packages
   from the environment of the first `python3` that it finds.
@@ -20,17 +20,17 @@ from pathlib import Path
 from serve.contract.errors import UnavailableError
 
 IMAGE = Path("/opt/tritonserver")
-# Blocks of large requests go back to the system when they are freed. By itself the allocator raises
-# both limits, to 32 and 64 MiB, and keeps what is below them, for each of its arenas.
+# Return the memory of large requests to the system when they are freed. By default the allocator
+# raises both limits, to 32 and 64 MiB, and each of its arenas keeps smaller blocks.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Installation:
-    """A tritonserver that can be started."""
+    """An installed tritonserver."""
 
     binary: Path
-    backends: Path  # folder of backends
+    backends: Path  # the folder of backends
     libraries: tuple[str, ...]  # folders for LD_LIBRARY_PATH
 
     def environment(self) -> dict[str, str]:
@@ -38,7 +38,7 @@ class Installation:
         return {
             **_ALLOCATOR,
             **os.environ,
-            # Of what is started in there with an interpreter of its own.
+            # For processes that the model starts with an interpreter of its own.
             "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "LD_LIBRARY_PATH": _joined(self.libraries, "LD_LIBRARY_PATH"),
             "PATH": _joined((str(Path(sys.executable).parent),), "PATH"),
@@ -46,13 +46,13 @@ class Installation:
 
 
 def find_installation(folder: Path) -> Installation:
-    """Find the server of NVIDIA's image if this is one, else the wheel's.
+    """Find the server of NVIDIA's image, or else that of the wheel.
 
     Args:
-        folder: the run's own; gets a folder of backends where the wheel's is used.
+        folder: the folder of the run; receives a folder of backends if the wheel is used.
 
     Raises:
-        UnavailableError: there is none, or it or libpython lacks a part.
+        UnavailableError: there is no server, or a part of it or libpython is missing.
     """
     if (IMAGE / "bin" / "tritonserver").is_file():
         return Installation(IMAGE / "bin" / "tritonserver", IMAGE / "backends", ())
@@ -90,7 +90,7 @@ def _link_backend(folder: Path, wheel: Path) -> Path:
 
 
 def _libpython_folder() -> str:
-    """Return where the stub finds libpython; empty where the loader knows by itself."""
+    """Return the folder of libpython for the stub; empty if the loader finds it by itself."""
     version = sysconfig.get_python_version()
     name = f"libpython{version}.so.1.0"
     folder = str(sysconfig.get_config_var("LIBDIR") or "")

@@ -1,4 +1,4 @@
-"""What each Triton of a run is started with: its folder, its configuration, its engine."""
+"""Prepare each Triton of a run: its folder, config and engine."""
 
 import dataclasses
 from pathlib import Path
@@ -8,11 +8,11 @@ from serve.contract.fields import MAX_BEAMS
 from serve.supervisor.server import TritonLaunch, prepare
 from serve.wire.folder import reference_folder
 
-_REFERENCE_SLOTS = 4  # it has one request at a time, of a few windows perhaps
+_REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
 
 
 def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
-    """Write what the shadow monitor's reference reads; None where it is no engine of its own.
+    """Prepare the Triton of the shadow monitor's reference; None if it has no engine of its own.
 
     Raises:
         EarshotError: see `prepare`.
@@ -30,7 +30,7 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
         rows=_REFERENCE_SLOTS * MAX_BEAMS,
         encoder_batch=1,
         draft_tokens=0,
-        # In full, and nothing that a GPU alone has.
+        # In full precision, and without options that only a GPU has.
         kernels="auto",
         compute_type="float32" if shadow.device == "cpu" else "auto",
         cuda_graph=runtime.cuda_graph and shadow.device.startswith("cuda"),
@@ -43,7 +43,7 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
 
 
 def from_here(config: Config) -> Config:
-    """Return the same, with absolute paths of files."""
+    """Return the config with absolute paths."""
 
     def absolute(path: str) -> str:
         return str(Path(path).absolute()) if path else ""

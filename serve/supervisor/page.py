@@ -1,4 +1,4 @@
-"""What the supervisor adds to the page of metrics."""
+"""The supervisor's metrics, which the gateway adds to its metrics page."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ logger = logging.getLogger("earshot")
 
 
 class Page:
-    """The supervisor's page, written where it has changed.
+    """The supervisor's metrics file, written when it changes.
 
     Args:
         folder: of the run.
@@ -23,14 +23,14 @@ class Page:
         self._page = self._unwritten = ""
 
     def write(self, page: str) -> None:
-        """Write it; the log says once where that fails."""
+        """Write the file; log the first failure."""
         if page == self._page:
             return
         new = self._path.with_name(f"{self._path.name}.new")
         try:
             new.write_text(page, encoding="utf-8")
             new.replace(self._path)
-        except OSError as error:  # the disk is full, say: the next look tries again
+        except OSError as error:  # for example a full disk; the next poll tries again
             if page != self._unwritten:
                 logger.warning("the supervisor's metrics stay as they were: %s", error)
             self._unwritten = page
@@ -39,7 +39,7 @@ class Page:
 
 
 def page_of(engines: Engines, gateways: Iterable[Part], reference: Part | None = None) -> str:
-    """Tell of a server's parts; the shadow monitor's reference is told as an engine is."""
+    """Render the metrics of a server's processes; the shadow reference counts as an engine."""
     gateways, every = tuple(gateways), engines.all
     up = any(part.up for part in gateways) and any(map(engines.works, every))
     return (

@@ -1,4 +1,4 @@
-"""A process that is started again whenever it fails, ever later, and given up in the end."""
+"""Supervise a process: restart it after a failure with growing delays, and give up in the end."""
 
 import logging
 import time
@@ -9,38 +9,38 @@ from serve.contract.errors import EarshotError
 
 logger = logging.getLogger("earshot")
 
-_FIRST_DELAY_S = 0.5  # before the next start; twice as long each time
+_FIRST_DELAY_S = 0.5  # before the first restart; doubled each time
 _LONGEST_DELAY_S = 30.0
-_SETTLED_S = 60.0  # after so long without a failure the delays begin anew
+_SETTLED_S = 60.0  # without a failure for this time, the delays start over
 MAX_FAILED_STARTS = 5
 
 
 class Running(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     def ready(self) -> bool:
-        """Tell whether it does its work now."""
+        """Return whether the process does its work now."""
 
     def failure(self) -> str | None:
-        """Say why it cannot go on; None while it can, or may become ready."""
+        """Return why the process has failed; None while it works or starts."""
 
     def log_tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the log."""
 
     def kill(self) -> None:
-        """End it now; does nothing where it has ended."""
+        """Kill the process, if it has not ended."""
 
 
 class Part:
-    """One of the server's processes, through all its starts. For one thread, `kill` excepted.
+    """One of the server's processes through all its restarts. For one thread, except `kill`.
 
     Args:
-        name: as metrics and messages have it.
-        title: what people call it.
-        launch: starts it; raises an EarshotError where that fails at once.
-        start_timeout_s: how long it may take to be ready.
-        needed: whether the server ends with it. While it does not, it is started again for ever.
-        clock: seconds that nobody sets.
+        name: the name in metrics and messages.
+        title: the name for people.
+        launch: starts the process; raises an EarshotError if that fails at once.
+        start_timeout_s: the time in which it must be ready.
+        needed: whether the server needs it; otherwise it is restarted for ever.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Part:
     ) -> None:
         self.name = name
         self.restarts = 0
-        self.up = False  # by the last look
+        self.up = False  # at the last poll
         self.running: Running | None = None
         self._title = title
         self._launch = launch
@@ -62,15 +62,15 @@ class Part:
         self._needed = needed
         self._clock = clock
         self.ever_ready = False
-        self._ready = False  # this process has been
+        self._ready = False  # whether the present process has been ready
         self._failed_starts = 0  # in a row
         self._delay_s = _FIRST_DELAY_S
-        self._due = 0.0  # when to start it
+        self._due = 0.0  # time of the next start
         self._started = 0.0
         self._killed = False
 
     def look(self) -> None:
-        """Start it if that is due, see whether it works, and end it if it cannot go on.
+        """Start the process if that is due, check it, and end it after a failure.
 
         Raises:
             EarshotError: it failed before it was ever ready, or too many times in a row.
@@ -80,7 +80,7 @@ class Part:
             self._fail(reason)
 
     def kill(self) -> None:
-        """End it now, and for good: that it has ended is no failure then."""
+        """Kill the process for good; its end is then no failure."""
         self._killed = True
         self._end()
 
@@ -125,7 +125,7 @@ class Part:
         self.up = False
         self._end()
         self.running = None
-        if self._killed:  # by another thread, while this one looked
+        if self._killed:  # by another thread meanwhile
             return
         if not self._ready:
             self._failed_starts += 1
@@ -134,6 +134,6 @@ class Part:
         if self._failed_starts >= MAX_FAILED_STARTS and self._needed():
             raise EarshotError(f"gave up after {self._failed_starts} starts in a row: {reason}")
         self.restarts += 1
-        logger.warning("%s; it is started again in %g s", reason, self._delay_s)
+        logger.warning("%s; it restarts in %g s", reason, self._delay_s)
         self._due = self._clock() + self._delay_s
         self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)

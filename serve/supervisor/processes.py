@@ -1,4 +1,4 @@
-"""The processes of a server: started, looked at and ended."""
+"""Start, inspect and end processes."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ from serve.contract.devices import CORES
 from serve.contract.errors import UnavailableError
 
 _PR_SET_PDEATHSIG = 1
-_UMASK = 0o077  # what a server makes, shared memory above all, is for its own user
+_UMASK = 0o077  # files and shared memory of a server are for its own user
 _KILL_S = 10.0
 _POLL_S = 0.02
 _LOG_BYTES = 2**20
-_CGROUP = Path("/sys/fs/cgroup")  # of a container, its own
+_CGROUP = Path("/sys/fs/cgroup")  # the limits of this container
 
-# Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
-# ended; the check after it is for a parent that went before the call.
+# A program that replaces itself with the command. It gets SIGKILL when its parent ends in any way.
+# The check afterwards covers a parent that ended before the call.
 _LAUNCH = f"""
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
@@ -37,7 +37,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """A process that ends when the thread that started it does, and never outlives this process.
+    """A process that ends with the thread that started it, and never outlives this process.
 
     Args:
         command: the program's full path and its arguments.
@@ -70,34 +70,34 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for this process, which then stops it
+                    start_new_session=True,  # Ctrl-C goes to this process, which stops it
                 )
         except OSError as error:
             raise UnavailableError(f"cannot start {command[0]}: {error}") from error
         self.pid = self._process.pid
 
     def status(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def log(self) -> list[str]:
-        """Read the lines of the log since it was started; of very many the last ones."""
+        """Return the lines of the log since the start, at most the last ones of a long log."""
         with self._log_path.open("rb") as log:
             log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             return log.read().decode("utf-8", errors="replace").splitlines()
 
     def terminate(self, timeout_s: float) -> int | None:
-        """Ask it to end and wait, at most so long; return its exit status, or None."""
+        """Terminate the process and wait up to a limit; return its exit status, or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGTERM)
             return self._process.wait(timeout_s)
         return None
 
     def kill(self) -> None:
-        """End it and all that it started, now; return when they have gone."""
+        """Kill the process and all its descendants, and wait until they have ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # blocked in the kernel
             self._process.wait(_KILL_S)
         end = time.monotonic() + _KILL_S
         while any(map(is_alive, _group(self.pid))) and time.monotonic() < end:
@@ -110,7 +110,7 @@ def log_tail(log: Sequence[str]) -> str:
 
 
 def _group(leader: int) -> list[int]:
-    """List the processes of a group, which a process that has ended may have left behind."""
+    """List the processes of a group, some of which may outlive its leader."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError):
@@ -120,22 +120,22 @@ def _group(leader: int) -> list[int]:
 
 
 def live_children(pid: int) -> list[int]:
-    """List the direct children of a process that have not ended."""
+    """List the running direct children of a process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children() if is_alive(child.pid)]
     return []
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process has not ended; a zombie, which nobody has asked about yet, has."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Return the largest resident memory that a process has had; 0 once it has ended."""
-    # Linux keeps the peak itself, which sampling would miss; psutil gives the present size alone.
+    """Return the peak resident memory of a process; 0 after its end."""
+    # Linux records the peak, which sampling would miss; psutil has only the present size.
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         match = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -144,14 +144,14 @@ def peak_memory_bytes(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int:
-    """Return the resident memory that a process has now; 0 once it has ended."""
+    """Return the present resident memory of a process; 0 after its end."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that processes may still take here: of the machine, or of its container."""
+    """Return the free memory of the machine, or of its container if that has less."""
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no such limit
         most = int((_CGROUP / "memory.max").read_text())

@@ -1,4 +1,4 @@
-"""Which engine may take another's place in a server that runs, before it is opened."""
+"""Check, before opening it, whether an engine may replace the one of a running server."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -13,20 +13,19 @@ from serve.supervisor.processes import free_memory_bytes
 from serve.supervisor.server import TritonServer
 
 _MIB = 2**20
-# Keys of the exchange itself, and one that --open sets.
-_EXCHANGED = ("engine", "server.reload_clips", "server.reload_max_cer", "server.open")
+_EXCHANGED = ("engine", "server.open")  # the latter is what --open sets
 
 
 def require_replaceable(asked: Config, order: Order, engine: Path) -> None:
-    """Refuse an order that would change more than the network.
+    """Check that a reload changes only the network.
 
     Args:
-        asked: the configuration that the server was started with.
-        order: what is wanted.
-        engine: the folder of the engine that runs.
+        asked: the config that the server was started with.
+        order: the reload request.
+        engine: the folder of the present engine.
 
     Raises:
-        ConfigError: the configuration has changed; the message names the first key.
+        ConfigError: the config has changed; the message names the first key.
         EngineError: the new engine's manifest cannot be read, or has other tokens.
     """
     for key, old, new in _differences(asked, order.config):
@@ -44,10 +43,10 @@ def require_replaceable(asked: Config, order: Order, engine: Path) -> None:
 
 
 def require_memory(running: Iterable[object]) -> None:
-    """Refuse to open engines beside those that run where memory has no room for as much again.
+    """Check that memory has room for new engines beside the running ones.
 
     Raises:
-        UnavailableError: it has none.
+        UnavailableError: there is too little memory.
     """
     taken = sum(it.memory_bytes() for it in running if isinstance(it, TritonServer)) // _MIB
     free = free_memory_bytes() // _MIB
@@ -59,7 +58,7 @@ def require_memory(running: Iterable[object]) -> None:
 
 
 def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys of a configuration that differ, with both values."""
+    """Yield the keys that differ between two configs, with both values."""
     for field in dataclasses.fields(Config if not at else old):
         key = f"{at}{field.name}"
         if key in _EXCHANGED:
@@ -72,7 +71,7 @@ def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, A
 
 
 def _tokens(manifest: Manifest) -> dict[str, Any]:
-    """Return what clients, and drafts of live streams, may know of an engine's tokens."""
+    """Return the facts of an engine's tokens that clients and live drafts rely on."""
     facts = dataclasses.asdict(manifest.tokenizer)
     del facts["alignment_heads"]
     return {"dims.n_vocab": manifest.dims.n_vocab} | {

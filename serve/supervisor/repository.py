@@ -1,4 +1,4 @@
-"""Triton's model repository, written anew for each run from the templates in `serve/triton`."""
+"""Write Triton's model repository for a run from the templates in `serve/triton`."""
 
 import string
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ def write_repository(folder: Path, toml: Path, engine: Path) -> Path:
 
 
 def _tensor_lists() -> str:
-    """Write the inputs and outputs of config.pbtxt, as `serve.wire.tensors` lists them."""
-    # The client may leave any input out: `wire.request_from_inputs` says what belongs together.
+    """Return the inputs and outputs of config.pbtxt, which `serve.wire.tensors` lists."""
+    # A client may omit any input; `wire.request_from_inputs` checks which belong together.
     inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
     outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
     return inputs + outputs
@@ -55,7 +55,7 @@ def _fields(spec: TensorSpec) -> str:
 
 
 def _filled(template: Path, values: Mapping[str, Any]) -> str:
-    """Fill in a template's $-names, escaped for strings of config.pbtxt."""
+    """Fill in the $-names of a template, escaped for strings of config.pbtxt."""
     escaped = {
         key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
     }

@@ -1,18 +1,19 @@
-"""A server for the length of a `with` block: Triton, the gateway before it, and who watches both.
+"""Run a server, Triton with the gateway in front of it, and supervise its processes.
 
-Of several devices each has a Triton of its own, with the engine in a process of its own, and the
-gateway gives a request to the one that has the fewest. One Triton with an instance of `whisper` for
-each device would have fewer processes, but it ends as a whole when one of them does, with the
-requests of all; it gives a request to any instance that is idle, and ours always are, for they
-answer later; and a process that sees all GPUs takes memory on each.
+Each device has a Triton of its own, with the engine in a separate process. The gateway sends a
+request to the engine with the fewest requests. One Triton with an instance of `whisper` per device
+would have fewer processes, but three disadvantages:
 
-So has the reference of the shadow monitor, where it is an engine: the product goes on without it.
+- It would end as a whole, with all requests, when one engine fails.
+- It would send a request to any idle instance, and ours are always idle, since they answer later.
+- A process that sees all GPUs takes memory on each of them.
 
-The first engine starts alone, and compiles and keeps the kernels that the others then find; these
-start side by side.
+The reference engine of the shadow monitor has a Triton too; the server goes on without it if it
+fails. The first engine starts alone and compiles the kernels. The others then start together and
+find them compiled.
 
-One thread, the supervisor, starts and ends all processes, because a process that is to die with
-its starter dies with the thread that started it.
+One thread, the supervisor, starts and ends all processes: a process that should die with its parent
+dies with the thread that started it.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 
 class Server:
-    """A server that was started, and its supervisor."""
+    """A started server and its supervisor."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Server:
         self._others = (*self._gateways, *([self._reference] if self._reference else []))
         self._page = Page(folder)
         self._error: EarshotError | None = None
-        self._complete = True  # every request that was accepted has been answered
+        self._complete = True  # whether every accepted request was answered
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._killed = threading.Event()
@@ -87,7 +88,7 @@ class Server:
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
     def _shadow(self, launch: TritonLaunch) -> Part:
-        """Make the part of the shadow monitor's reference, which is not needed."""
+        """Make the process of the shadow monitor's reference, which the server can do without."""
         log = Path(f"{self.log_path}.shadow")
         log.write_bytes(b"")
         title, start = f"{TRITON} of shadow.engine", functools.partial(launch.start, log)
@@ -96,7 +97,7 @@ class Server:
     def _gateway(
         self, number: int, processes: int, server: ServerConfig, requests_to: int | None
     ) -> Part:
-        """Make the part of one of the gateway's processes."""
+        """Make one of the gateway's processes."""
         return Part(
             "gateway",
             "the gateway" if processes == 1 else f"the gateway's process {number}",
@@ -107,43 +108,43 @@ class Server:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of each tritonserver that runs; others after a restart.
+        """The process ids of the running tritonservers, which a restart changes.
 
         Raises:
-            EarshotError: none does just now.
+            EarshotError: none runs now.
         """
         return tuple(triton.pid for triton in self._tritons())
 
     @property
     def restarts(self) -> int:
-        """The number of times that a process had to be started again."""
+        """The number of restarts of all processes."""
         others = sum(part.restarts for part in self._others)
         return others + sum(engine.restarts for engine in self._engines.all)
 
     def require_unbroken(self) -> None:
-        """Make sure that what is measured is what was started.
+        """Check that no process has failed since the start, for measurements.
 
         Raises:
-            EarshotError: it failed since, even if it was started again.
+            EarshotError: a process has failed, even if it was restarted.
         """
         if self.restarts:
             raise EarshotError(f"the server failed and was started again; see {self.log_path}")
 
     def peak_memory_bytes(self) -> int:
-        """Sum the largest resident memory of Triton and its model, each at its own peak."""
+        """Return the sum of the peak resident memory of Triton and its model."""
         return sum(triton.peak_memory_bytes() for triton in self._tritons())
 
     def failure(self) -> str | None:
-        """Say why the server was given up; None while it runs or is being started again."""
+        """Return why the server was given up; None while it runs or restarts."""
         return None if self._error is None else str(self._error)
 
     def start(self) -> None:
-        """Start it and wait until all of it is ready.
+        """Start the server and wait until all of it is ready.
 
         Raises:
-            EarshotError: it did not start; the message says why.
+            EarshotError: the server did not start; the message says why.
         """
-        # The first of several engines is waited for before the others begin.
+        # The first engine must be ready before the others start.
         timeout_s = self._start_timeout_s * min(2, len(self._engines.all))
         end = time.monotonic() + timeout_s
         self._thread.start()
@@ -157,17 +158,17 @@ class Server:
             self._ready.wait(_LOOK_S)
 
     def reload(self, order: Order) -> None:
-        """Have another engine take over, as soon as there is time for it; the log says whether."""
+        """Queue a reload of the engine; the log has the outcome."""
         self._engines.ask(order, lambda news: None)
 
     def stop(self) -> None:
-        """Let it finish what it has accepted, and end it.
+        """Drain and end the server.
 
         Raises:
-            DeadlineError: some of that was not answered within server.drain_timeout_s.
+            DeadlineError: a request was not answered within server.drain_timeout_s.
         """
         self._stopping.set()
-        # Not by `join`: if that is interrupted, Python 3.11 takes a thread for one that has ended.
+        # Do not `join`: after an interrupted join, Python 3.11 takes the thread for ended.
         self._ended.wait()
         if not self._complete:
             raise DeadlineError(
@@ -176,11 +177,11 @@ class Server:
             )
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the server."""
         self._killed.set()
         self._stopping.set()
         for part in (*self._engines.parts, *self._others):
-            part.kill()  # so that nothing is waited for any more
+            part.kill()  # so that the supervisor waits for nothing
         if self._thread.ident is not None:
             self._ended.wait()
 
@@ -219,13 +220,13 @@ class Server:
                 self._ended.set()
 
     def _drain(self) -> None:
-        """End the gateway first: it answers what it has accepted, for which it needs Triton."""
+        """End the gateway first: it needs Triton to answer its accepted requests."""
         gateways = _running(self._gateways, GatewayProcess)
         running = (*self._engines.parts, *self._others)
         with ThreadPoolExecutor(max(1, len(running))) as pool:
             drained = [pool.submit(gateway.drain) for gateway in gateways]
             while not all(each.done() for each in drained):
-                self._engines.go_on(draining=True)  # requests may wait for what is to be loaded
+                self._engines.go_on(draining=True)  # requests may wait for an engine to load
                 time.sleep(_LOOK_S)
             self._complete = all(each.result() for each in drained)
             tritons = (*self._engines.parts, *self._others)
@@ -236,7 +237,7 @@ class Server:
 
 
 def _running(parts: Iterable[Part], kind: type[T]) -> list[T]:
-    processes = [part.running for part in parts]  # read once: the supervisor changes it
+    processes = [part.running for part in parts]  # read once: another thread changes it
     return [process for process in processes if isinstance(process, kind)]
 
 
@@ -247,23 +248,23 @@ def running_server(
     log_path: Path | None = None,
     requests_to: int | None = None,
 ) -> Iterator[Server]:
-    """Run a server for the length of a `with` block; it is ready, and is drained at the end.
+    """Run a server inside a `with` block; it is ready at the start and drained at the end.
 
     Args:
-        config: addresses and limits; passed on to the model and the gateway.
-        engine: the engine's folder; None takes `config.engine`.
-        log_path: file for the logs of both; None keeps them only while the server runs. Of
-            several engines each has a file of its own beside it, whose name ends in its number.
-        requests_to: descriptor for the log's lines of requests; None: they go to the others.
+        config: the config of the server, the model and the gateway.
+        engine: the engine's folder; None: `config.engine`.
+        log_path: the log file; None: the logs exist only while the server runs. Several engines
+            have files of their own beside it, whose names end in the engine's number.
+        requests_to: file descriptor for the access log; None: it goes to the log file.
 
     Raises:
-        UnavailableError: the machine lacks what the server needs, or a port is taken.
+        UnavailableError: the machine lacks something that the server needs, or a port is in use.
         EngineError: there is no engine, or its manifest cannot be read.
-        DeadlineError: it stopped without having answered all that it accepted.
+        DeadlineError: the server stopped before it had answered every accepted request.
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    read_manifest(Path(engine or config.engine))  # or a missing one is told after many seconds
+    read_manifest(Path(engine or config.engine))  # report a missing engine at once
     whole = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
@@ -282,13 +283,13 @@ def running_server(
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Find ports that nobody listens on, for servers that need no well-known address.
+    """Find free ports for servers that need no well-known address.
 
-    They lie below those that the kernel gives to outgoing connections, one of which could take a
-    port before its server listens there.
+    The ports are below the range of outgoing connections, one of which could otherwise take a port
+    before its server listens there.
 
     Raises:
-        UnavailableError: of a thousand random ports too few could be had.
+        UnavailableError: too few of a thousand random ports were free.
     """
     ports = list[int]()
     for port in random.sample(_PORTS, 1000):
@@ -301,13 +302,13 @@ def free_ports(host: str, count: int) -> tuple[int, ...]:
 
 
 def on_free_ports(server: ServerConfig) -> ServerConfig:
-    """Return the same server on free ports, to run beside one on the configured ports."""
+    """Return the config on free ports, to run beside a server on the configured ports."""
     http, grpc, metrics = free_ports(server.host, 3)
     return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
 
 
 def for_this_machine(server: ServerConfig) -> ServerConfig:
-    """Return the same server on free ports of loopback, without keys or TLS, to be measured."""
+    """Return the config on free ports of loopback, without keys or TLS, for measurements."""
     plain = dataclasses.replace(
         server, host="127.0.0.1", keys_file="", usage_file="", tls_certificate="", tls_key=""
     )

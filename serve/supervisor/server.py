@@ -1,7 +1,7 @@
-"""Triton Inference Server as a child process, which this machine's gateway alone can reach.
+"""Run Triton Inference Server as a child process that only the gateway can reach.
 
-It listens on two Unix sockets in the run's folder and nowhere else: gRPC and metrics. What clients
-need no more, its HTTP port and the calls that change or reveal the server, is off or locked.
+It listens only on two Unix sockets in the folder of the run, for gRPC and metrics. Its HTTP port is
+off, and the calls that change or reveal the server are locked.
 """
 
 import contextlib
@@ -33,18 +33,17 @@ from serve.wire.client import Client
 from serve.wire.numpy_version import require_numpy_1
 from serve.wire.unix_http import ask
 
-_MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
+_MAX_PATH = 85  # the path of a Unix socket has at most 107 bytes
 _MIB = 2**20
-_REGIONS_MIB = 16  # shared memory that the model's process takes before any request, and some
+_REGIONS_MIB = 16  # shared memory of the model's process without requests, and some reserve
 _METRICS_TIMEOUT_S = 2.0
-# Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
-# for then are requests that it never lets go, and all that time goes by before it ends.
+# When Triton is told to end, the gateway has no requests in flight. Triton then waits only for
+# requests that it has leaked, and always for the whole time.
 _EXIT_S = 3
-_TELLING_S = 1.0  # that a process may take to write why it cannot go on
-_STOP_S = 5.0  # until it is killed; the model is closed in it
+_TELLING_S = 1.0  # time for a process to write why it has failed
+_STOP_S = 5.0  # time to close the model before the process is killed
 
-# What a client of the model does not call. They can be called with this header alone, whose name
-# and value nobody is told.
+# APIs that a client of the model does not need. They require a header with a secret name and value.
 _LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
 # Lines with which Triton explains itself but does not mean its end.
 _NOISE = ("CudaDriverHelper has not been initialized",)
@@ -52,16 +51,16 @@ _NOISE = ("CudaDriverHelper has not been initialized",)
 
 @dataclasses.dataclass(frozen=True)
 class TritonLaunch:
-    """Everything that is needed to start Triton, any number of times; `prepare` makes it."""
+    """What is needed to start Triton, any number of times; `prepare` makes it."""
 
     folder: Path
     config: Config
-    engine: Path  # its folder, whatever links lead there
+    engine: Path  # the engine's folder, with links resolved
     command: tuple[str, ...]
     environment: dict[str, str]
 
     def start(self, log_path: Path) -> "TritonServer":
-        """Start it anew, with nothing left of one that ran before.
+        """Start Triton without any state of an earlier process.
 
         Raises:
             UnavailableError: the program cannot be started.
@@ -82,19 +81,19 @@ def prepare(
     count: int = 1,
     beside: bool = False,
 ) -> TritonLaunch:
-    """Write what Triton and the model read into their folder.
+    """Write the files that Triton and the model read.
 
     Args:
-        folder: Triton's own.
+        folder: the folder of this Triton.
         config: the whole configuration, with one device.
         engine: the engine's folder.
-        environment: what its processes have beside this one's.
-        count: how many engines the run has.
-        beside: whether others run, whose requests these will get in their place.
+        environment: variables to add to this process's environment.
+        count: the number of engines of the run.
+        beside: whether it will replace Tritons that still run.
 
     Raises:
-        UnavailableError: the machine lacks what the server needs.
-        EarshotError: the engine cannot run as configured.
+        UnavailableError: the machine lacks something that the server needs.
+        EarshotError: the engine cannot run with this config.
     """
     require_numpy_1()
     if len(str(folder)) > _MAX_PATH:
@@ -118,7 +117,7 @@ def prepare(
         f"--grpc-address=unix:{folder / names.GRPC_SOCKET}",
         f"--grpc-port={names.GRPC_PORT}",
         f"--grpc-restricted-protocol={_LOCKED}:{key}",
-        # By default Triton keeps the messages of 8 requests for reuse, however large they are.
+        # By default Triton keeps the messages of 8 requests of any size for reuse.
         "--grpc-infer-allocation-pool-size=0",
         f"--metrics-address=unix:{folder / names.METRICS_SOCKET}",
         f"--metrics-port={names.METRICS_PORT}",
@@ -129,12 +128,14 @@ def prepare(
 
 
 def config_to_toml(config: Config) -> str:
-    """Write the text of a file from which `load_config` reads the same configuration."""
-    return tomli_w.dumps(dataclasses.asdict(config))
+    """Return the TOML text from which `load_config` reads the same config."""
+    table = dataclasses.asdict(config)
+    del table["runtime"]["kernels"]  # no key: what tests set, in this process
+    return tomli_w.dumps(table)
 
 
 class TritonServer:
-    """A tritonserver that was started and may become ready, fail, or both in turn."""
+    """A started tritonserver, which may become ready, fail, or both in turn."""
 
     def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
         self.pid = child.pid
@@ -142,17 +143,17 @@ class TritonServer:
         self._config = config
         self._child = child
         self._has_been_ready = False
-        self._given_up = 0.0  # requests, by the last page read while the model was well
+        self._given_up = 0.0  # abandoned requests at the last reading while the model was healthy
 
     def ready(self) -> bool:
-        """Tell whether it can answer: the model is loaded, and its process says that it lives."""
+        """Return whether it can answer: the model is loaded, and its process has a heartbeat."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
         return self._has_been_ready and self._silent_s() < STALE_S
 
     def failure(self) -> str | None:
-        """Say why it cannot go on; None while it can, or may become ready."""
+        """Return why it has failed; None while it works or starts."""
         if reason := self._written_failure():
             return reason
         status = self._child.status()
@@ -163,24 +164,24 @@ class TritonServer:
         return None
 
     def log_tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the log."""
         return log_tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
-        """Sum the largest resident memory of the server and its model, each at its own peak."""
+        """Return the sum of the peak resident memory of the server and its model."""
         return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def memory_bytes(self) -> int:
-        """Sum the memory that the server and its model have now."""
+        """Return the present resident memory of the server and its model."""
         return sum(memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
-        """End it; whatever it still works for is given up."""
+        """End it; its requests are lost."""
         self._child.terminate(_STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        """End it and its model now."""
+        """Kill it and its model."""
         self._child.kill()
 
     def _loaded(self) -> bool:
@@ -191,9 +192,9 @@ class TritonServer:
             return client.ready()
 
     def _close_regions(self) -> None:
-        """Let nobody else read what requests will leave in shared memory.
+        """Make the shared memory of requests readable for this user only.
 
-        Whatever the umask, Triton makes its regions readable by all; it makes no more after this.
+        Triton creates its regions readable by all, with any umask. It creates none after this.
         """
         for region in names.shared_memory(self._folder):
             region.chmod(0o600)
@@ -202,17 +203,17 @@ class TritonServer:
         return age_s(self._folder / names.ALIVE)
 
     def _written_failure(self) -> str | None:
-        """Read what the process that has the engine says of its failure."""
+        """Return the failure that the engine's process has written."""
         path = self._folder / names.FAILURE
         with contextlib.suppress(FileNotFoundError):
             since_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
             text = path.read_text(encoding="utf-8")
-            if text or since_s > _TELLING_S:  # where the disk is full it says nothing
+            if text or since_s > _TELLING_S:  # empty if the disk is full
                 return text or "a model's process cannot go on; its log says why"
         return None
 
     def _breakdown(self) -> str | None:
-        """Say what went wrong below a server that still runs."""
+        """Return what has failed in the model while Triton itself still runs."""
         if not live_children(self.pid):
             return f"a model's process ended: {cause(self._child.log())}"
         silent_s = self._silent_s()
@@ -224,15 +225,15 @@ class TritonServer:
         return self._abandoned_requests(silent_s)
 
     def _abandoned_requests(self, silent_s: float) -> str | None:
-        """Say whether Triton has given up on requests that a silent process has still to read.
+        """Return whether Triton has abandoned requests that a silent process has not read yet.
 
-        Triton waits a second for a process that does not run, which no option changes, then forgets
-        the request; the process answers it once it runs again, and Triton dies of the answer.
+        Triton waits one second for a stopped process, which no option changes, and then forgets the
+        request. If the process runs again it answers the request, and Triton crashes.
         """
         page = _metrics(self._folder) or ""
         counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
         given_up = sum(map(float, counts))
-        if silent_s < INTERVAL_S:  # nothing that began after that beat has been given up yet
+        if silent_s < INTERVAL_S:  # nothing since the last heartbeat can be abandoned yet
             self._given_up = given_up
         elif silent_s > STALE_S and given_up > self._given_up:
             return "a model's process stood still, and Triton gave up requests that it still has"
@@ -240,7 +241,7 @@ class TritonServer:
 
 
 def cause(log: Sequence[str]) -> str:
-    """Say what a log of Triton's tells of its end, in a sentence if it can be had."""
+    """Return the reason for Triton's end from its log, as a sentence if possible."""
     refused = [re.search(r"failed to load '\w+' version \d+: (.*)", line) for line in log]
     reasons = [match.group(1).rstrip('"') for match in refused if match is not None]
     if reasons:
@@ -254,14 +255,14 @@ def cause(log: Sequence[str]) -> str:
 
 
 def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
-    """Refuse a machine whose shared memory cannot hold the requests that may be in flight.
+    """Check that shared memory can hold the requests in flight.
 
     Args:
-        inflight_mib: most that these take, of all engines together.
-        regions_mib: what the engines take besides.
+        inflight_mib: the most MiB of requests, for all engines together.
+        regions_mib: the MiB that the engines need in addition.
 
     Raises:
-        UnavailableError: too little of it is free.
+        UnavailableError: too little shared memory is free.
     """
     status = os.statvfs(names.SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize // _MIB
@@ -278,7 +279,7 @@ def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
 
 
 def _metrics(folder: Path) -> str | None:
-    """Read Triton's metrics page; None while there is none."""
+    """Return Triton's metrics page; None while there is none."""
     with contextlib.suppress(OSError):
         return ask(folder / names.METRICS_SOCKET, "/metrics", _METRICS_TIMEOUT_S).decode()
     return None

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, AudioLimitError, OptionError, shown
 from serve.contract.messages import AudioFile, Request
 from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
+MAX_AUDIO_MB = 768  # maximum MiB of a file or of samples, as sent
 MAX_TIMES = 2048
 _TRACK = re.compile(r"[1-9][0-9]{0,3}|[^\W\d][\w -]{0,30}", re.ASCII)
 
@@ -28,13 +28,13 @@ def memory_bytes(request: Request) -> int:
     return 0 if isinstance(request.audio, AudioFile) else audio_bytes(request)
 
 
-def check_audio(request: Request, config: TranscriberConfig) -> None:
+def check_audio(request: Request) -> None:
     """Check the type and size of a request's audio before it is decoded.
 
     Raises:
         OptionError: samples have no sample rate, or a file has one.
         AudioError: the audio is neither bytes nor an array.
-        AudioLimitError: the audio is larger than `transcriber.max_audio_mb`.
+        AudioLimitError: the audio is larger than `MAX_AUDIO_MB`.
     """
     if isinstance(request.audio, bytes | AudioFile):
         if request.sample_rate is not None:
@@ -47,11 +47,10 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
         raise AudioError(f"audio is {kind}; expected a file's bytes or an array of samples")
     elif request.sample_rate is None:
         raise OptionError("sample_rate is missing; expected the samples' rate in Hz")
-    if audio_bytes(request) > config.max_audio_mb * MIB:
+    if audio_bytes(request) > MAX_AUDIO_MB * MIB:
         raise AudioLimitError(
-            f"audio has {audio_bytes(request) / MIB:.1f} MiB; expected at most "
-            f"{config.max_audio_mb} (transcriber.max_audio_mb): send it in parts, compressed or at "
-            "a lower sample rate"
+            f"audio has {audio_bytes(request) / MIB:.1f} MiB; expected at most {MAX_AUDIO_MB}: "
+            "send it in parts, compressed or at a lower sample rate"
         )
 
 

@@ -10,6 +10,13 @@ from serve.runtime.protocol import Capabilities, Detection
 from serve.speech.languages import CLOSE_LANGUAGES
 from serve.speech.tokenizer import Tokenizer
 
+# A window is decoded in further languages, up to TRIES, until the probabilities of the languages
+# tried add up to CERTAINTY. The most likely text is kept.
+CERTAINTY, TRIES = 0.85, 2
+# If one language was detected for all windows, a later window with at least this probability of
+# another language is decoded in that language, too. The more likely text is kept.
+SWITCH = 0.5
+
 
 def detection_of(
     request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
@@ -34,14 +41,14 @@ def detection_of(
     if request.language is not None:
         return Detection()
     languages = tokenizer.language_ids(wanted or config.languages)
-    detection = Detection(languages, config.language_certainty, config.language_tries)
+    detection = Detection(languages, CERTAINTY, TRIES)
     if request.multilingual:  # each window's prompt names its own language
         return detection
     known = tokenizer.facts.languages
     close = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return dataclasses.replace(detection, switch=config.language_switch, close=close)
+    return dataclasses.replace(detection, switch=SWITCH, close=close)
 
 
 def check_languages(

@@ -31,7 +31,11 @@ from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
-_AHEAD_PER_SLOT = 2  # the same for all requests together, without their first windows
+# Maximum decoded samples of a request's audio, all channels. An hour of 192 kHz stereo has 1,382
+# million.
+MAX_SAMPLES = 1.5e9
+MAX_DECODE_S = 60.0  # maximum CPU time of decoding a request's audio, without VAD
+_AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, for all requests together without their first windows
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,9 +83,7 @@ class Intake:
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
     ) -> None:
-        self._limits = Limits(
-            config.max_audio_s, config.max_decoded_msamples * 1e6, config.max_decode_s
-        )
+        self._limits = Limits(config.max_audio_s, MAX_SAMPLES, MAX_DECODE_S)
         self._on_window = on_window
         self._on_error = on_error
         self._prepare = prepare

@@ -13,6 +13,8 @@ from serve.transcriber.audio import MIB
 from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
 
+MAX_PENDING_MB = 1024  # maximum MiB of undecoded audio of all requests
+
 
 class Ledger:
     """The pending requests and their counters, shared by the transcriber's threads. Thread-safe.
@@ -74,12 +76,11 @@ class Ledger:
                 f"{pending} requests are pending, the maximum (transcriber.max_pending); try again "
                 "later"
             )
-        held, limit = sum(self._audio_bytes.values()), self._config.max_pending_mb
+        held, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
         if held + audio_bytes > limit * MIB:
             raise OverloadedError(
                 f"{held / MIB:.1f} MiB of audio are waiting to be decoded, and the request adds "
-                f"{audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB "
-                "(transcriber.max_pending_mb): try again later"
+                f"{audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB: try again later"
             )
 
     def reject(self) -> None:

@@ -5,18 +5,12 @@ import math
 from typing import TypeVar
 
 from serve.contract.codec import from_table
-from serve.contract.config import (
-    OPTIONS,
-    SPEECH_OPTIONS,
-    SearchConfig,
-    SpeechConfig,
-    TranscriberConfig,
-)
+from serve.contract.config import OPTIONS, TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
-from serve.contract.messages import Mode, Request
+from serve.contract.messages import SPEECH_OPTIONS, Mode, Request, SearchOptions, SpeechOptions
 from serve.contract.options import Switch, as_switch
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.chinese import Script, script_of
@@ -32,12 +26,13 @@ from serve.transcriber.prompts import (
     mode_of,
     no_texts,
     refusal_of_text,
-    without_text,
 )
 from serve.transcriber.speaker_plan import Speakers, has_channels, speakers_of
 from serve.transcriber.word_plan import low_confidence_of, words_of
 
-T = TypeVar("T", SearchConfig, SpeechConfig)
+T = TypeVar("T", SearchOptions, SpeechOptions)
+
+_SPEECH = SpeechOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Plan:
     low_confidence: float | None = None  # mark words below this confidence; None: mark none
     hallucination_silence_s: float = 0.0  # silence around dropped segments; 0: drop none
     vad: Switch = "off"  # whether to skip audio without speech
-    speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # VAD thresholds
+    speech: SpeechOptions = dataclasses.field(default_factory=SpeechOptions)  # VAD thresholds
     draft: tuple[int, ...] = ()  # draft tokens of the first window
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
     unfinished: bool = False  # more audio will follow in another request
@@ -88,28 +83,12 @@ def check_config(
     Raises:
         ConfigError: keys contradict each other, or the runtime cannot honor one.
     """
-    if config.max_audio_mb > config.max_pending_mb:
-        raise ConfigError(
-            f"transcriber.max_audio_mb = {config.max_audio_mb} is more than "
-            f"transcriber.max_pending_mb = {config.max_pending_mb}; expected at most that"
-        )
     if not capabilities.sampling and any(t > 0 for t in config.temperatures):
         raise ConfigError(
             f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
             f"{capabilities.runtime} cannot sample; expected [0.0]"
         )
-    if config.mode == "sequential" and not capabilities.previous_text:
-        raise ConfigError(
-            f'transcriber.mode = "sequential", but {without_text(capabilities)}; expected '
-            '"parallel"'
-        )
-    if config.hallucination_silence_threshold > 0 and not capabilities.words:
-        raise ConfigError(
-            "transcriber.hallucination_silence_threshold = "
-            f"{config.hallucination_silence_threshold:g} needs words with times, but the runtime "
-            f"{capabilities.runtime} cannot time words of this engine; expected 0"
-        )
-    refusal = capabilities.refusal(config)
+    refusal = capabilities.refusal(_search(config, capabilities))
     if refusal is not None:
         raise ConfigError(f"transcriber.{refusal}")
     check_languages(config, tokenizer, capabilities)
@@ -139,7 +118,7 @@ def plan_request(
     _check_basics(request, config)
     request = dataclasses.replace(request, language=named_language(request.language))
     options = _options(request, capabilities, config)
-    silence_s = _hallucination_silence(request, config)
+    silence_s = _hallucination_silence(request)
     detection = detection_of(request, tokenizer, capabilities, config)
     start = _start(request, tokenizer, capabilities)
     n_text_ctx = manifest.dims.n_text_ctx
@@ -165,7 +144,7 @@ def plan_request(
         mode=_mode(request, capabilities, config),
         multilingual=request.multilingual,
         detection=detection,
-        partial=config.partial if request.partial is None else request.partial,
+        partial=request.partial,
         audio_track=audio_track_of(request),
         repetitive=config.compression_ratio_threshold,
         speakers=speakers_of(request),
@@ -197,7 +176,7 @@ def with_texts(
 
 
 def _check_basics(request: Request, config: TranscriberConfig) -> None:
-    check_audio(request, config)
+    check_audio(request)
     for name, option in OPTIONS.items():
         value = getattr(request, name)
         if option.kind is bool and not isinstance(value, bool) and value is not option.default:
@@ -211,7 +190,7 @@ def _check_basics(request: Request, config: TranscriberConfig) -> None:
 
 def _mode(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> Mode:
     """Return the decoding mode; reject texts and phrases that the runtime does not support."""
-    mode = mode_of(request, config)
+    mode = mode_of(request)
     refusal = refusal_of_text(request, mode, capabilities)
     # `texts_of` reads phrases again to tokenize them; invalid ones are rejected here, on arrival.
     if refusal is None:
@@ -231,10 +210,8 @@ def _start(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -
     return start
 
 
-def _hallucination_silence(request: Request, config: TranscriberConfig) -> float:
+def _hallucination_silence(request: Request) -> float:
     wanted = request.hallucination_silence_threshold
-    if wanted is None:
-        return config.hallucination_silence_threshold
     if not is_number(wanted) or not 0.0 <= wanted < math.inf:
         raise OptionError(
             f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for off"
@@ -261,14 +238,14 @@ def _vad(request: Request, config: TranscriberConfig) -> Switch:
     return as_switch("vad", request.vad)
 
 
-def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
+def _speech(request: Request, config: TranscriberConfig) -> SpeechOptions:
     """Return the VAD thresholds; reject them if VAD is off."""
     for name in SPEECH_OPTIONS:
         if _vad(request, config) == "off" and getattr(request, name) is not None:
             raise OptionError(
                 f"{name} = {shown(getattr(request, name))}, but VAD is off; expected vad = true"
             )
-    return _asked(request, config, SpeechConfig)
+    return _asked(request, _SPEECH)
 
 
 def _short_encoder(
@@ -311,19 +288,20 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
     return float(wanted)
 
 
-def _asked(request: Request, config: TranscriberConfig, kind: type[T]) -> T:
-    """Merge a request's options with the configured defaults.
+def _asked(request: Request, defaults: T) -> T:
+    """Merge the options of a request with `defaults`, which has fields of the same names."""
+    names = [field.name for field in dataclasses.fields(defaults)]
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if not given:
+        return defaults
+    options = {**dataclasses.asdict(defaults), **given}
+    return from_table(type(defaults), options, "the request", error=OptionError)
 
-    Args:
-        request: has fields with the same names as `config`; None means the default.
-        config: the defaults; an instance of `kind`.
-        kind: the dataclass of these options.
-    """
-    chosen = {
-        field.name: getattr(config if getattr(request, field.name) is None else request, field.name)
-        for field in dataclasses.fields(kind)
-    }
-    return from_table(kind, chosen, "the request", error=OptionError)
+
+def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOptions:
+    """Return the default search options."""
+    best_of = 1 if capabilities.beam_sizes else config.beam_size
+    return SearchOptions(beam_size=config.beam_size, best_of=best_of)
 
 
 def _options(
@@ -331,7 +309,7 @@ def _options(
 ) -> DecodingOptions:
     """Return the decoding options of all windows, without those that depend on texts."""
     temperature = _temperature(request, capabilities, config)
-    search = _asked(request, config, SearchConfig)
+    search = _asked(request, _search(config, capabilities))
     refusal = capabilities.refusal(search)
     if refusal is not None:
         raise OptionError(refusal)

@@ -163,13 +163,13 @@ def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
     )
 
 
-def mode_of(request: Request, config: TranscriberConfig) -> Mode:
+def mode_of(request: Request) -> Mode:
     """Return the mode in which a request's windows are decoded.
 
     Raises:
         OptionError: the mode is unknown.
     """
-    wanted = config.mode if request.mode is None else request.mode
+    wanted = request.mode
     if wanted not in get_args(Mode):
         expected = " or ".join(get_args(Mode))
         raise OptionError(f"mode = {shown(wanted)}; expected {expected}")

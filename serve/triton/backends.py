@@ -1,4 +1,4 @@
-"""The engine behind the model, in the model's process."""
+"""Open the engine in the model's process."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ Inputs = Mapping[str, tensors.Tensor]
 
 
 class EngineBackend:
-    """The transcriber behind the model, and the requests that it works on by their keys.
+    """The transcriber of the model, and its running requests by key.
 
     Args:
         transcriber: ready to work; closed by `close`.
@@ -65,7 +65,7 @@ class EngineBackend:
         key: str | None = None,
         priority: Priority = "file",
     ) -> RequestHandle:
-        """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it.
+        """Submit a request; any failure is an EarshotError.
 
         Args:
             inputs: the request's tensors.
@@ -84,7 +84,7 @@ class EngineBackend:
         self._keys.cancel(key)
 
     def close(self) -> None:
-        """Drain, then stop."""
+        """Drain and stop the transcriber."""
         self._publisher.close()
         self._transcriber.drain(self._drain_s)
         self._transcriber.close()

@@ -1,4 +1,4 @@
-"""The thread by which a model's process shows that it lives, and dies with Triton."""
+"""A thread that shows that the model's process is alive, and ends the process with Triton."""
 
 import os
 import select
@@ -9,22 +9,22 @@ from pathlib import Path
 from serve.wire.alive import INTERVAL_S, beat
 
 LAST_S = 60.0
-"""After so long without Python the kernel ends the process."""
+"""The kernel ends the process after this time without a running Python thread."""
 
 _JOIN_S = 5.0
 
 
 class Heartbeat:
-    """Touches a file every second, on a thread of its own, from now until closed.
+    """Touches a file every second in a thread of its own, from now until it is closed.
 
-    Ends this process as soon as the one that started it has ended. Triton's own stub looks for that
-    too, three times a second, but its way out can stop for good while Python's threads run, and it
-    takes a process for alive that has ended and that nobody has asked about. That way out may even
-    keep the interpreter's lock for good; then SIGALRM ends the process.
+    It also ends this process as soon as the parent has ended. Triton's stub checks for that too,
+    three times a second, but its shutdown can hang while Python threads run, and it takes a zombie
+    for a running process. The shutdown may even keep the interpreter's lock for ever; SIGALRM then
+    ends the process.
 
     Args:
-        path: of the file.
-        parent: the process that started this one.
+        path: the file to touch.
+        parent: the id of the parent process.
     """
 
     def __init__(self, path: Path, parent: int) -> None:
@@ -36,7 +36,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, for the process is about to end; SIGALRM sees to it. May be called again."""
+        """Stop before the process ends, which SIGALRM ensures. May be called again."""
         if self._thread.is_alive():
             os.eventfd_write(self._stop, 1)
             self._thread.join(timeout=_JOIN_S)

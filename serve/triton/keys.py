@@ -1,14 +1,13 @@
-"""Requests by the keys that their senders gave them, so that a key is enough to cancel one.
+"""Cancel requests by their keys.
 
-Triton 24.10 keeps a call for ever whose cancel met its end, so calls are never cancelled there.
-The gateway gives each request a key, as the request's parameter `earshot_key`, and sends the same
-key as the parameter `earshot_cancel` of a request of its own when nobody waits for the answer any
-more. The request then ends with a CancelledError as with any other. Which of the two arrives first
-does not matter.
+Calls to Triton are never cancelled: Triton 24.10 leaks a call whose cancellation races with its
+end. The gateway therefore gives each request a key, in the request's parameter `earshot_key`. When
+the client has gone, it sends the key in the parameter `earshot_cancel` of another request. The
+request then ends with a CancelledError. The two requests may arrive in any order.
 
-A key is the number of a gateway's process, its sender's own name and a number, with dashes
-between them. Of each process there is one sender at a time: whatever one leaves behind that is
-gone, ends with the first cancel of the next.
+A key is the number of a gateway process, the name of the sender and a number, joined by dashes.
+Each process has one sender at a time. If a process was replaced, the first cancel of its successor
+ends the requests that it has left behind.
 """
 
 import functools
@@ -20,39 +19,39 @@ from serve.contract.messages import Failed, Finished, OnEvent, RequestHandle, Tr
 
 MAX_KEY_CHARS = 64
 REMEMBERED = 1024
-"""So many keys that were cancelled before their requests came."""
+"""The most keys to keep that were cancelled before their requests came."""
 
 Submit = Callable[[OnEvent], RequestHandle]
 
 
 def owner_of(key: str) -> str:
-    """Return the name of a key's sender."""
+    """Return the sender's name in a key."""
     return key.rpartition("-")[0]
 
 
 def _is_left(key: str, by: str) -> bool:
-    """Tell whether a key's sender was the same process as another's, before a restart."""
+    """Return whether a key is from the process that another sender has replaced."""
     return key.partition("-")[0] == by.partition("-")[0] and owner_of(key) != owner_of(by)
 
 
 class Keys:
-    """The requests that run under a key, and the keys that no request may come under any more.
+    """The running requests by key, and the keys that were cancelled before their requests came.
 
     Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[str, RequestHandle | None] = {}  # None until it is submitted
-        self._cancelled: dict[str, None] = {}  # the latest, in order of their coming
+        self._running: dict[str, RequestHandle | None] = {}  # None until the request is submitted
+        self._cancelled: dict[str, None] = {}  # the latest ones, in the order of their arrival
 
     def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
         """Submit a request under its key.
 
         Args:
-            key: used once.
-            on_event: gets the request's events.
-            submit: called with what is to get them in its place; may raise.
+            key: a key that is used once.
+            on_event: receives the request's events.
+            submit: submits the request with a receiver of its events; may raise.
 
         Raises:
             CancelledError: the key was cancelled, or another request runs under it.
@@ -70,14 +69,14 @@ class Keys:
             raise
         with self._lock:
             cancelled = key in self._cancelled
-            if key in self._running:  # else it has ended already
+            if key in self._running:  # otherwise it has ended already
                 self._running[key] = handle
-        if cancelled:  # meanwhile
+        if cancelled:  # while it was submitted
             handle.cancel()
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, or refuse it when it comes, and what its process left."""
+        """End the request of this key, now or when it comes, and those of a replaced process."""
         with self._lock:
             left = [running for running in self._running if _is_left(running, key)]
             handles = {ended: self._running.get(ended) for ended in (key, *left)}

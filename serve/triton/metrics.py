@@ -10,18 +10,18 @@ from serve.transcriber.stats import Outcome, Stats
 MetricFamily = Any
 """Triton's class of that name, `triton_python_backend_utils.MetricFamily`, or a stand-in."""
 
-INTERVAL_S = 1.0  # between two looks at the statistics
+INTERVAL_S = 1.0  # seconds between two readings of the statistics
 _JOIN_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A metric and the fields of `Stats` that it shows."""
+    """A metric and the fields of `Stats` that it exports."""
 
     name: str  # after `earshot_`
     kind: Literal["counter", "gauge"]
     description: str
-    fields: tuple[str, ...]  # several are told apart by the label `outcome`
+    fields: tuple[str, ...]  # several fields have different labels `outcome`
 
 
 _OUTCOMES = "Requests by how they ended, the warm-up included; rejected = refused at once"
@@ -51,13 +51,13 @@ FAMILIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Offers:
-    """The abilities of an engine and its runtime, and how much they do at a time."""
+    """The features of an engine and its runtime, and their capacity."""
 
     languages: tuple[str, ...]  # codes
     detects_language: bool
     words: bool  # with times
-    beams: int  # most of a request
-    slots: int  # windows that can decode at the same time
+    beams: int  # the most beams of a request
+    slots: int  # the most windows that decode at the same time
 
 
 class Publisher:
@@ -98,7 +98,7 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; the metrics go before their families, as Triton demands."""
+        """Stop, and delete the metrics before their families, as Triton requires."""
         self._stopped.set()
         self._thread.join(timeout=_JOIN_S)
         self._metrics.clear()
@@ -115,12 +115,12 @@ class Publisher:
             value = getattr(stats, field)
             if kind == "gauge":
                 metric.set(value)
-            else:  # a counter only takes what came on top
+            else:  # a counter takes increments only
                 metric.increment(max(0.0, value - metric.value()))
 
 
 def _facts(offers: Offers) -> list[tuple[str, str, float, dict[str, str]]]:
-    """Return names, descriptions, values and labels of what never changes."""
+    """Return names, descriptions, values and labels of the constant metrics."""
     labels = {
         "languages": ",".join(offers.languages),
         "detects_language": str(offers.detects_language).lower(),

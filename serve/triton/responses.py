@@ -1,7 +1,7 @@
-"""From a transcriber's events to Triton's responses.
+"""Turn a transcriber's events into Triton's responses.
 
-Each request has a `Responder`, which outlives the `execute` of the model; one thread sends what all
-responders have to say (`ResponseQueue`). Cancels do not come through Triton: see
+Each request has a `Responder`, which outlives the model's `execute`. One thread, that of the
+`ResponseQueue`, sends the responses of all responders. Triton does not pass on cancellations; see
 `serve.triton.keys`.
 """
 
@@ -17,12 +17,12 @@ from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
 
-_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # of statuses that are gRPC's elsewhere
-_FLUSH_S = 10.0  # most that the end waits for responses on their way
+_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # statuses whose names differ from gRPC's
+_FLUSH_S = 10.0  # the longest that `close` waits for queued responses
 
 
 class Sender:
-    """Triton's response sender of one request, and what makes responses for it.
+    """Triton's response sender of one request, which also makes its responses.
 
     Args:
         sender: from the request.
@@ -39,43 +39,43 @@ class Sender:
         return self._utils.InferenceResponse(made)
 
     def error_response(self, error: EarshotError) -> Any:
-        """Make a response with an error's text and status: the one place that makes them."""
+        """Make a response with an error's text and status."""
         name = error.status.grpc
         code = getattr(self._utils.TritonError, _TRITON_NAMES.get(name, name))
         triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
         return self._utils.InferenceResponse(error=triton_error)
 
     def send(self, response: Any, final: bool) -> None:
-        """Send a response; waits until Triton has taken it."""
+        """Send a response and wait until Triton has taken it."""
         flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(response, flags=flags)
 
 
 class Responder:
-    """Answers one request; its last response, and only that, is final.
+    """Answers one request; only its last response is final.
 
     Args:
-        sender: of the request.
-        stream: whether segments are sent one by one.
-        phases: whether the answer tells those of its time.
+        sender: the request's response sender.
+        stream: whether to send each segment by itself.
+        phases: whether the answer has the phases of its time.
     """
 
     def __init__(self, sender: Sender, stream: bool, phases: bool = False) -> None:
-        # None after the last response, for Triton keeps a request as long as its sender lives.
+        # None after the last response, since Triton keeps a request as long as its sender lives.
         self._sender: Sender | None = sender
         self._stream = stream
         self._phases = phases
         self._lock = threading.Lock()
         self._handle: RequestHandle | None = None
-        self._lost = False  # a response could not be sent, so nobody should work for it
+        self._lost = False  # whether a response could not be sent, so that the request should end
 
     @property
     def done(self) -> bool:
-        """Tell whether the last response has been sent."""
+        """Whether the last response has been sent."""
         return self._sender is None
 
     def set_handle(self, handle: RequestHandle) -> None:
-        """Take what cancels the request, should its client turn out not to be answerable."""
+        """Set the function that cancels the request if its client cannot be answered."""
         with self._lock:
             self._handle = handle
             lost = self._lost
@@ -83,7 +83,7 @@ class Responder:
             handle.cancel()
 
     def send_event(self, event: TranscriberEvent) -> None:
-        """Pass on what the transcriber says; waits until Triton has taken it."""
+        """Send an event of the transcriber and wait until Triton has taken it."""
         sender = self._sender
         if sender is None:
             return
@@ -102,7 +102,7 @@ class Responder:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End with an error; one that nobody expected counts as the server's own."""
+        """End with an error; an unexpected exception is an internal error of the server."""
         if not isinstance(error, EarshotError):
             error = EarshotError(f"internal error: {shown(error)}")
         sender = self._sender
@@ -126,7 +126,7 @@ class Responder:
 
 
 class ResponseQueue:
-    """Sends responses on a thread of its own.
+    """Sends responses in a thread of its own.
 
     Triton takes a millisecond or more to take one, which the device thread must not wait for. One
     thread, so that a request's responses keep their order.
@@ -139,11 +139,11 @@ class ResponseQueue:
         self._thread.start()
 
     def put(self, responder: Responder, event: TranscriberEvent) -> None:
-        """Have an event sent; return at once."""
+        """Queue an event and return at once."""
         self._events.put((responder, event))
 
     def close(self) -> None:
-        """Send what is left, and stop."""
+        """Send the queued events and stop."""
         self._events.put(None)
         self._thread.join(timeout=_FLUSH_S)
 
@@ -152,5 +152,5 @@ class ResponseQueue:
             responder, event = item
             try:
                 responder.send_event(event)
-            except Exception:  # not even the error could be sent: others still wait
+            except Exception:  # the error could not be sent either; other requests still wait
                 logger.exception("a request got no answer")

@@ -20,6 +20,7 @@ from serve.native.rules.definition import Rules
 from serve.native.rules.state import new_state
 from serve.runtime.protocol import Capabilities, FinishReason
 from serve.trtllm.limits import (
+    CROSS_KV_FRACTION,
     ENGINES_FOLDER,
     Lengths,
     Limits,
@@ -34,7 +35,6 @@ from serve.trtllm.runtime import (
     ExecutorRequest,
     ExecutorResponse,
     TensorRTLLMRuntime,
-    suppression_bias,
 )
 
 
@@ -158,8 +158,7 @@ class CppExecutor:
         self._eot = facts.eot
         self._n_vocab = dims.n_vocab
         self._n_audio_ctx = dims.n_audio_ctx
-        self._bias = suppression_bias(facts, dims.n_vocab)
-        self._callback = RulesCallback(facts, dims) if trtllm.logits_processor else None
+        self._callback = RulesCallback(facts, dims)
         self._client_ids = 0
         self._clients: dict[int, int] = {}  # request id -> client id
         self._closed = False
@@ -175,14 +174,13 @@ class CppExecutor:
             raise UnavailableError(
                 f"TensorRT-LLM cannot run the engine in {folder}: {error}"
             ) from error
-        rules = self._callback is not None
         self.capabilities = Capabilities(
             runtime="tensorrt_llm",
-            timestamps=rules,
-            suppression=rules,  # a bias alone cannot hold the list for the first token
+            timestamps=True,
+            suppression=True,
             sampling=True,
             detect_language=facts.multilingual,
-            no_speech_prob=trtllm.no_speech_probe,
+            no_speech_prob=False,
             token_logprobs=True,
             streaming=trtllm.beam_width == 1,
             beam_width=trtllm.beam_width,
@@ -193,10 +191,6 @@ class CppExecutor:
     def _executor_config(self, config: RuntimeConfig) -> Any:
         api, trtllm = self._api, config.tensorrt_llm
         options: dict[str, Any] = {}
-        if self._callback is not None:
-            options["logits_post_processor_config"] = api.LogitsPostProcessorConfig(
-                processor_batched=self._callback
-            )
         device = torch.device(config.device)
         if device.index is not None:
             options["parallel_config"] = api.ParallelConfig(device_ids=[device.index])
@@ -207,11 +201,14 @@ class CppExecutor:
                 # window has the same prompt: one audio would read another's keys and values.
                 enable_block_reuse=False,
                 free_gpu_memory_fraction=trtllm.kv_cache_fraction,
-                cross_kv_cache_fraction=trtllm.cross_kv_fraction,
+                cross_kv_cache_fraction=CROSS_KV_FRACTION,
             ),
             # NOTE: normalised over the candidates, a greedy token's log-probability is 0.
             normalize_log_probs=False,
             batching_type=api.BatchingType.INFLIGHT,
+            logits_post_processor_config=api.LogitsPostProcessorConfig(
+                processor_batched=self._callback
+            ),
             max_batch_size=config.slots,
             gather_generation_logits=True,  # for probes; others do not ask for them
             **options,
@@ -221,11 +218,9 @@ class CppExecutor:
         """Hand over a request; see `Executor.enqueue`."""
         options: dict[str, Any] = {}
         self._client_ids += 1
-        if not request.probe and self._callback is not None:
+        if not request.probe:
             options["logits_post_processor_name"] = self._api.Request.BATCHED_POST_PROCESSOR_NAME
             self._callback.requests[self._client_ids] = request
-        elif not request.probe:
-            options["embedding_bias"] = self._bias
         library_request = self._api.Request(
             list(request.prompt),
             request.max_tokens,
@@ -304,7 +299,7 @@ class CppExecutor:
 
     def _forget(self, request_id: int) -> None:
         client_id = self._clients.pop(request_id, None)
-        if client_id is not None and self._callback is not None:
+        if client_id is not None:
             self._callback.requests.pop(client_id, None)
 
     def cancel(self, request_id: int) -> None:

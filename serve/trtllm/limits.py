@@ -12,10 +12,11 @@ from serve.contract.codec import from_table
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
-from serve.contract.tensorrt_llm import OF_LLM_API, require_unset
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
 CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder
+# Of the cache for keys and values, for the encoder's output: 1500 / (1500 + 448) positions.
+CROSS_KV_FRACTION = 0.75
 REBUILD = "build it again with `make build-engine CONFIG=…`"
 
 
@@ -135,7 +136,11 @@ def check_config(limits: Limits, config: RuntimeConfig) -> None:
     Raises:
         ConfigError: names the key, its value and the limit.
     """
-    require_unset(config.tensorrt_llm, OF_LLM_API, "this engine is a compiled one")
+    if config.tensorrt_llm.python:
+        raise ConfigError(
+            f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r}, but this engine is a "
+            "compiled one; leave it out"
+        )
     bounds = {
         "runtime.slots": (config.slots, limits.max_batch_size),
         "runtime.tensorrt_llm.beam_width": (config.tensorrt_llm.beam_width, limits.max_beam_width),

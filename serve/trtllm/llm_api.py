@@ -31,11 +31,10 @@ from typing import Any
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, DeviceError, UnavailableError
-from serve.contract.tensorrt_llm import OF_ENGINES, require_unset
 from serve.runtime.protocol import Capabilities
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, visible_gpu
+from serve.trtllm.limits import CHECKPOINT_FOLDER, CROSS_KV_FRACTION, Lengths, visible_gpu
 from serve.trtllm.runtime import (
     LENGTH_PENALTY,
     ExecutorRequest,
@@ -46,6 +45,7 @@ from serve.trtllm.runtime import (
 
 logger = logging.getLogger("earshot")
 
+START_TIMEOUT_S = 600.0  # until the library has loaded the checkpoint
 _STDERR = 2  # its number
 _STATUS_S = 5.0  # from a connection's end to the process's
 _ROOT = Path(__file__).resolve().parents[2]
@@ -68,12 +68,11 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
 
 
 def check_config(config: RuntimeConfig) -> None:
-    """Refuse settings that only compiled engines have.
+    """Refuse settings that the LLM API cannot have.
 
     Raises:
         ConfigError: names the key and what to do.
     """
-    require_unset(config.tensorrt_llm, OF_ENGINES, "this engine is for the LLM API")
     if not config.device.startswith("cuda"):
         raise ConfigError(
             f"runtime.device = {config.device!r}, but TensorRT-LLM needs an NVIDIA GPU; expected "
@@ -160,7 +159,7 @@ class LlmApiExecutor:
         with theirs:
             self._process = spawn(config, theirs)
         try:
-            self.version = self._begin(start_settings(engine, config), config)
+            self.version = self._begin(start_settings(engine, config))
         except BaseException:  # Ctrl-C as well
             self._kill()
             self._connection.close()
@@ -170,15 +169,14 @@ class LlmApiExecutor:
         self._reader.start()
         self._writer.start()
 
-    def _begin(self, settings: Mapping[str, Any], config: RuntimeConfig) -> str:
+    def _begin(self, settings: Mapping[str, Any]) -> str:
         """Have the library started; return its version."""
-        limit_s = config.tensorrt_llm.start_timeout_s
         try:
             self._connection.send_bytes(_to_json(settings))
-            if not self._connection.poll(limit_s):
+            if not self._connection.poll(START_TIMEOUT_S):
                 raise UnavailableError(
-                    f"TensorRT-LLM did not start within {limit_s:g} s, which is "
-                    "runtime.tensorrt_llm.start_timeout_s; its log says what it was at"
+                    f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; its log says what "
+                    "it was at"
                 )
             answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
@@ -293,7 +291,7 @@ def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
         "encoder_batch": config.encoder_batch,
         "cuda_graph": config.cuda_graph,
         "kv_cache_fraction": own.kv_cache_fraction,
-        "cross_kv_fraction": own.cross_kv_fraction,
+        "cross_kv_fraction": CROSS_KV_FRACTION,
     }
 
 

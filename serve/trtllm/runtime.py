@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from serve.contract.engine import DETECT_LANGUAGE, Engine, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import EarshotError, OptionError
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import WINDOW_SAMPLES
@@ -96,16 +96,6 @@ class Executor(Protocol):
         ...
 
 
-def suppression_bias(facts: TokenizerFacts, n_vocab: int) -> torch.Tensor:
-    """Make the suppress list a constant addend to the logits: float16 (n_vocab,) on the CPU.
-
-    Holds at every step alike, so the list for the first token alone cannot be told this way.
-    """
-    bias = torch.zeros(n_vocab, dtype=torch.float16)
-    bias[list(facts.suppress_tokens)] = FORBIDDEN
-    return bias
-
-
 def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
     """Take what is in a queue; wait at most `timeout_s` for the first of it."""
     taken: list[T] = []
@@ -130,7 +120,6 @@ class _Window:
     no_speech_prob: float | None = None
     language: int | None = None
     language_prob: float | None = None
-    heard: tuple[int, float] | None = None  # see `Scores.heard`
 
 
 class TensorRTLLMRuntime:
@@ -154,7 +143,7 @@ class TensorRTLLMRuntime:
     def submit(self, job: Job) -> None:
         """Take one job; see `Runtime.submit`."""
         self._check(job)
-        probing = self.capabilities.no_speech_prob or DETECT_LANGUAGE in job.prompt
+        probing = DETECT_LANGUAGE in job.prompt
         # NOTE: time first and in the engine's dtype, for the library copies bytes; in host memory,
         # for it copies on a stream of its own, which would not wait for work on the GPU.
         if self.capabilities.takes == "samples":
@@ -295,27 +284,21 @@ class TensorRTLLMRuntime:
             encode_s=window.first_at - window.began,
             decode_s=now - window.first_at,
             began_s=(window.began, window.first_at),
-            heard=window.heard,
         )
         return [Event(window.job.id, tokens, response.finished, scores)]
 
     def _note_probe(self, window: _Window, response: ExecutorResponse) -> None:
         """Keep what is told at start-of-transcript; put the language into the prompt."""
         window.probing = False
-        detecting = DETECT_LANGUAGE in window.job.prompt
         assert response.logits is not None
         logits = response.logits.float()
         window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
-        if languages := sorted(self._facts.languages.values()):
-            prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
-            window.heard = languages[int(index)], float(prob)
-        if detecting and window.heard is not None:
-            (window.language, window.language_prob), window.heard = window.heard, None
-        if not detecting:
-            return
-        assert window.language is not None
+        languages = sorted(self._facts.languages.values())
+        prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
+        language, window.language_prob = languages[int(index)], float(prob)
+        window.language = language
         window.prompt = tuple(
-            window.language if token == DETECT_LANGUAGE else token for token in window.job.prompt
+            language if token == DETECT_LANGUAGE else token for token in window.job.prompt
         )
 
 

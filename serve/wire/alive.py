@@ -1,4 +1,4 @@
-"""A sign of life from a process, for those who cannot ask it: the time of a file."""
+"""A heartbeat file: its modification time shows that a process is alive."""
 
 import math
 import os
@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 INTERVAL_S = 1.0
-STALE_S = 3.0  # older than that, and the process does not run as it should
+STALE_S = 3.0  # an older heartbeat means that the process does not work
 
 
 def beat(path: Path) -> None:
-    """Give a sign of life: set the file's time to that of the clock that nobody sets.
+    """Touch the heartbeat file, with the time of the monotonic clock.
 
     It counts from the machine's start, and all processes of the machine have the same.
     """
@@ -23,7 +23,7 @@ def beat(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return the age of the last sign of life in a file; infinite where there is none."""
+    """Return the age of a file's last heartbeat; infinite if there is none."""
     try:
         return (time.monotonic_ns() - path.stat().st_mtime_ns) / 1e9
     except FileNotFoundError:

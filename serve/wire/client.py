@@ -15,16 +15,16 @@ from serve.contract.messages import Finished, Request, Samples, SegmentReady, Tr
 from serve.wire import tensors
 
 _READY_S = 2.0
-_GRACE_S = 5.0  # beyond the deadline, which gRPC keeps itself
-_REQUEST_S = 660.0  # a little more than the server gives a request
+_GRACE_S = 5.0  # time beyond the deadline that gRPC itself keeps
+_REQUEST_S = 660.0  # a little more than the server's limit for a request
 _HUNG_UP = (None, InferenceServerException("hung up", status="StatusCode.CANCELLED"))
 
 State = Literal["ready", "not ready", "silent", "absent"]
-"""Of a server: "silent" accepts connections and did not answer in time, "absent" is not there."""
+"""A server's state; "silent" accepts connections but does not answer, "absent" does not exist."""
 
 
 class PendingTranscript:
-    """A request that was sent, and its answer once it is there; `Client.start` makes them."""
+    """A request that was sent, and its future answer; made by `Client.start`."""
 
     def __init__(self, answer: "Future[Transcript]", context: Any, timeout_s: float) -> None:
         self._answer = answer
@@ -32,7 +32,7 @@ class PendingTranscript:
         self._timeout_s = timeout_s
 
     def result(self) -> Transcript:
-        """Wait for the answer; a wait that is interrupted cancels the request.
+        """Wait for the answer; an interrupted wait cancels the request.
 
         Raises:
             EarshotError: whatever the server answered, as the class that it named.
@@ -50,7 +50,7 @@ class PendingTranscript:
             raise
 
     def cancel(self) -> None:
-        """Tell the server that nobody waits any more; does nothing after the end."""
+        """Cancel the request, unless it has ended."""
         self._context.cancel()
 
 
@@ -68,11 +68,13 @@ class Client:
         self._timeout_s = timeout_s
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = triton_grpc.InferenceServerClient(address)
-        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = set()  # that have not ended
+        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = (
+            set()
+        )  # streams that have not ended
         self._closed = False
 
     def ready(self) -> bool:
-        """Tell whether a server answers soon and has the model loaded."""
+        """Return whether the server answers soon and has loaded the model."""
         return self.state(_READY_S) == "ready"
 
     def state(self, timeout_s: float) -> State:
@@ -133,7 +135,7 @@ class Client:
         if self._closed:
             messages.put(_HUNG_UP)
         end = time.monotonic() + self._timeout_s
-        # A tritonclient object holds one stream; the connection below it is shared.
+        # A tritonclient object has one stream; the underlying connection is shared.
         with contextlib.closing(triton_grpc.InferenceServerClient(self._address)) as client:
             client.start_stream(
                 lambda result, error: messages.put((result, error)),
@@ -153,12 +155,12 @@ class Client:
                 raise
             finally:
                 self._streams.discard(messages)
-                # Only what has not ended: a cancel that meets the end of its request can make
-                # Triton 24.10 keep the request, and wait for it in vain when it stops.
+                # Cancel only a running request: a cancel that races with the end of the request
+                # can make Triton 24.10 leak it, and then wait for it at shutdown.
                 client.stop_stream(cancel_requests=waiting)
 
     def close(self) -> None:
-        """Hang up; streams that have not ended raise a CancelledError."""
+        """Close the connection; running streams raise a CancelledError."""
         self._closed = True
         for messages in list(self._streams):
             messages.put(_HUNG_UP)
@@ -187,7 +189,7 @@ class Client:
         return SegmentReady(segment)
 
     def _error(self, error: Any) -> EarshotError:
-        """Return the error of our own for what tritonclient reports."""
+        """Convert an error of tritonclient to one of `serve.contract.errors`."""
         status = str(error.status() or "").removeprefix("StatusCode.")
         ours = tensors.error_from_text(str(error.message()), status)
         if type(ours) is UnavailableError:

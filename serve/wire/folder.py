@@ -1,13 +1,13 @@
-"""A run's own folder, and the names in it.
+"""The folder of a run, and the names of the files in it.
 
-Each Triton of a run has a folder in it, with its sockets and signs of life, and each device a link
-to the folder of the one that is given its requests. While there is no link they wait. A gateway
-holds the folder of each Triton that it may give requests to or waits for answers of; one that has
-been replaced ends once nobody does.
+Each Triton of a run has a subfolder with its sockets and its heartbeat. Each device has a symbolic
+link to the subfolder of the Triton that gets its requests; without the link, requests wait. A
+gateway holds a lock on the subfolder of each Triton that it sends requests to or awaits answers
+from. A replaced Triton ends when no gateway holds its subfolder any more.
 
-One is made for each start, mode 0700: the sockets in it are reached by its user alone. Whoever
-made it holds a lock there for as long as it lives, so that the next start knows which folders
-nobody will come back for.
+Each start makes a new folder of mode 0700, so that only its user reaches the sockets. The process
+that made the folder holds a lock in it while it lives. The next start removes folders that no
+process holds.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG = "config.toml"  # the whole configuration
-GRPC_SOCKET = "grpc.sock"  # Triton appends a colon and the port: see `grpc_target`
+GRPC_SOCKET = "grpc.sock"  # Triton appends a colon and the port; see `grpc_target`
 GRPC_PORT = 1
 METRICS_SOCKET = "metrics.sock"  # Triton's metrics, by HTTP, at /metrics
 METRICS_PORT = 2
-ALIVE = "alive"  # touched every second by the process that has the engine
-FAILURE = "failure"  # why that process cannot go on, once it cannot
-SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
-USED = "used"  # touched when requests come, wait or are under way, where engines may be unloaded
-SIGNING_KEY = "signing.key"  # by which the run's gateways sign; see `signing_key`
-CONTROL = "control.sock"  # where the supervisor takes orders; see `serve.supervisor.control`
+ALIVE = "alive"  # the heartbeat of the engine's process
+FAILURE = "failure"  # why the engine's process has failed
+SUPERVISOR_PAGE = "supervisor.prom"  # the supervisor's metrics
+USED = "used"  # touched while there are requests, if idle engines may be unloaded
+SIGNING_KEY = "signing.key"  # the secret of `signing_key`
+CONTROL = "control.sock"  # for reload requests; see `serve.supervisor.control`
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -39,12 +39,12 @@ _SIGNING_BYTES = 32
 
 
 def engine_links(run: Path, count: int) -> tuple[Path, ...]:
-    """Return the link of each device to the folder of its engine's Triton."""
+    """Return each device's link to the folder of the Triton that gets its requests."""
     return tuple(run / f"engine-{number}" for number in range(count))
 
 
 def triton_folder(run: Path, number: int) -> Path:
-    """Return the folder of the Triton that is the run's first, second and so on.
+    """Return the folder of a run's Triton by its number.
 
     Their names are different for all runs and Tritons, and none begins with another: shared memory
     is named after them.
@@ -53,7 +53,7 @@ def triton_folder(run: Path, number: int) -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Hold a Triton's folder as one who gives it requests; return a descriptor that lets go.
+    """Lock a Triton's folder for sending requests; closing the returned descriptor unlocks it.
 
     Raises:
         OSError: it has gone, or is about to.
@@ -68,7 +68,7 @@ def hold(folder: Path) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Tell whether anybody holds a Triton's folder."""
+    """Return whether any gateway holds a Triton's folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +82,7 @@ def is_held(folder: Path) -> bool:
 def runs() -> Iterator[Path]:
     """Yield the folders of this user's runs; some may have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or never ours
+        with contextlib.suppress(OSError):  # removed meanwhile, or of another user
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
                 yield folder
 
@@ -98,18 +98,18 @@ def gateway_door(run: Path, number: int = 0) -> Path:
 
 
 def gateway_alive(run: Path, number: int = 0) -> Path:
-    """Return the file that the loop of one of the gateway's processes touches every second."""
+    """Return the heartbeat file of a gateway process."""
     return run / f"alive_gateway-{number}"
 
 
 def signing_key(run: Path) -> bytes:
-    """Return the secret by which all gateways of a run sign; the first to ask makes it."""
+    """Return the signing secret of a run's gateways; the first call makes it."""
     path = run / SIGNING_KEY
     if not path.exists():
         with tempfile.NamedTemporaryFile(dir=run) as new:  # mode 0600
             new.write(secrets.token_bytes(_SIGNING_BYTES))
             new.flush()
-            with contextlib.suppress(FileExistsError):  # another gateway was first
+            with contextlib.suppress(FileExistsError):  # another gateway made it first
                 os.link(new.name, path)
     return path.read_bytes()
 
@@ -121,13 +121,13 @@ def grpc_target(folder: Path) -> str:
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Make a run's folder, for the length of a `with` block; nothing of it is left afterwards.
+    """Make the folder of a run for a `with` block, and remove it afterwards.
 
     Removes first what runs left behind that could not do so themselves.
     """
     _remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    # Locked before it has its name: nobody can find it there and take it.
+    # Lock it before it gets its name, so that no other start removes it.
     lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -144,28 +144,28 @@ def shared_memory(folder: Path) -> list[Path]:
 
 
 def remove_shared_memory(folder: Path) -> None:
-    """Remove these regions; none of the processes lives that had them."""
+    """Remove shared-memory regions whose processes have ended."""
     for region in shared_memory(folder):
         region.unlink(missing_ok=True)
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of this user's runs that ended without doing it, as by SIGKILL."""
+    """Remove the folders that this user's runs left behind, as after SIGKILL."""
     for folder in runs():
-        with contextlib.suppress(OSError):  # gone meanwhile, or somebody has it
+        with contextlib.suppress(OSError):  # removed meanwhile, or in use
             _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where somebody has it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is in use
         remove_triton(folder)
     finally:
         os.close(lock)
 
 
 def remove_triton(folder: Path) -> None:
-    """Remove a Triton's folder and its shared memory; none of its processes lives."""
+    """Remove a Triton's folder and shared memory after its processes have ended."""
     remove_shared_memory(folder)
     shutil.rmtree(folder, ignore_errors=True)

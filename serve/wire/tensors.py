@@ -1,12 +1,12 @@
-"""Transcriptions as KServe v2 tensors: what the Triton model takes and gives, both ways.
+"""Convert requests and transcripts to KServe v2 tensors and back.
 
-`INPUTS`, made of a request's options, and `OUTPUTS` are the one list of tensors: the model's
+`INPUTS`, derived from a request's options, and `OUTPUTS` define the tensors. The model's
 config.pbtxt is rendered from them, and `python -m serve tensors` prints them. The model and the
-client both use this module, so that the two cannot disagree.
+client both use this module, so they cannot disagree.
 
-`whisper` answers once, with all outputs. `whisper_stream` sends a message for each segment, with
-that segment's TEXT and SEGMENTS alone, and then the same answer as its last message. Both are
-names of the gateway's: Triton has one model, which sends segments where a parameter says so.
+`whisper` answers once with all outputs. `whisper_stream` sends one message per segment, with only
+the segment's TEXT and SEGMENTS, and then the complete answer. Only the gateway has these two names:
+Triton has one model, which sends segments if a parameter asks for them.
 
 An error's text is the name of its class in `serve.contract.errors`, a colon and its message.
 """
@@ -44,27 +44,27 @@ _OTHER_VERSION = "is the server an Earshot of this version?"
 MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
 KEY_PARAMETER = "earshot_key"
-"""The parameter of a request that names it for cancels; see `serve.triton.keys`."""
+"""The request parameter with its key for cancelling; see `serve.triton.keys`."""
 CANCEL_PARAMETER = "earshot_cancel"
-"""The parameter of a request that cancels another: its key."""
+"""The request parameter with the key of another request to cancel."""
 SEGMENTS_PARAMETER = "earshot_segments"
-"""The parameter of a request that is for `whisper_stream`: true."""
+"""The request parameter that is true for `whisper_stream`."""
 PHASES_PARAMETER = "earshot_phases"
-"""The parameter of a request that is traced, and has its PHASES answered: true."""
+"""The request parameter that is true if the answer should have PHASES, for traces."""
 
 PRIORITY_PARAMETER = "earshot_priority"
-"""The parameter of a request that is no file: its priority. The gateway's clients cannot set it."""
+"""The request parameter with a priority other than a file's; clients cannot set it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of the models."""
+    """A tensor of the models."""
 
     name: str
-    datatype: str  # as KServe v2 calls it; BYTES is text in UTF-8 where nothing else is said
+    datatype: str  # KServe v2's name; BYTES is UTF-8 text unless the description says otherwise
     dims: tuple[int, ...]  # -1: any number
     meaning: str
-    max_bytes: int | None = None  # of an input; None: as many as a request may have
+    max_bytes: int | None = None  # of an input; None: limited by the request only
 
 
 def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
@@ -79,8 +79,8 @@ def _input(option: Option) -> TensorSpec:
     return TensorSpec(option.name.upper(), datatype, dims, option.meaning, option.max_bytes)
 
 
-# Triton gives an input one datatype, so audio has two inputs, of which a request sends one. Every
-# other input may be left out.
+# An input of Triton has one datatype. Audio therefore has two inputs, and a request sends one of
+# them. All other inputs are optional.
 INPUTS = _by_name(
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
@@ -118,7 +118,7 @@ NUMPY_TYPES = {
 
 
 def describe() -> str:
-    """The tensors as a text for people: a line each, inputs first."""
+    """Describe the tensors for people, one per line, inputs first."""
     lines = []
     for title, specs in (("Inputs", INPUTS), ("Outputs", OUTPUTS)):
         lines.append(f"{title}:")
@@ -130,7 +130,7 @@ def describe() -> str:
 
 
 def request_to_inputs(request: Request) -> dict[str, Tensor]:
-    """The tensors that say the same as `request`; what has its default is left out.
+    """Convert a request to tensors; options with their default values are omitted.
 
     Raises:
         OptionError: a value is not of its input's type, is no text, or is longer than its input may
@@ -161,7 +161,7 @@ def _check_size(name: str, tensor: Tensor) -> None:
 
 
 def _checked(option: Option, value: object) -> object:
-    """A value that the option's tensor can hold; NumPy would convert what comes near."""
+    """Return a value that fits the option's tensor, which NumPy would convert silently."""
     if option.choices == SWITCH:
         return as_switch(option.name, value)
     kind, expected = _PYTHON[option.kind]
@@ -178,7 +178,7 @@ def _checked_list(option: Option, value: object) -> list[object]:
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:
-    """The request that tensors stand for; Triton has checked their types and shapes.
+    """Convert tensors to a request; Triton has checked their types and shapes.
 
     Args:
         inputs: the tensors.
@@ -207,24 +207,24 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
 
 
 def _option(name: str, tensor: Tensor) -> Any:
-    """The value of an input."""
+    """Return the value of an input."""
     _check_size(name, tensor)
     datatype, many = INPUTS[name].datatype, INPUTS[name].dims == (-1,)
     if datatype == "BYTES":
         return tuple(_text(name, [text]) for text in tensor) if many else _text(name, tensor)
     if many:
         return tuple(tensor.tolist())
-    # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
+    # Convert FP32 through text, so that 0.2 stays 0.2.
     return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
 
 
 def segment_outputs(segment: Segment) -> dict[str, Tensor]:
-    """One more segment of a stream."""
+    """Convert a segment of a stream to tensors."""
     return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": to_json((segment,))})
 
 
 def transcript_outputs(transcript: Transcript, phases: bool = False) -> dict[str, Tensor]:
-    """A whole answer; `phases`: with those of its time."""
+    """Convert a complete answer to tensors, with `phases` also the phases of its time."""
     values = {
         "TEXT": transcript.text,
         "SEGMENTS": to_json(transcript.segments),
@@ -240,7 +240,7 @@ def transcript_outputs(transcript: Transcript, phases: bool = False) -> dict[str
 
 
 def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segment, ...]:
-    """The segments in an answer, or in one message of a stream.
+    """Return the segments of an answer, or of one message of a stream.
 
     Raises:
         EarshotError: they are missing, or are not what this version calls segments.
@@ -249,7 +249,7 @@ def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segme
 
 
 def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcript:
-    """A whole answer; `output` gives an output by name, or None.
+    """Read a complete answer; `output` returns an output by name, or None.
 
     Raises:
         EarshotError: an output is missing, or is not what this version expects.
@@ -275,7 +275,7 @@ def is_whole(output: Callable[[str], Tensor | None]) -> bool:
 
 
 def error_to_text(error: EarshotError) -> str:
-    """Write an error for the wire, in no more than anybody reads."""
+    """Format an error for the wire, with a limited length."""
     text = f"{type(error).__name__}: {error}"
     if len(text) <= _MAX_ERROR_CHARS:
         return text
@@ -284,7 +284,7 @@ def error_to_text(error: EarshotError) -> str:
 
 
 def error_from_text(text: str, status: str) -> EarshotError:
-    """The error that a server answered with.
+    """Return the error in a server's answer.
 
     Args:
         text: from `error_to_text`, or Triton's own words.
@@ -298,7 +298,7 @@ def error_from_text(text: str, status: str) -> EarshotError:
 
 
 def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those values that are not None; a single value becomes a tensor of shape [1]."""
+    """Return the values that are not None; a scalar becomes a tensor of shape [1]."""
     tensors = {}
     for name, value in values.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket: how the processes of a run ask each other for small pages."""
+"""HTTP over a Unix socket, for small requests between the processes of a run."""
 
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ask(path: Path, address: str, timeout_s: float) -> bytes:
-    """Ask whoever listens at a socket for the page at an address.
+    """Send a GET request over a Unix socket.
 
     Args:
         path: of the socket.

@@ -1,11 +1,10 @@
-"""Audio that comes beside its request, as a file in the run's folder under the request's key.
+"""Pass large audio to the engine as a file in the folder of the run, named by the request's key.
 
-Each of the gateway's processes has a folder of its own for them, by its number, with which its keys
-begin.
+Each gateway process has an upload folder, named by the process's number, with which its keys begin.
 
-The gateway spools what is large, gives it the key's name there and sends the request without
-audio. Keys are the gateway's own, clients cannot send any. The engine's process opens the file and
-takes its name away at once, so that its end is the file's; what nobody took, its sender removes.
+The gateway writes large audio to disk, links it under the request's key, and sends the request
+without audio. Clients cannot send keys. The engine's process opens the file and unlinks it at once,
+so that the file disappears with the process. The gateway removes files that no engine has taken.
 """
 
 import contextlib
@@ -16,17 +15,17 @@ from pathlib import Path
 from serve.contract.errors import EarshotError
 from serve.contract.messages import AudioFile
 
-_UPLOADS = "uploads"  # in the run's folder
+_UPLOADS = "uploads"  # in the folder of the run
 _KEY = re.compile(r"([0-9]+)-[0-9A-Za-z]+-[0-9]+")
 
 
 def folder_of(run: Path, process: int) -> Path:
-    """Return the folder where one of the gateway's processes has its uploads."""
+    """Return the upload folder of a gateway process."""
     return run / _UPLOADS / str(process)
 
 
 def make_folder(run: Path, process: int = 0) -> Path:
-    """Make the folder of one of the gateway's processes, and empty it of a former one's files."""
+    """Make the upload folder of a gateway process, and empty it after a restart."""
     folder = folder_of(run, process)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -36,7 +35,7 @@ def make_folder(run: Path, process: int = 0) -> Path:
 
 
 def take(run: Path, key: str) -> AudioFile | None:
-    """Take the file of a request, which has no name then any more; None: there is none.
+    """Open and unlink the file of a request; return None if there is none.
 
     Raises:
         EarshotError: it cannot be opened.
@@ -56,11 +55,11 @@ def take(run: Path, key: str) -> AudioFile | None:
 
 
 def give(folder: Path, key: str, path: str) -> None:
-    """Let a request's file be found under its key; `path` stays its sender's."""
+    """Link a request's file under its key; `path` still belongs to the sender."""
     os.link(path, folder / key)
 
 
 def remove(folder: Path, key: str) -> None:
-    """Remove what nobody took."""
+    """Remove the file of a request if no engine has taken it."""
     with contextlib.suppress(OSError):
         (folder / key).unlink()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from build import calibrate
+from build import calibrate, native
 from build.__main__ import main
 from build.builders import build_engine, check, up_to_date
 from build.calibrate import calibration_of, clip_windows, second_moments
@@ -54,9 +54,13 @@ def windows():
     return [Recording(f"noise {i}", samples) for i, samples in enumerate(speech)]
 
 
-def config_of(target, manifest, **changes):
-    build = BuildConfig(calibrate=True, calibrate_clips=str(manifest))
-    return Config(engine=str(target), build=dataclasses.replace(build, **changes))
+@pytest.fixture
+def config_of(monkeypatch):
+    def config_of(target, manifest, **changes):
+        monkeypatch.setattr(native, "CALIBRATE_CLIPS", str(manifest))
+        return Config(engine=str(target), build=BuildConfig(calibrate=True, **changes))
+
+    return config_of
 
 
 def test_every_quantised_matrix_has_a_moment(checkpoint, windows, few_tokens):
@@ -100,7 +104,9 @@ def test_the_encoder_is_closer_on_speech_that_was_not_heard(checkpoint, windows,
     assert (compensated - exact).norm() < 0.9 * (nearest - exact).norm()
 
 
-def test_an_engine_says_how_it_was_calibrated(checkpoint, manifest, tmp_path, few_tokens):
+def test_an_engine_says_how_it_was_calibrated(
+    checkpoint, manifest, tmp_path, few_tokens, config_of
+):
     config = config_of(tmp_path / "engine", manifest)
     engine = build_engine(checkpoint, config, print)
     assert engine.manifest.calibration == calibration_of(manifest)
@@ -114,14 +120,14 @@ def test_an_engine_says_how_it_was_calibrated(checkpoint, manifest, tmp_path, fe
     assert not up_to_date(checkpoint, config, verified=False)
 
 
-def test_the_same_clips_make_the_same_engine(checkpoint, manifest, tmp_path, few_tokens):
+def test_the_same_clips_make_the_same_engine(checkpoint, manifest, tmp_path, few_tokens, config_of):
     for name in "ab":
         build_engine(checkpoint, config_of(tmp_path / name, manifest), print)
     first, second = (open_engine(tmp_path / name).manifest.files for name in "ab")
     assert first == second
 
 
-def test_float16_engines_hear_nothing(checkpoint, tmp_path):
+def test_float16_engines_hear_nothing(checkpoint, tmp_path, config_of):
     config = config_of(tmp_path / "engine", tmp_path / "nothing.jsonl", precision="fp16")
     assert build_engine(checkpoint, config, print).manifest.calibration is None
     assert up_to_date(checkpoint, config, verified=False)
@@ -145,7 +151,7 @@ def test_no_clip_that_figures_are_reported_on_is_heard():
     assert {halves[json.loads(line)["file"]] for line in lines} == {"choose"}
 
 
-def test_clips_that_cannot_be_had_are_named(checkpoint, manifest, tmp_path):
+def test_clips_that_cannot_be_had_are_named(checkpoint, manifest, tmp_path, config_of):
     with pytest.raises(FileError, match=r"nothing\.jsonl"):
         build_engine(checkpoint, config_of(tmp_path / "e", tmp_path / "nothing.jsonl"), print)
     clip = json.loads(manifest.read_text(encoding="utf-8").splitlines()[1])["file"]
@@ -161,19 +167,16 @@ def test_clips_that_cannot_be_had_are_named(checkpoint, manifest, tmp_path):
 @pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
 def test_builders_that_round_themselves_refuse(runtime):
     config = Config(build=BuildConfig(runtime=runtime, calibrate=True))
-    with pytest.raises(ConfigError, match=r"build\.calibrate = true, but build\.runtime"):
+    with pytest.raises(ConfigError, match=r"--calibrate, but build\.runtime"):
         check(config)
 
 
-def test_the_flag_orders_it_and_the_flag_leaves_it_out(nano_folder, tmp_path, capsys):
+def test_the_flag_orders_it(nano_folder, tmp_path, monkeypatch, capsys):
     config = tmp_path / "nano.toml"
-    config.write_text(
-        f'engine = "{tmp_path}/e"\n[build]\ncheckpoint = "{nano_folder}"\n'
-        f'calibrate = true\ncalibrate_clips = "{tmp_path}/nothing.jsonl"\n'
-    )
+    config.write_text(f'engine = "{tmp_path}/e"\n[build]\ncheckpoint = "{nano_folder}"\n')
+    monkeypatch.setattr(native, "CALIBRATE_CLIPS", f"{tmp_path}/nothing.jsonl")
     command = ["engine", "--config", str(config), "--no-verify"]
-    assert main(command) != 0
-    assert "nothing.jsonl" in capsys.readouterr().err
-    assert main([*command, "--no-calibrate"]) == 0
-    assert open_engine(tmp_path / "e").manifest.calibration is None
     assert main([*command, "--calibrate"]) != 0
+    assert "nothing.jsonl" in capsys.readouterr().err
+    assert main(command) == 0
+    assert open_engine(tmp_path / "e").manifest.calibration is None

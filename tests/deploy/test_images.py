@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from build.commands import FP8_CLIPS
 from build.config import BuildConfig
+from build.native import CALIBRATE_CLIPS
 from deploy.images import earshot
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
@@ -66,7 +68,7 @@ def test_the_clips_of_builds_are_copied(path):
     """An image builds engines as the project's folder does, and compares them on the same clips."""
     folders = [Path(source) for sources, _ in copied(path) for source in sources]
     build = BuildConfig()
-    for clips in (build.verify_clips, build.calibrate_clips, build.fp8_clips):
+    for clips in (build.verify_clips, CALIBRATE_CLIPS, FP8_CLIPS):
         assert (ROOT / clips).is_file()
         assert any(Path(clips).is_relative_to(folder) for folder in folders)
 
@@ -166,7 +168,7 @@ def test_the_server_is_started_with_the_same_config(project):
     earshot.main(["engine"])
     with pytest.raises(SystemExit):
         earshot.main(["serve"])
-    assert [command[:3] for command in project][1:] == [["-m", "serve", "triton"]]
+    assert [command[:3] for command in project][1:] == [["-m", "serve", "start"]]
 
 
 def test_a_container_without_an_engine_says_how_one_gets_into_it(project, capsys):

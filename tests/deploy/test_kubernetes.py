@@ -13,7 +13,7 @@ import yaml
 from deploy.images import earshot
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
-from serve.gateway.upstream import pool
+from serve.gateway.engines import GRACE_S
 from serve.supervisor import gateway as supervised
 from serve.supervisor import server
 from serve.wire import folder
@@ -113,7 +113,7 @@ def test_ports_are_the_servers(config):
 
 
 def test_who_is_stopped_answers_all_that_it_has_accepted(config):
-    longest_s = config.transcriber.request_timeout_s + pool.GRACE_S
+    longest_s = config.transcriber.request_timeout_s + GRACE_S
     drain_s = config.server.drain_timeout_s
     assert drain_s > longest_s
     wait, text = container()["lifecycle"]["preStop"]["exec"]["command"]

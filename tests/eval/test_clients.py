@@ -1,4 +1,4 @@
-"""Requests by every way, and what their answers are called."""
+"""Requests by every API, and the kinds of their answers."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.clients import CLIENTS, Answer, Ask, by_grpc, by_http, by_stream, counted, ended_by_http
+from eval.clients import (
+    CLIENTS,
+    Answer,
+    Ask,
+    answer_to,
+    by_grpc,
+    by_stream,
+    counted,
+    kserve_text,
+)
 from eval.server import Addresses
 from serve.speech import audio
 from serve.speech.meter import Limits
@@ -15,7 +24,6 @@ from serve.speech.meter import Limits
 CLIP = (Path(__file__).parents[1] / "data" / "en_thanks.flac").read_bytes()
 NOBODY = Addresses("127.0.0.1:1", "127.0.0.1:1")
 METHOD = "inference.GRPCInferenceService"
-WAYS = (by_grpc, by_http, by_stream)
 WITHOUT_JOBS = {name: send for name, send in CLIENTS.items() if name != "job"}
 
 
@@ -25,16 +33,16 @@ def ask_of(data, patience_s=60.0):
 
 
 @pytest.mark.server
-def test_every_way_has_the_same_answer(server):
+def test_every_api_gives_the_same_text(server):
     at = Addresses(server.http, server.grpc)
     found = {name: send(at, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
     assert {answer.kind for answer in found.values()} == {"answered"}, found
-    live = found.pop("live").text  # it is heard in another way
+    live = found.pop("live").text  # its audio is cut in another way
     assert live and len({answer.text for answer in found.values()}) == 1, found
 
 
 @pytest.mark.server
-def test_every_way_is_told_what_is_wrong(server):
+def test_every_api_refuses_what_is_no_audio(server):
     at = Addresses(server.http, server.grpc)
     for name in WITHOUT_JOBS.keys() - {"live"}:
         answer = CLIENTS[name](at, ask_of(b"no audio"))
@@ -42,7 +50,7 @@ def test_every_way_is_told_what_is_wrong(server):
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_where_nobody_listens_a_request_is_lost(name):
+def test_a_request_without_a_server_is_lost(name):
     answer = CLIENTS[name](NOBODY, ask_of(CLIP, 5.0))
     assert (answer.kind, answer.waited_in_vain) == ("lost", False), answer
 
@@ -102,7 +110,7 @@ ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
     ],
 )
 def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
-    answer = ended_by_http(status, body, 0.1)
+    answer = answer_to(lambda: kserve_text(status, body))
     assert answer.kind == kind
     assert answer.text.startswith(text)
 

@@ -20,7 +20,7 @@ from eval.accuracy import predictions as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.predictions import read_calls
-from eval.bench.plan import Plan
+from eval.bench.plan import BenchPlan
 from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
@@ -371,7 +371,7 @@ def test_every_flag_is_a_keyword_of_what_does_the_command(command):
         pkgutil.resolve_name(f"eval.{command.entry}")
     ).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    rest = {"bench": Plan}.get(command.name)
+    rest = {"bench": BenchPlan}.get(command.name)
     assert (rest is not None) == any(one.kind is one.VAR_KEYWORD for one in parameters)
     if rest is not None:
         named |= {field.name for field in dataclasses.fields(rest)}
@@ -397,6 +397,6 @@ def test_help_fits_a_screen():
 def test_the_flags_of_the_bench_have_the_defaults_of_its_plan():
     """Each default stands in one place."""
     options = options_of("bench")
-    for field in dataclasses.fields(Plan):
+    for field in dataclasses.fields(BenchPlan):
         if field.name not in ("peers", "devices"):  # what is there is not known before
             assert options[field.name] == field.default

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from eval.memory import Slope, Watch, memory_of, resident_bytes, shared_fairly_bytes, slope
+from eval.memory import Slope, Watch, resident_bytes, shared_memory_bytes, slope
 from tests.serving import wait_until
 
 
@@ -51,7 +51,7 @@ sys.stdin.readline()
 def test_memory_that_was_taken_is_seen():
     """In a process of its own: that of the tests may give back as much meanwhile."""
     with psutil.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, text=True) as taker:
-        with Watch(memory_of(lambda: {"taker": taker})) as watch:
+        with Watch(lambda: shared_memory_bytes([taker])) as watch:
             wait_until(lambda: watch.first_bytes, "nobody looked")
             before = watch.first_bytes
             taker.stdin.write("take\n")
@@ -65,5 +65,5 @@ def test_memory_that_was_taken_is_seen():
 def test_a_process_that_has_ended_has_no_memory():
     gone = psutil.Popen(["true"])
     gone.wait()
-    assert shared_fairly_bytes(gone.pid) == 0
+    assert shared_memory_bytes([gone]) == 0
     assert resident_bytes(gone) == 0

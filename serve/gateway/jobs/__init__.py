@@ -1,1 +1,1 @@
-"""Jobs: audio that is accepted at once and transcribed later, whatever dies in between."""
+"""Jobs: requests that are accepted at once and answered later. They survive any process."""

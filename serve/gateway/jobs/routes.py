@@ -6,7 +6,7 @@
     POST /v1/audio/jobs/{id}/cancel
     GET  /v1/audio/jobs/{id}/result    ?response_format=srt
 
-What 202 was said of is on the disk. Jobs of other keys are not there for a caller.
+A job is on disk before the server answers 202. The jobs of other keys do not exist for a key.
 """
 
 import asyncio
@@ -29,49 +29,49 @@ from starlette.types import Receive, Scope, Send
 from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import RequestError, shown
-from serve.gateway import refusals
-from serve.gateway.callers import Caller
-from serve.gateway.door import Door
-from serve.gateway.envelope import request_parts
-from serve.gateway.headers import ignored, served_by, warnings
-from serve.gateway.jobs.counts import Counts
-from serve.gateway.jobs.forms import Asked, Pairs, json_pairs, read_asked
-from serve.gateway.jobs.keeper import Keeper
-from serve.gateway.jobs.outside import Outside
-from serve.gateway.jobs.runner import Runner
-from serve.gateway.jobs.table import CANCELLED, OPEN, Job
+from serve.gateway import errors
+from serve.gateway.context import Services
+from serve.gateway.edge.headers import ignored, served_by, warnings
+from serve.gateway.edge.uploads import while_client_waits
+from serve.gateway.errors import ApiError, field_error
+from serve.gateway.jobs.fetch import OutboundClient
+from serve.gateway.jobs.runner import JobCounters, JobRunner
+from serve.gateway.jobs.storage import JobStorage
+from serve.gateway.jobs.table import CANCELLED, OPEN, JobRecord
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import (
-    delivery,
+    JobForm,
+    Pairs,
     described,
     fields_of,
-    rendered,
+    json_pairs,
+    read_job_form,
+    render_result,
     require_result,
     transcript_of,
 )
-from serve.gateway.limits import Ticket
+from serve.gateway.keys import ApiKey
+from serve.gateway.kserve.messages import request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
-from serve.gateway.refusals import FieldRefusal, Refusal
-from serve.gateway.uploads import while_client_waits
 
-_MOST_A_PAGE, _A_PAGE = 100, 20
+_MAX_PAGE, _PAGE = 100, 20  # jobs of a page
 _MAX_IDEMPOTENCY = 255  # characters
 _MIB = 2**20
 _ID = re.compile(r"job_[0-9a-f]{32}")
 
+_Rendered = tuple[bytes, str, dict[str, str]]
+"""A result's body, media type and headers."""
 
-_Written = tuple[bytes, str, dict[str, str]]
-"""A result's body, its media type, and headers."""
 
-
-class _Readers:
-    """Requests of a key for results, which are written one after another."""
+class _ResultReaders:
+    """Requests of one key for results, which are rendered one after another."""
 
     def __init__(self) -> None:
         self.count = 0
         self.lock = asyncio.Lock()
         self.wanted: tuple[str, list[tuple[str, str]]] | None = None  # a job's id and the query
-        self.written: _Written = b"", "", {}  # the result that was `wanted`
+        self.rendered: _Rendered = b"", "", {}  # the result that was `wanted`
 
 
 class _ResultResponse(Response):
@@ -92,30 +92,30 @@ class _ResultResponse(Response):
             await send({"type": "http.response.body"})  # waits for the client to take the body
 
 
-class Jobs:
-    """All of them: their addresses, and the work on them. For one event loop.
+class JobRoutes:
+    """The addresses of jobs, and the work on jobs. For one event loop.
 
     Args:
-        config: of this process.
-        door: their requests go in by it.
+        config: this process's configuration.
+        services: the gateway's services.
 
     Raises:
         ConfigError: the table, the folder or the secret cannot be used.
     """
 
-    def __init__(self, config: Config, door: Door) -> None:
+    def __init__(self, config: Config, services: Services) -> None:
         self._config = config
-        self._door = door
-        self._keeper = Keeper(config)
-        self._outside = Outside(config)
-        counts = Counts(door.metrics.registry)
-        self._counts = counts
-        self._webhooks = Webhooks(config, self._keeper, self._outside, counts.webhooks)
-        self._runner = Runner(config, door, self._keeper, self._outside, self._webhooks, counts)
+        self._services = services
+        self._storage = JobStorage(config)
+        self._outbound = OutboundClient(config)
+        self._counters = JobCounters(services.metrics.registry)
+        parts = self._storage, self._outbound
+        self._webhooks = Webhooks(config, *parts, self._counters.webhooks)
+        self._runner = JobRunner(config, services, *parts, self._webhooks, self._counters)
         self._adding = asyncio.Lock()
-        # One thread writes results: each holds up the event loop, and more would hold it up more.
-        self._writer = ThreadPoolExecutor(1, "earshot-jobs-results")
-        self._readers: dict[str, _Readers] = {}  # by key
+        # Rendering slows down the event loop, so one thread does it all.
+        self._renderer = ThreadPoolExecutor(1, "earshot-jobs-results")
+        self._readers: dict[str, _ResultReaders] = {}  # by key
 
     @property
     def routes(self) -> list[Route]:
@@ -134,153 +134,154 @@ class Jobs:
         self._webhooks.start()
 
     async def close(self) -> None:
-        """End it; what has no end yet is gone on with by whoever comes next."""
+        """End the work; the next process that claims open jobs begins them again."""
         await self._runner.close()
         await self._webhooks.close()
-        await self._outside.close()
-        await asyncio.to_thread(self._keeper.close)
-        self._writer.shutdown(wait=False, cancel_futures=True)
+        await self._outbound.close()
+        await asyncio.to_thread(self._storage.close)
+        self._renderer.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------ one more
+    # ------------------------------------------------------------ accepting
 
     async def _accept(self, request: Request) -> Response:
         caller = self._identify(request)
-        self._door.usage.require(caller)
+        self._services.usage.require(caller)
         await self._require_room(caller.name)
-        with self._door.admission.admit(caller.account) as ticket:
-            async with self._received(request, ticket) as (pairs, file, filename):
+        with self._services.admission.admit(caller) as permit:
+            async with self._received(request, permit) as (pairs, file, filename):
                 unknown = self._config.gateway.unknown_fields
-                asked = read_asked(pairs, unknown, file is not None)
-                job = self._job(request, caller, asked)
+                form = read_job_form(pairs, unknown, file is not None)
+                job = self._job(request, caller, form)
                 kept = await self._keep(job, file, filename)
-        ticket.close()
         self._runner.wake()
-        headers = served_by(kept.model) | ignored(asked.fields.ignored)
-        return JSONResponse(described(kept) | delivery(kept), 202, headers)
+        headers = served_by(kept.model) | ignored(form.fields.ignored)
+        return JSONResponse(described(kept), 202, headers)
 
     async def _require_room(self, key: str) -> None:
-        """Refuse a job beside which there are too many, of its key or of all."""
-        jobs, load = self._config.jobs, await self._keeper.do(self._keeper.table.load)
-        share = self._config.server.key_share if self._door.callers.several else 1.0
+        """Refuse a job if there are too many, of its key or of all.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        jobs, load = self._config.jobs, await self._storage.do(self._storage.table.load)
+        share = self._config.server.key_share if self._services.keys.several else 1.0
         own = load.get(key, (0, 0))
         all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
-        for name, now, mine, most in (
+        for name, now, mine, limit in (
             ("jobs.max_queued", all_jobs, own[0], jobs.max_queued),
             ("jobs.max_queued_mb", all_bytes, own[1], jobs.max_queued_mb * _MIB),
         ):
-            if now >= most:
-                raise refusals.overloaded(
-                    f"no room for another job ({name}); try again when jobs have ended, or are "
-                    "forgotten (jobs.keep_s)",
+            if now >= limit:
+                raise errors.overloaded(
+                    f"the job queue is full ({name}); try again when jobs have ended, or have "
+                    "expired (jobs.keep_s)",
                     "jobs",
                 )
-            if mine >= most * share:
-                raise refusals.key_limit(f"share of {name}", key)
+            if mine >= limit * share:
+                raise errors.key_limit(f"share of {name}", key)
 
     @contextlib.asynccontextmanager
     async def _received(
-        self, request: Request, ticket: Ticket
+        self, request: Request, permit: Permit
     ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
-        """Receive a job: its pairs, and its file and that file's name where it has one."""
-        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        """Receive a job's pairs, and its file and the file's name, if it has one."""
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"application/json":
-            yield await json_pairs(request, ticket, limit_s), None, ""
+            yield await json_pairs(request, permit), None, ""
             return
-        async with received_form(request, ticket, limit_s, folder) as form:
+        async with received_form(request, permit, self._services.engines.uploads) as form:
             yield form.pairs, form.file.file, form.file.filename or ""
 
-    def _job(self, request: Request, caller: Caller, asked: Asked) -> Job:
-        """Make a job of what was asked, which is one that this server can do."""
-        request_parts(asked.fields.request, None)  # whether tensors can hold it
-        if asked.url:
-            self._outside.places.require(asked.url, "url")
-        if asked.webhook_url:
-            self._require_webhook(asked.webhook_url)
+    def _job(self, request: Request, caller: ApiKey, form: JobForm) -> JobRecord:
+        """Make a job of a form.
+
+        Raises:
+            ApiError: this server cannot do it.
+        """
+        request_parts(form.fields.request, None)  # tensors can hold the options
+        if form.url:
+            self._outbound.allowlist.require(form.url, "url")
+        if form.webhook_url:
+            if not self._webhooks.on:
+                raise field_error(
+                    "webhook_url",
+                    "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
+                    "config names no secret to sign webhooks with",
+                )
+            self._outbound.allowlist.require(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
-            raise refusals.invalid(
+            raise errors.invalid(
                 f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
                 f"{_MAX_IDEMPOTENCY}"
             )
-        now = time.time()
-        return Job(
+        now, unknown = time.time(), form.fields.ignored
+        return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
             key=caller.name,
-            model=self._door.models.named(asked.fields.model),
-            task=asked.fields.request.task,
-            # The names of ignored fields alone, which the answer tells.
-            pairs=to_json(
-                [(name, "" if name in asked.fields.ignored else text) for name, text in asked.pairs]
-            ),
-            url=asked.url,
-            webhook_url=asked.webhook_url,
+            model=self._services.models.named(form.fields.model),
+            task=form.fields.request.task,
+            # Only the names of ignored fields, which the answer tells.
+            pairs=to_json([(name, "" if name in unknown else text) for name, text in form.pairs]),
+            url=form.url,
+            webhook_url=form.webhook_url,
             idempotency=idempotency,
             created=now,
             due=now,
         )
 
-    def _require_webhook(self, url: str) -> None:
-        if not self._webhooks.on:
-            raise FieldRefusal(
-                "webhook_url",
-                "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's config "
-                "names no secret to sign webhooks with",
-            )
-        self._outside.places.require(url, "webhook_url")
-
-    async def _keep(self, job: Job, file: BinaryIO | None, filename: str) -> Job:
-        """Keep a job and its audio; return it, or the one that was sent under its key before."""
-        audio, sha256, size, added = self._keeper.audio, "", 0, False
+    async def _keep(self, job: JobRecord, file: BinaryIO | None, filename: str) -> JobRecord:
+        """Store a job and its audio; return it, or the earlier job of its Idempotency-Key."""
+        audio, sha256, size, added = self._storage.audio, "", 0, False
         try:
             if file is not None:
-                sha256 = await self._keeper.for_audio.do(audio.keep, job.id, file)
+                sha256 = await self._storage.for_audio.do(audio.keep, job.id, file)
                 size = audio.path(job.id).stat().st_size
             sent = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
                 job,
-                filename=filename.replace("\0", "")[:255],  # which PostgreSQL takes in no text
+                filename=filename.replace("\0", "")[:255],  # PostgreSQL takes no NUL
                 audio_bytes=size,
                 fingerprint=hashlib.sha256(sent.encode()).hexdigest(),
             )
-            async with self._adding:  # else all that come at once would find room
+            async with self._adding:  # otherwise jobs that come at once would all find room
                 await self._require_room(job.key)
                 added = True
-                kept = await self._keeper.do(self._keeper.table.add, job)
+                kept = await self._storage.do(self._storage.table.add, job)
         except BaseException:
-            # A job may be in the table although the call has failed. If it is not, its audio is
-            # removed with what else is of no job.
+            # The job may be in the table although the call has failed. If it is not, its audio is
+            # removed with the other orphans.
             if not added:
-                self._keeper.discard(job.id)
+                self._storage.discard(job.id)
             raise
         if kept.id != job.id:
-            self._keeper.discard(job.id)
-            if kept.fingerprint != job.fingerprint:
-                raise Refusal(
-                    RequestError(
-                        f"the Idempotency-Key is that of {kept.id}, which was another request; use "
-                        "a new one for each job"
-                    ),
-                    "idempotency",
-                )
+            self._storage.discard(job.id)
+        if kept.fingerprint != job.fingerprint:
+            message = (
+                f"the Idempotency-Key is that of {kept.id}, which was another request; use a new "
+                "one for each job"
+            )
+            raise ApiError(RequestError(message), "idempotency")
         return kept
 
-    # ------------------------------------------------------------ those that there are
+    # ------------------------------------------------------------ reading
 
     async def _list(self, request: Request) -> Response:
         caller, query = self._identify(request), request.query_params
         for name in query:
             if name not in ("limit", "after"):
-                raise FieldRefusal(name[:60], f"{shown(name)} is unknown; known: limit and after")
-        limit = query.get("limit", str(_A_PAGE))
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_A_PAGE):
-            raise FieldRefusal("limit", f"limit = {shown(limit)}; expected 1 to {_MOST_A_PAGE}")
+                raise field_error(
+                    name[:60], f"unknown parameter {shown(name)}; expected limit or after"
+                )
+        limit = query.get("limit", str(_PAGE))
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE):
+            raise field_error("limit", f"limit = {shown(limit)}; expected 1 to {_MAX_PAGE}")
         after = query.get("after", "")
         if after:
             await self._found(caller, after)
-        table, count = self._keeper.table, int(limit)
-        jobs = await self._keeper.do(table.newest, caller.name, count + 1, after)
-        told = [described(job) | delivery(job) for job in jobs[:count]]
+        table, count = self._storage.table, int(limit)
+        jobs = await self._storage.do(table.newest, caller.name, count + 1, after)
+        told = [described(job) for job in jobs[:count]]
         page = {
             "object": "list",
             "data": told,
@@ -291,76 +292,78 @@ class Jobs:
         return JSONResponse(page)
 
     async def _show(self, request: Request) -> Response:
-        job = await self._named(request)
-        return JSONResponse(described(job) | delivery(job))
+        return JSONResponse(described(await self._named(request)))
 
     async def _cancel(self, request: Request) -> Response:
         job = await self._named(request)
         if job.status in OPEN:
-            table, now = self._keeper.table, time.time()
-            if await self._keeper.do(table.cancel, job.key, job.id, now):
+            table, now = self._storage.table, time.time()
+            if await self._storage.do(table.cancel, job.key, job.id, now):
                 self._runner.cancelled(job.id)
-                self._counts.ended(CANCELLED)
-                self._keeper.discard(job.id)
+                self._counters.ended(CANCELLED)
+                self._storage.discard(job.id)
                 self._webhooks.wake()
             job = await self._named(request)
-        return JSONResponse(described(job) | delivery(job))
+        return JSONResponse(described(job))
 
     async def _result(self, request: Request) -> Response:
         caller = self._identify(request)
         job = await self._found(caller, request.path_params["id"])
         require_result(job)
-        reading = self._read(job, request.query_params.multi_items())
-        body, kind, headers = await while_client_waits(request, reading)
-        sending = self._door.admission.sending(caller.account, len(body))
+        rendering = self._rendered(job, request.query_params.multi_items())
+        body, kind, headers = await while_client_waits(request, rendering)
+        sending = self._services.admission.sending(caller, len(body))
         return _ResultResponse(sending, body, media_type=kind, headers=headers)
 
-    async def _read(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
-        """Answer with a result as it is asked for: a key's are written one after another.
+    async def _rendered(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
+        """Return a result as the query asks for it.
 
-        Whoever asks for the same at the same time gets the same.
+        A key's results are rendered one after another. Requests for the same one that come
+        meanwhile share it.
         """
-        readers = self._readers.setdefault(job.key, _Readers())
+        readers = self._readers.setdefault(job.key, _ResultReaders())
         readers.count += 1
         try:
             async with readers.lock:
-                if readers.wanted != (job.id, asked):
-                    readers.written = await self._write(job, asked)
-                    readers.wanted = (job.id, asked)
-                return readers.written
+                if readers.wanted != (job.id, query):
+                    readers.rendered = await self._render(job, query)
+                    readers.wanted = (job.id, query)
+                return readers.rendered
         finally:
             readers.count -= 1
             if not readers.count:
                 del self._readers[job.key]
 
-    async def _write(self, job: Job, asked: list[tuple[str, str]]) -> _Written:
-        found = await self._keeper.do(self._keeper.table.result, job.id)
+    async def _render(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
+        found = await self._storage.do(self._storage.table.result, job.id)
         if found is None:
-            raise _unknown(job.id)  # it has just been forgotten
-        fields = fields_of(dataclasses.replace(job, pairs=found[0]), "ignore")
+            raise _unknown(job.id)  # it has just expired
+        pairs, result = found
+        fields = fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
 
-        def write() -> _Written:  # subtitles of long audio take a while to split
-            transcript = transcript_of(found[1], job.id)
-            text, kind = rendered(fields, transcript, asked)
+        def render() -> _Rendered:  # splitting subtitles of long audio takes a while
+            transcript = transcript_of(result, job.id)
+            text, kind = render_result(fields, transcript, query)
             return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
 
-        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, render)
 
-    def _identify(self, request: Request) -> Caller:
-        return self._door.callers.identify(request.headers.get("authorization"))
+    def _identify(self, request: Request) -> ApiKey:
+        return self._services.keys.of_request(request)
 
-    async def _named(self, request: Request) -> Job:
+    async def _named(self, request: Request) -> JobRecord:
         return await self._found(self._identify(request), request.path_params["id"])
 
-    async def _found(self, caller: Caller, id: str) -> Job:
-        find, known = self._keeper.table.find, _ID.fullmatch(id)
-        job = await self._keeper.do(find, caller.name, id) if known else None
+    async def _found(self, caller: ApiKey, id: str) -> JobRecord:
+        find, known = self._storage.table.find, _ID.fullmatch(id)
+        job = await self._storage.do(find, caller.name, id) if known else None
         if job is None:
             raise _unknown(id)
         return job
 
 
-def _unknown(id: str) -> Refusal:
-    return refusals.not_found(
-        f"no job {shown(id)}; it is another key's, was never there, or is forgotten (jobs.keep_s)"
+def _unknown(id: str) -> ApiError:
+    return errors.not_found(
+        f"job {shown(id)} not found: it belongs to another API key, never existed, or has expired "
+        "(jobs.keep_s)"
     )

@@ -1,12 +1,12 @@
-"""Runs jobs: takes one from the table while there is room beside other requests, and records its
-end once, whoever dies meanwhile.
+"""Runs jobs: claims one while there is room beside other requests, and records its end once,
+whatever process dies meanwhile.
 
-A job with a url gets a place among the `jobs.workers` when its audio is here, so slow urls keep no
-other job waiting; and a key has few fetches at a time.
+A job with a url gets one of the `jobs.workers` once its audio is here, so slow urls keep no other
+job waiting; and a key has few fetches at a time.
 
-A job's request goes the way of any other of its key, in `Runner._ask` alone: it is counted, limited
-and measured as these are. What fails by its own fault ends so. What fails by the server's is put
-back, and a job that was begun `jobs.tries` times has failed: it may be what the server dies of.
+A job's request goes the way of any other of its key, in `JobRunner._ask` alone: it is counted,
+limited and measured as these are. A job fails by an error of its own. After an error of the server
+it is put back, and fails once it was begun `jobs.tries` times: the server may die of it.
 """
 
 import asyncio
@@ -17,7 +17,10 @@ import logging
 import random
 import tempfile
 import time
+from collections.abc import Sized
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from serve.contract.codec import to_json
 from serve.contract.config import Config
@@ -28,134 +31,165 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.messages import Transcript
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts
-from serve.gateway.jobs.counts import Counts
-from serve.gateway.jobs.keeper import Keeper
-from serve.gateway.jobs.outside import URL_AWAY, Outside
-from serve.gateway.jobs.table import COMPLETED, FAILED, Job
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
+from serve.gateway.errors import ApiError, openai_error
+from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
+from serve.gateway.jobs.storage import JobStorage
+from serve.gateway.jobs.table import COMPLETED, FAILED, JobRecord
 from serve.gateway.jobs.webhooks import Webhooks
 from serve.gateway.jobs.wire import fields_of
-from serve.gateway.jobs.workers import Workers, keys_with, next_key
-from serve.gateway.limits import Ticket
-from serve.gateway.log import Line
+from serve.gateway.jobs.workers import KeyTurns, WorkerPool, keys_with
+from serve.gateway.kserve.messages import request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.models import Target
+from serve.gateway.observe.log import LogRecord
 from serve.gateway.openai.fields import FIELDS
 from serve.gateway.openai.form import SPOOL_BYTES
-from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
-from serve.gateway.refusals import Refusal, openai_error
-from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
 
 LEASE_S = 15.0
-"""A job whose worker has said nothing for so long is another's."""
-
-NOT_NOW_S = 2.0  # that a model, or a key, is left alone for which there is no room
-MOST_BACK_OFF_S = 300.0
-_MOST_NOT_NOW_S = 300.0  # after which a key whose day is used up is tried again, too
-_AHEAD_S = 600.0  # beyond the farthest time that a job may be due
+"""Seconds after which a job may be claimed again whose worker has not renewed its lease."""
+NOT_NOW_S = 2.0
+"""Seconds for which a model, or a key, is left alone that has no room."""
+MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
-_FETCHES, _FETCHES_OF_A_KEY = 64, 4  # jobs with a url that are fetched, wait, or are asked for
+_MAX_NOT_NOW_S = 300.0  # after which a key is tried again although its day is used up
+_AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
+_FETCHES, _FETCHES_OF_A_KEY = 64, 4  # claimed jobs with a url
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
-@dataclasses.dataclass
-class _Run:
-    """A job that is being worked on."""
-
-    job: Job
-    given: bool = False  # a server has had it
-
-
-class Runner(Workers):
-    """A process's workers. For one event loop.
+class JobCounters:
+    """Metrics of jobs.
 
     Args:
-        config: says how many, and how long they try.
-        door: jobs' requests go in by it.
-        keeper: of the table.
-        outside: where urls are fetched.
-        webhooks: are woken at the end of each.
-        counts: are told what happens.
+        registry: the registry of the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open_jobs = 0
+        """Jobs without an end, at the latest sweep."""
+        gauge = Gauge(
+            "earshot_jobs_open", "Jobs without an end, of all processes", registry=registry
+        )
+        gauge.set_function(lambda: self.open_jobs)
+        self._running = Gauge("earshot_jobs_running", "Jobs that are worked on", registry=registry)
+        self._ended = Counter(
+            "earshot_jobs_ended", "Jobs by how they ended", ("status",), registry=registry
+        )
+        self.webhooks = Counter(
+            "earshot_jobs_webhook_tries",
+            "Webhooks sent: delivered, failed and to be tried again, or given up",
+            ("outcome",),
+            registry=registry,
+        )
+
+    def watch(self, running: Sized) -> None:
+        """Tell the number of these jobs as those that are worked on."""
+        self._running.set_function(running.__len__)
+
+    def ended(self, status: str) -> None:
+        """Count a job that has ended in this process."""
+        self._ended.labels(status).inc()
+
+
+@dataclasses.dataclass
+class _ClaimedJob:
+    job: JobRecord
+    sent: bool = False  # an engine has had its request
+
+
+class JobRunner(WorkerPool):
+    """A process's workers on jobs. For one event loop.
+
+    Args:
+        config: the limits of workers and tries.
+        services: the gateway's services, which jobs' requests use.
+        storage: the table and the audio.
+        outbound: fetches urls.
+        webhooks: woken at the end of each job.
+        counters: the metrics.
     """
 
     def __init__(
         self,
         config: Config,
-        door: Door,
-        keeper: Keeper,
-        outside: Outside,
+        services: Services,
+        storage: JobStorage,
+        outbound: OutboundClient,
         webhooks: Webhooks,
-        counts: Counts,
+        counters: JobCounters,
     ) -> None:
         super().__init__()
         self._config = config
-        self._door = door
-        self._keeper = keeper
-        self._outside = outside
+        self._services = services
+        self._storage = storage
+        self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
+        self._outbound = outbound
         self._webhooks = webhooks
-        self._counts = counts
-        self._below = config.jobs.below or _slots(config, len(door.upstreams.own))
-        self._placed: set[str] = set()  # ids of jobs that have a place among the workers
-        self._fetched: dict[str, tuple[Job, asyncio.Event]] = {}  # jobs that wait for one
-        self._last_key = self._last_fetching_key = ""
+        self._counters = counters
+        self._below = config.jobs.below or _slots(config, len(services.engines.own))
+        self._placed: set[str] = set()  # ids of the jobs that have a worker's place
+        self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
+        self._turns, self._fetch_turns = KeyTurns(), KeyTurns()
         self._last_was_fetched = False
-        self._not_now: dict[tuple[str, str], float] = {}  # keys and models, until when
-        # Models whose servers were lost, and until they are ready again nothing is begun of theirs:
-        # else one that is away for a moment would cost each job that waits one of its tries.
-        self._away = {door.models.default}
-        self._swept_s = -SWEEP_S  # as `_not_now` by a clock that nobody sets
-        counts.watch(self.tasks)
+        self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
+        # Models whose engines were lost; no job of theirs is begun until they are ready again. Else
+        # an engine that is away for a moment would cost each waiting job one of its tries.
+        self._away = {services.models.default}
+        self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
+        counters.watch(self.tasks)
 
     def cancelled(self, id: str) -> None:
-        """End a job's work that is done here, for it has been cancelled."""
+        """End the work on a job that has been cancelled."""
         if (task := self.tasks.get(id)) is not None:
             task.cancel()
 
-    # ------------------------------------------------------------ which one, and when
+    # ------------------------------------------------------------ the next job
 
-    def _has_room(self) -> bool:
-        """Tell whether a job may start beside the requests that are under way."""
-        room = len(self._placed) < self._config.jobs.workers
-        return room and self._door.admission.requests < self._below
-
-    async def _claimed(self) -> Job | None:
+    async def _claimed(self) -> JobRecord | None:
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        if self._door.admission.draining:
+        if self._services.admission.draining:
             return None
-        now, begun_s = time.time(), time.monotonic()
-        self._not_now = {what: until for what, until in self._not_now.items() if until > begun_s}
+        now, now_s = time.time(), time.monotonic()
+        self._not_now = {what: until for what, until in self._not_now.items() if until > now_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
-        self._away = {name for name in self._away if not await self._door.upstreams.ready(name)}
+        self._away = {name for name in self._away if not await self._services.engines.ready(name)}
         models += self._away
-        if self._has_room() and (job := await self._to_begin(now, keys, models)) is not None:
+        room = (
+            len(self._placed) < self._config.jobs.workers
+            and self._services.admission.requests < self._below
+        )
+        if room and (job := await self._next_to_ask(now, keys, models)) is not None:
             return job
-        return await self._to_fetch(now, keys, models)
+        return await self._next_to_fetch(now, keys, models)
 
-    async def _to_begin(self, now: float, keys: list[str], models: list[str]) -> Job | None:
-        """Give a place to a job of the next key: claim one with a file, or wake a fetched one.
+    async def _next_to_ask(
+        self, now: float, keys: list[str], models: list[str]
+    ) -> JobRecord | None:
+        """Give a worker's place to a job of the next key: one with a file, or a fetched one.
 
         Args:
             now: the time.
-            keys: for whose jobs there is no room.
-            models: for which there is none.
+            keys: the keys without room.
+            models: the models without room.
 
         Returns:
-            The job with a file.
+            The job with a file, which is claimed; None: a fetched job goes on, or there is none.
         """
-        table = self._keeper.table
-        files = await self._keeper.quietly(table.keys, now, keys, models, False) or []
-        fetched: dict[str, tuple[Job, asyncio.Event]] = {}
+        files = await self._quietly(self._table.keys, now, keys, models, False) or []
+        fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}
         for job, placed in self._fetched.values():
             if job.key not in keys and job.model not in models:
                 fetched.setdefault(job.key, (job, placed))
-        key = next_key({*files, *fetched}, self._last_key)
-        if key is None:
+        if (key := self._turns.next({*files, *fetched})) is None:
             return None
-        self._last_key = key
         self._last_was_fetched = key in fetched and not (self._last_was_fetched and key in files)
         if self._last_was_fetched:
             first, placed = fetched[key]
@@ -164,46 +198,47 @@ class Runner(Workers):
             placed.set()
             self.wake()
             return None
-        claim = table.claim
-        claimed = await self._keeper.quietly(claim, now, now + LEASE_S, key, models, False)
+        claim, until = self._table.claim, now + LEASE_S
+        claimed = await self._quietly(claim, now, until, key, models, False)
         if claimed is not None:
             self._placed.add(claimed.id)
         return claimed
 
-    async def _to_fetch(self, now: float, keys: list[str], models: list[str]) -> Job | None:
-        """Claim a job whose url is to be fetched; see `_to_begin`."""
-        table, fetching = self._keeper.table, [job for job in self.jobs.values() if job.url]
+    async def _next_to_fetch(
+        self, now: float, keys: list[str], models: list[str]
+    ) -> JobRecord | None:
+        """Claim a job whose url is to be fetched; see `_next_to_ask`."""
+        fetching = [job for job in self.jobs.values() if job.url]
         if len(fetching) >= _FETCHES:
             return None
         keys = keys + keys_with(fetching, _FETCHES_OF_A_KEY)
-        there = await self._keeper.quietly(table.keys, now, keys, models, True)
-        key = next_key(there or (), self._last_fetching_key)
-        if key is None:
+        found = await self._quietly(self._table.keys, now, keys, models, True)
+        if (key := self._fetch_turns.next(found or ())) is None:
             return None
-        self._last_fetching_key = key
-        return await self._keeper.quietly(table.claim, now, now + LEASE_S, key, models, True)
+        return await self._quietly(self._table.claim, now, now + LEASE_S, key, models, True)
 
     async def _sweep(self) -> None:
-        """Fail what waits for too long, forget what ended long ago, and count what there is."""
-        now, jobs, table = time.time(), self._config.jobs, self._keeper.table
+        """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
+        now, jobs, table = time.time(), self._config.jobs, self._table
         self._swept_s = time.monotonic()
-        await self._keeper.quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
-        for job in await self._keeper.quietly(table.overdue, now - jobs.give_up_s) or ():
+        await self._quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
+        for job in await self._quietly(table.overdue, now - jobs.give_up_s) or ():
             error = DeadlineError(f"no end came within {jobs.give_up_s:g} s (jobs.give_up_s)")
-            await self._fail(job, Refusal(error))
-        await self._keeper.quietly(table.forget, now - jobs.keep_s)
-        ids = await self._keeper.quietly(table.open_ids)
+            await self._fail(job, ApiError(error))
+        await self._quietly(table.forget, now - jobs.keep_s)
+        ids = await self._quietly(table.open_ids)
         if ids is not None:
-            await self._keeper.for_audio.quietly(self._keeper.audio.remove_orphans, ids)
-            self._counts.open_jobs = len(ids)
+            await self._storage.for_audio.quietly(self._storage.audio.remove_orphans, ids)
+            self._counters.open_jobs = len(ids)
 
     # ------------------------------------------------------------ one job
 
-    async def _work(self, job: Job) -> None:
-        run, holding = _Run(job), asyncio.create_task(self._hold(job, asyncio.current_task()))
+    async def _work(self, job: JobRecord) -> None:
+        claimed = _ClaimedJob(job)
+        lease = asyncio.create_task(self._keep_lease(job, asyncio.current_task()))
         try:
             if job.tries > self._config.jobs.tries:
-                raise Refusal(
+                raise ApiError(
                     RequestError(
                         f"the server was lost {job.tries - 1} times while it worked on this job "
                         "(jobs.tries)"
@@ -212,166 +247,162 @@ class Runner(Workers):
                 )
             await self._fetch(job)
             if job.url:
-                await self._ask_when_placed(run)
+                await self._ask_when_placed(claimed)
             else:
-                await self._ask(run)
-        except Refusal as refusal:
-            await self._not_answered(run, refusal)
+                await self._ask(claimed)
+        except ApiError as error:
+            await self._not_answered(claimed, error)
         except asyncio.CancelledError:
             await asyncio.shield(self._put_back(job, time.time(), counted=False))
             raise
         finally:
             self._placed.discard(job.id)
-            holding.cancel()
+            lease.cancel()
 
-    async def _hold(self, job: Job, work: "asyncio.Task[None] | None") -> None:
-        """Keep others from a job as long as it is worked on; end that where it is another's."""
+    async def _keep_lease(self, job: JobRecord, work: "asyncio.Task[None] | None") -> None:
+        """Renew a job's lease; end the work if another process has claimed the job."""
         while True:
             await asyncio.sleep(LEASE_S / 3)
-            renewed = await self._keeper.quietly(
-                self._keeper.table.renew, job, time.time() + LEASE_S
-            )
+            renewed = await self._quietly(self._table.renew, job, time.time() + LEASE_S)
             if renewed is False and work is not None:
                 work.cancel()
 
-    async def _fetch(self, job: Job) -> None:
-        """Have a job's audio here.
+    async def _fetch(self, job: JobRecord) -> None:
+        """Fetch a job's audio, unless it is here.
 
         Raises:
-            Refusal: it cannot be had.
+            ApiError: it cannot be had.
         """
-        audio = self._keeper.audio
+        audio = self._storage.audio
         if not job.url or audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:
-            size = await self._outside.fetch(job.url, part)
-            await self._keeper.for_audio.do(audio.seal, part, job.id)
+            size = await self._outbound.fetch(job.url, part)
+            await self._storage.for_audio.do(audio.seal, part, job.id)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            raise Refusal(why, URL_AWAY) from error
+            raise ApiError(why, URL_AWAY) from error
         finally:
             part.unlink(missing_ok=True)
-        await self._keeper.do(self._keeper.table.note_size, job, size)
+        await self._do(self._table.note_size, job, size)
 
-    async def _ask_when_placed(self, run: _Run) -> None:
-        """Send a fetched job's request once it has a place.
+    async def _ask_when_placed(self, claimed: _ClaimedJob) -> None:
+        """Send a fetched job's request once it has a worker's place.
 
-        Where there is no room for it, it waits here for another place: if it were put back, its
+        If the server has no room, the job waits here for another place. If it were put back, its
         key's next url would be fetched, and fetched audio would fill the disk.
 
         Raises:
-            Refusal: there is no answer.
+            ApiError: there is no answer.
         """
-        job = run.job
+        job = claimed.job
         while True:
-            run.given, placed = False, asyncio.Event()
+            claimed.sent, placed = False, asyncio.Event()
             self._fetched[job.id] = job, placed
             self.wake()
             try:
                 await placed.wait()
-                return await self._ask(run)
-            except Refusal as refusal:
-                if not isinstance(refusal.error, OverloadedError):
+                return await self._ask(claimed)
+            except ApiError as error:
+                if not isinstance(error.error, OverloadedError):
                     raise
-                self._leave_alone(job, refusal)
+                self._leave_alone(job, error)
             finally:
                 self._fetched.pop(job.id, None)
                 self._placed.discard(job.id)
 
-    async def _ask(self, run: _Run) -> None:
-        """Send a job's request, as its caller would, and record the answer.
+    async def _ask(self, claimed: _ClaimedJob) -> None:
+        """Send a job's request, as its key would, and record the answer.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is none.
         """
-        line = Line(id=run.job.id, model=run.job.model)
-        caller = self._door.callers.named_as
-        try:
-            with self._door.account_of(line, "jobs", lambda: caller(run.job.key)) as visit:
-                with contextlib.ExitStack() as stack:
-                    with self._door.admission.admit(visit.account) as ticket:
-                        exchange = await self._begin(run, ticket, visit, stack)
-                    stack.enter_context(exchange)
-                    transcript = read_transcript(await exchange.only_answer())
-                await self._record(run.job, transcript, visit)
-        finally:
-            line.write()
+        job = claimed.job
+        record = LogRecord(id=job.id, model=job.model)
+        identify = functools.partial(self._services.keys.named_as, job.key)
+        async with RequestContext(self._services, record, "jobs", identify) as context:
+            with contextlib.ExitStack() as stack:
+                with context.admit() as permit:
+                    call = await self._send(job, permit, context, stack)
+                    claimed.sent = True
+                stack.enter_context(call)
+                transcript = await call.transcript()
+            await self._record(job, transcript, context)
 
-    async def _begin(
-        self, run: _Run, ticket: Ticket, visit: Visit, stack: contextlib.ExitStack
-    ) -> Exchange:
-        job, keeper, copy = run.job, self._keeper, None
+    async def _send(
+        self, job: JobRecord, permit: Permit, context: RequestContext, stack: contextlib.ExitStack
+    ) -> EngineCall:
+        storage = self._storage
         fields = fields_of(job, self._config.gateway.unknown_fields)
-        path = keeper.audio.path(job.id)
+        path = storage.audio.path(job.id)
         try:
             size = path.stat().st_size
         except OSError:
-            raise Refusal(RequestError("the job's audio is there no more"), "jobs_audio") from None
-        ticket.charge(size)
+            why = RequestError("the job's audio is missing from storage")
+            raise ApiError(why, "jobs_audio") from None
+        permit.charge(size)
+        audio, copy = None, None
         if size <= SPOOL_BYTES:
-            parts = request_parts(fields.request, await keeper.for_audio.do(path.read_bytes))
-        else:  # the engine's process takes it from where uploads lie, and keeps nothing there
-            file = tempfile.NamedTemporaryFile(dir=self._door.upstreams.uploads)  # noqa: SIM115
+            audio = await storage.for_audio.do(path.read_bytes)
+        else:  # the engine's process takes the copy from the uploads' folder
+            file = tempfile.NamedTemporaryFile(dir=self._services.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
-            await keeper.for_audio.do(keeper.audio.copy, job.id, Path(copy))
-            parts = request_parts(fields.request, None)
-        look = functools.partial(_sound_of, path, size)
-        visit.sound = await keeper.for_audio.do(self._door.targets.look, look)
-        target = Target(job.model, False)
-        exchange = self._door.pass_on(visit, target, parts, ticket, False, copy, priority="job")
-        run.given = True
-        return exchange
+            await storage.for_audio.do(storage.audio.copy, job.id, Path(copy))
+        length = await storage.for_audio.do(_audio_length, path, size)
+        parts, target = request_parts(fields.request, audio), Target(job.model, False)
+        request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=length)
+        return context.start(request, permit)
 
-    async def _record(self, job: Job, transcript: Transcript, visit: Visit) -> None:
+    async def _record(
+        self, job: JobRecord, transcript: Transcript, context: RequestContext
+    ) -> None:
         """Record a job's answer, and count it, unless the job has ended otherwise."""
-        table, seconds = self._keeper.table, transcript.duration
-        if await self._keeper.do(table.complete, job, time.time(), to_json(transcript), seconds):
-            visit.answered(transcript)
-            await self._over(job, COMPLETED)
+        result, seconds = to_json(transcript), transcript.duration
+        if await self._do(self._table.complete, job, time.time(), result, seconds):
+            context.answered(transcript)
+            self._ended(job, COMPLETED)
 
-    async def _not_answered(self, run: _Run, refusal: Refusal) -> None:
-        """Let a job fail where the fault is its own, else put it back."""
-        job, error = run.job, refusal.error
-        if isinstance(error, RequestError):
-            await self._fail(job, refusal)
+    async def _not_answered(self, claimed: _ClaimedJob, error: ApiError) -> None:
+        """Let a job fail by its own error, and put it back after one of the server."""
+        job = claimed.job
+        if isinstance(error.error, RequestError):
+            await self._fail(job, error)
             return
-        full = isinstance(error, OverloadedError)
-        counted = not full and (run.given or refusal.reason == URL_AWAY)
-        wait_s = _wait_s(refusal)
+        full = isinstance(error.error, OverloadedError)
+        counted = not full and (claimed.sent or error.reason == URL_AWAY)
         if full:
-            self._leave_alone(job, refusal)
-        elif refusal.reason != URL_AWAY:
+            self._leave_alone(job, error)
+        elif error.reason != URL_AWAY:
             self._away.add(job.model)
-        if counted:
-            wait_s = min(2.0**job.tries, MOST_BACK_OFF_S)
-        logger.info("%s waits for %.0f s: %s", job.id, wait_s, refusal)
+        wait_s = min(2.0**job.tries, MAX_BACK_OFF_S) if counted else _wait_s(error)
+        logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         await self._put_back(job, due, counted=counted)
 
-    def _leave_alone(self, job: Job, refusal: Refusal) -> None:
-        """Begin no job of a key, or of a model, for a while: there is no room for them."""
-        what = ("key", job.key) if refusal.reason in _KEY_LIMITS else ("model", job.model)
-        self._not_now[what] = time.monotonic() + _wait_s(refusal)
+    def _leave_alone(self, job: JobRecord, error: ApiError) -> None:
+        """Begin no job of its key, or of its model, for a while: there is no room for them."""
+        what = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
+        self._not_now[what] = time.monotonic() + _wait_s(error)
 
-    async def _put_back(self, job: Job, due: float, counted: bool) -> None:
-        await self._keeper.quietly(self._keeper.table.put_back, job, due, counted)
+    async def _put_back(self, job: JobRecord, due: float, counted: bool) -> None:
+        await self._quietly(self._table.put_back, job, due, counted)
 
-    async def _fail(self, job: Job, refusal: Refusal) -> None:
-        error = to_json(openai_error(refusal, FIELDS)["error"])
-        if await self._keeper.quietly(self._keeper.table.fail, job, time.time(), error):
-            await self._over(job, FAILED)
+    async def _fail(self, job: JobRecord, error: ApiError) -> None:
+        told = to_json(openai_error(error, FIELDS)["error"])
+        if await self._quietly(self._table.fail, job, time.time(), told):
+            self._ended(job, FAILED)
 
-    async def _over(self, job: Job, status: str) -> None:
-        self._counts.ended(status)
-        self._keeper.discard(job.id)
+    def _ended(self, job: JobRecord, status: str) -> None:
+        self._counters.ended(status)
+        self._storage.discard(job.id)
         self._webhooks.wake()
 
 
-def _sound_of(path: Path, size: int) -> Sound:
-    """Look at the beginning of a job's audio."""
+def _audio_length(path: Path, size: int) -> AudioLength:
+    """Estimate the length of a job's audio from its beginning."""
     with path.open("rb") as file:
-        return of_file(file.read(HEAD_BYTES), size)
+        return audio_of_file(file.read(HEAD_BYTES), size)
 
 
 def _slots(config: Config, engines: int) -> int:
@@ -379,6 +410,6 @@ def _slots(config: Config, engines: int) -> int:
     return max(1, config.runtime.slots * engines // config.gateway.processes)
 
 
-def _wait_s(refusal: Refusal) -> float:
+def _wait_s(error: ApiError) -> float:
     """Return the seconds after which a job that got no answer may be tried again."""
-    return min(max(NOT_NOW_S, refusal.retry_after_s), _MOST_NOT_NOW_S)
+    return min(max(NOT_NOW_S, error.retry_after_s), _MAX_NOT_NOW_S)

@@ -1,12 +1,12 @@
-"""The table of jobs, in SQLite or PostgreSQL: what is in it survives whoever wrote it.
+"""The table of jobs, in SQLite or PostgreSQL. Its rows survive the process that wrote them.
 
-Each change is one statement, which the database does whole or not at all. A job that has no end may
-be claimed once its `due` is past: it is when the job was accepted, when it is to be tried again,
-or, while somebody works on it, when that worker has said nothing for too long. Each claim has a
-token of its own, and only who has the last one can record an end. Webhooks are claimed alike.
+Each change is one statement, which the database does as a whole or not at all. A job without an end
+may be claimed once its `due` is past. That is the time at which it was accepted, or is to be tried
+again; or, while a worker has it, the time at which the worker's lease ends. Each claim has a token
+of its own, and only the worker with the latest token can record an end. Webhooks are claimed alike.
 
-The table is made when it is first needed. A database that cannot be used fails each call alone, and
-the calls succeed again once it can be used.
+The table is created when it is first needed. While the database cannot be used each call fails, and
+later calls succeed.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import POSTGRESQL
-from serve.gateway import sqlite
+from serve.gateway.usage import use_wal
 
 FILE = "jobs.sqlite"
-"""Name in the jobs' folder, where no database is configured."""
+"""The file's name in the jobs' folder, if no database is configured."""
 QUEUED, RUNNING = "queued", "in_progress"
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 OPEN = (QUEUED, RUNNING)
-"""Statuses without an end."""
+"""The statuses of jobs without an end."""
 
-_BUSY_S = 10.0  # most that another process is waited for
-_AHEAD_S = 7200.0  # beyond the farthest time that a webhook may be due
+_BUSY_S = 10.0  # that a call waits for another process, at most
+_AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
 _ROW_BYTES = 1024  # counted for a job beside its texts
-# A PostgreSQL whose machine says nothing more is given up after about as long.
+# A PostgreSQL that does not answer is given up after about `_BUSY_S`.
 _POSTGRESQL = {
     "connect_timeout": int(_BUSY_S),
     "tcp_user_timeout": int(_BUSY_S * 1000),
@@ -52,33 +52,33 @@ _POSTGRESQL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class JobRecord:
     """A job without its result; times are seconds since 1970."""
 
     id: str
-    key: str  # name of its caller's; empty where there are no keys
+    key: str  # the name of its API key; empty: the server has none
     model: str
     task: str
-    pairs: str = ""  # JSON: the fields' names and texts in their order; empty in a `_BRIEF` job
-    url: str = ""  # of its audio; empty: it came with the job
-    filename: str = ""  # as its client calls it
+    pairs: str = ""  # JSON: names and texts of the fields in order; empty if read by `_BRIEF`
+    url: str = ""  # of the audio; empty: it came with the job
+    filename: str = ""  # the client's name of the audio
     audio_bytes: int = 0
     webhook_url: str = ""
-    idempotency: str | None = None  # the caller's key for it
-    fingerprint: str = ""  # of all that was sent
+    idempotency: str | None = None  # the Idempotency-Key
+    fingerprint: str = ""  # of the whole request
     status: str = QUEUED
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
     due: float = 0.0
     token: str = ""
-    tries: int = 0  # the number of times that it was begun
+    tries: int = 0  # times that it was begun
     duration: float | None = None  # s of audio
     error: str = ""  # JSON, as the API tells it
-    webhook: str = ""  # "pending", "delivered" or "given_up"; empty: there is none to send
+    webhook: str = ""  # "pending", "delivered" or "given_up"; empty: none is to be sent
     webhook_due: float = 0.0
     webhook_tries: int = 0
-    stored_bytes: int = 0  # of its texts and its result in the table
+    stored_bytes: int = 0  # of the texts and the result in the table
 
 
 _TYPES: dict[str, Any] = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double}
@@ -92,10 +92,10 @@ def _column(field: "dataclasses.Field[Any]") -> "sa.Column[Any]":
 JOBS = sa.Table(
     "earshot_jobs",
     sa.MetaData(),
-    # An alias of SQLite's own number of a row has this very type.
+    # SQLite takes this type alone for an alias of its own number of a row.
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    # What may be large is behind the rest: SQLite reads a row from its beginning.
-    *(_column(field) for field in dataclasses.fields(Job) if field.name != "pairs"),
+    # Large columns come last: SQLite reads a row from its beginning.
+    *(_column(field) for field in dataclasses.fields(JobRecord) if field.name != "pairs"),
     sa.Column("pairs", sa.Text, nullable=False),
     sa.Column("result", sa.Text),  # JSON of a transcript
     sa.UniqueConstraint("id"),
@@ -103,7 +103,7 @@ JOBS = sa.Table(
     sqlite_autoincrement=True,
 )
 _C = JOBS.c
-# As literals, without which SQLite finds no use for the partial indexes below.
+# Literals: without them SQLite does not use the partial indexes below.
 _IS_OPEN = sa.or_(*(_C.status == sa.literal_column(f"'{status}'") for status in OPEN))
 _PENDING = _C.webhook == sa.literal_column("'pending'")
 _INDEXES = (
@@ -121,15 +121,15 @@ _INDEXES = (
 _ADD_STORED_BYTES = sa.text(
     f"ALTER TABLE {JOBS.name} ADD COLUMN stored_bytes BIGINT DEFAULT 0 NOT NULL"
 )
-_JOB = [_C[field.name] for field in dataclasses.fields(Job)]
+_JOB = [_C[field.name] for field in dataclasses.fields(JobRecord)]
 _BRIEF = [column for column in _JOB if column.name != "pairs"]
 
 
-class Table:
-    """The table; its methods may be called by several threads.
+class JobTable:
+    """The table. Several threads may call its methods.
 
     Args:
-        config: says where it is.
+        config: the database or the folder.
 
     Raises:
         ConfigError: its address is malformed, or its driver is not installed.
@@ -159,13 +159,13 @@ class Table:
         self._made = False
 
     def _create(self) -> None:
-        """Make the table unless it is there; another process or thread may do the same just now."""
+        """Create the table if it does not exist. Other processes or threads may do the same now."""
         steps: list[sa.Executable] = [CreateTable(JOBS, if_not_exists=True)]
         steps += (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
         self._repeat(steps[0])
         columns = {column["name"] for column in sa.inspect(self._engine).get_columns(JOBS.name)}
-        if _C.stored_bytes.name not in columns:  # an older version has made the table
-            # Another has just done it, or an index fails.
+        if _C.stored_bytes.name not in columns:  # an older version created the table
+            # Another process may have added it; if not, an index below fails.
             with contextlib.suppress(SQLAlchemyError):
                 self._execute(_ADD_STORED_BYTES)
         for step in steps[1:]:
@@ -175,13 +175,13 @@ class Table:
     def _repeat(self, step: sa.Executable) -> None:
         try:
             self._execute(step)
-        except IntegrityError:  # PostgreSQL's, of two that begin at once
+        except IntegrityError:  # PostgreSQL's, if two begin at once
             self._execute(step)
 
-    # ------------------------------------------------------------ what clients ask for
+    # ------------------------------------------------------------ for clients
 
-    def add(self, job: Job) -> Job:
-        """Keep a job; return it, or the one that its caller has sent under the same key."""
+    def add(self, job: JobRecord) -> JobRecord:
+        """Add a job; return it, or the job of its API key with the same Idempotency-Key."""
         texts = (job.pairs, job.url, job.webhook_url, job.filename, job.idempotency or "")
         stored = _ROW_BYTES + sum(len(text.encode()) for text in texts)
         row = dataclasses.asdict(job) | {"stored_bytes": stored}
@@ -193,17 +193,17 @@ class Table:
             return there
         return job
 
-    def find(self, key: str, id: str) -> Job | None:
-        """Find a key's job; its `pairs` are not read."""
+    def find(self, key: str, id: str) -> JobRecord | None:
+        """Return a key's job, without `pairs`."""
         return _first(self._jobs(sa.select(*_BRIEF).where(_C.key == key, _C.id == id)))
 
     def result(self, id: str) -> tuple[str, str] | None:
-        """Return the `pairs` of a job that is completed, and its transcript as JSON."""
+        """Return the `pairs` of a completed job, and its transcript as JSON."""
         rows = self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
         return next(((pairs, result) for pairs, result in map(tuple, rows)), None)
 
-    def newest(self, key: str, count: int, after: str) -> list[Job]:
-        """List a key's jobs, the newest first, from behind the one that is named; no `pairs`."""
+    def newest(self, key: str, count: int, after: str) -> list[JobRecord]:
+        """List a key's jobs after one of them, the newest first, without `pairs`."""
         jobs = sa.select(*_BRIEF).where(_C.key == key)
         if after:
             number = sa.select(_C.number).where(_C.id == after, _C.key == key).scalar_subquery()
@@ -211,9 +211,9 @@ class Table:
         return self._jobs(jobs.order_by(_C.number.desc()).limit(count))
 
     def load(self) -> dict[str, tuple[int, int]]:
-        """Count each key's jobs without an end, and the bytes that all of its jobs take.
+        """Return each key's number of jobs without an end, and the bytes of all its jobs.
 
-        These are the audio of jobs without an end, and what the table holds of every job.
+        These are the audio of jobs without an end, and the rows of all jobs.
         """
         is_open = sa.case((_IS_OPEN, 1), else_=0)
         size = sa.func.sum(_C.stored_bytes + is_open * _C.audio_bytes)
@@ -221,23 +221,23 @@ class Table:
         return {key: (int(jobs), int(octets)) for key, jobs, octets in map(tuple, rows)}
 
     def cancel(self, key: str, id: str, now: float) -> bool:
-        """End a key's job that has no end yet; tell whether it was one."""
+        """End a key's job; return whether it had no end before."""
         change = sa.update(JOBS).where(_C.key == key, _C.id == id, _IS_OPEN)
         return bool(self._rows(change.values(_ending(CANCELLED, now)).returning(_C.id)))
 
-    # ------------------------------------------------------------ what workers do
+    # ------------------------------------------------------------ for workers
 
     def keys(
         self, now: float, not_keys: Sequence[str], not_models: Sequence[str], urls: bool
     ) -> list[str]:
-        """List the keys, but for some, whose jobs with a url, or with a file, may be claimed."""
+        """List the keys, without some, whose jobs with a url, or with a file, may be claimed."""
         free = sa.and_(_free(now, not_models, urls), _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(free).distinct())]
 
     def claim(
         self, now: float, until: float, key: str, not_models: Sequence[str], urls: bool
-    ) -> Job | None:
-        """Take a key's oldest job with a url, or with a file, until a time."""
+    ) -> JobRecord | None:
+        """Claim a key's oldest job with a url, or with a file, until a time."""
         free = _free(now, not_models, urls)
         oldest = sa.select(_C.number).where(free, _C.key == key).order_by(_C.number).limit(1)
         taken = sa.update(JOBS).where(
@@ -252,44 +252,44 @@ class Table:
         )
         return _first(self._jobs(taken.returning(*_JOB)))
 
-    def renew(self, job: Job, until: float) -> bool:
-        """Keep a claim until another time; tell whether it was still the job's last."""
+    def renew(self, job: JobRecord, until: float) -> bool:
+        """Extend a claim; return whether it was still the latest."""
         return self._change(job, due=until)
 
-    def put_back(self, job: Job, due: float, counted: bool) -> bool:
-        """Let others have a claimed job from a time on; whether this try counts."""
+    def put_back(self, job: JobRecord, due: float, counted: bool) -> bool:
+        """Give up a claim; the job is due at a time. `counted`: whether this try counts."""
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
 
-    def complete(self, job: Job, now: float, result: str, duration: float) -> bool:
-        """Record a claimed job's result; tell whether this is its one end."""
+    def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:
+        """Record a claimed job's result; return whether this is its only end."""
         stored = _C.stored_bytes + len(result.encode())
         ending = _ending(COMPLETED, now)
         return self._change(job, **ending, result=result, duration=duration, stored_bytes=stored)
 
-    def fail(self, job: Job, now: float, error: str) -> bool:
-        """Record why a job has no result; tell whether this is its one end."""
+    def fail(self, job: JobRecord, now: float, error: str) -> bool:
+        """Record why a job has no result; return whether this is its only end."""
         return self._change(job, **_ending(FAILED, now), error=error)
 
-    def note_size(self, job: Job, size: int) -> bool:
-        """Note how much audio a claimed job's url has brought."""
+    def note_size(self, job: JobRecord, size: int) -> bool:
+        """Record the bytes of the audio that was fetched for a claimed job."""
         return self._change(job, audio_bytes=size)
 
-    def overdue(self, before: float) -> list[Job]:
+    def overdue(self, before: float) -> list[JobRecord]:
         """List jobs without an end that were accepted before a time."""
         return self._jobs(sa.select(*_BRIEF).where(_IS_OPEN, _C.created < before).limit(100))
 
     def forget(self, before: float) -> int:
-        """Remove jobs that had ended before a time and owe no webhook; count them."""
+        """Remove jobs that ended before a time and have no pending webhook; return their number."""
         old = sa.delete(JOBS).where(sa.not_(_IS_OPEN), _C.ended < before, sa.not_(_PENDING))
         return len(self._rows(old.returning(_C.id)))
 
     def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
-        """Let jobs and webhooks be due whose time lies too far ahead: the clock was set back.
+        """Make jobs and webhooks due whose time is too far ahead: the clock was set back.
 
         Args:
             now: the time.
-            ahead_s: beyond the farthest that a job may be due from now.
-            lease_s: until a job is due that somebody works on, who renews it before.
+            ahead_s: seconds from now that no job may be due after.
+            lease_s: seconds after which a job is due that a worker has; the worker renews it.
         """
         far = sa.update(JOBS).where(_IS_OPEN, _C.due > now + ahead_s)
         self._rows(far.values(due=sa.case((_C.status == RUNNING, now + lease_s), else_=now)))
@@ -302,12 +302,12 @@ class Table:
         return {id for (id,) in self._rows(sa.select(_C.id).where(_IS_OPEN))}
 
     def webhook_keys(self, now: float, not_keys: Sequence[str]) -> list[str]:
-        """List the keys, but for some, that have a webhook that is due."""
+        """List the keys, without some, that have a webhook that is due."""
         due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
 
-    def claim_webhook(self, now: float, until: float, key: str) -> Job | None:
-        """Take a key's webhook that is due; if its sender dies it is due again at `until`."""
+    def claim_webhook(self, now: float, until: float, key: str) -> JobRecord | None:
+        """Claim a key's webhook that is due. If its sender dies it is due again at `until`."""
         due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key == key)
         first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
         taken = sa.update(JOBS).where(
@@ -316,8 +316,8 @@ class Table:
         taken = taken.values(webhook_due=until, webhook_tries=_C.webhook_tries + 1)
         return _first(self._jobs(taken.returning(*_BRIEF)))
 
-    def webhook_done(self, job: Job, how: str, due: float = 0.0) -> None:
-        """Note how a webhook's try ended: "pending" until `due`, "delivered" or "given_up"."""
+    def webhook_done(self, job: JobRecord, how: str, due: float = 0.0) -> None:
+        """Record how a webhook's try ended: "pending" until `due`, "delivered" or "given_up"."""
         change = sa.update(JOBS).where(_C.id == job.id, _PENDING)
         self._rows(change.values(webhook=how, webhook_due=due))
 
@@ -327,19 +327,19 @@ class Table:
 
     # ------------------------------------------------------------ statements
 
-    def _change(self, job: Job, **values: Any) -> bool:
-        """Change a job as its worker, or, unclaimed, as it was read."""
+    def _change(self, job: JobRecord, **values: Any) -> bool:
+        """Change a job if its token is still the latest; return whether it was."""
         mine = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
         return bool(self._rows(sa.update(JOBS).where(mine).values(values).returning(_C.id)))
 
-    def _jobs(self, statement: sa.Executable) -> list[Job]:
-        return [Job(**row._mapping) for row in self._rows(statement)]
+    def _jobs(self, statement: sa.Executable) -> list[JobRecord]:
+        return [JobRecord(**row._mapping) for row in self._rows(statement)]
 
     def _rows(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
-        """Execute a statement; its rows are read to the end, with which SQLite ends it.
+        """Execute a statement and read all rows, which ends it in SQLite.
 
         Raises:
-            IntegrityError: there is such a row.
+            IntegrityError: such a row exists.
             FileError: the database cannot be used.
         """
         try:
@@ -349,10 +349,10 @@ class Table:
         except IntegrityError:
             raise
         except SQLAlchemyError as error:
-            self._made = False  # another database may be there when it is tried again
+            self._made = False  # the next call may find another database
             reason = _reason(error)
             if type(error) is DatabaseError:  # SQLite's, of a damaged file
-                self._engine.dispose()  # connections to it, for another may take its place
+                self._engine.dispose()  # closes the connections: another file may take its place
                 reason += "; restore the file, or move jobs.folder away and start the server again"
             raise FileError(f"jobs cannot be kept in {self.name}: {reason}") from error
 
@@ -363,27 +363,27 @@ class Table:
 
 
 def _free(now: float, not_models: Sequence[str], urls: bool) -> "sa.ColumnElement[bool]":
-    """Say which jobs may be claimed."""
+    """Return the condition of jobs that may be claimed."""
     kind = _C.url != "" if urls else _C.url == ""
     return sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
 
 
 def _ending(status: str, now: float) -> Mapping[str, Any]:
-    """Return the values of a job that ends; whoever had claimed it has no say any more."""
+    """Return the values of a job that ends. Its claim ends with it."""
     pending = sa.case((_C.webhook_url == "", ""), else_="pending")
     return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
 
 
-def _first(jobs: Sequence[Job]) -> Job | None:
+def _first(jobs: Sequence[JobRecord]) -> JobRecord | None:
     return jobs[0] if jobs else None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    sqlite.join(connection, _BUSY_S)
-    # What was accepted is on the disk when that is said, also where the machine loses power.
+    use_wal(connection, _BUSY_S)
+    # A job is on disk before the server answers 202, even if the machine then loses power.
     connection.execute("PRAGMA synchronous = FULL")
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong, without the statement and its values."""
+    """Return the error's message, without the statement and its values."""
     return " ".join(str(getattr(error, "orig", None) or error).split())[:300]

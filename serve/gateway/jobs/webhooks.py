@@ -1,7 +1,7 @@
-"""Webhooks: tell whoever wants to know it that a job has ended, until they have heard it.
+"""Webhooks: tell a receiver that a job has ended, again and again until it has taken that.
 
-They are as Standard Webhooks has them (https://www.standardwebhooks.com): the headers webhook-id,
-the same of each try, webhook-timestamp, and webhook-signature, HMAC-SHA256 of both and the body.
+They follow Standard Webhooks (https://www.standardwebhooks.com): the headers are webhook-id, which
+is the same in each try, webhook-timestamp, and webhook-signature, HMAC-SHA256 of both and the body.
 """
 
 import base64
@@ -20,21 +20,21 @@ from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.gateway.jobs.keeper import Keeper
-from serve.gateway.jobs.outside import Outside
-from serve.gateway.jobs.table import Job
+from serve.gateway.errors import ApiError
+from serve.gateway.jobs.fetch import OutboundClient
+from serve.gateway.jobs.storage import JobStorage
+from serve.gateway.jobs.table import JobRecord
 from serve.gateway.jobs.wire import described
-from serve.gateway.jobs.workers import Workers, keys_with, next_key
-from serve.gateway.refusals import Refusal
+from serve.gateway.jobs.workers import KeyTurns, WorkerPool, keys_with
 
 logger = logging.getLogger("earshot.gateway")
 
 _PREFIX = "whsec_"
 _MADE = f'`echo "{_PREFIX}$(openssl rand -base64 32)"` makes one'
-AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks that are being sent
-_LEASE_S = 60.0  # beyond the longest try
-FIRST_S, _MOST_S = 5.0, 3600.0  # waits between two tries, each twice the one before
-_GONE = 410  # by which a receiver asks for no more
+AT_A_TIME, _OF_A_KEY = 64, 8  # webhooks on their way, of all and of one key
+_LEASE_S = 60.0  # longer than the longest try
+FIRST_S, _MAX_S = 5.0, 3600.0  # waits between two tries, each twice the one before
+_GONE = 410  # the status of a receiver that wants no more
 
 
 def read_secret(path: str) -> bytes:
@@ -68,64 +68,64 @@ def signed(secret: bytes, id: str, timestamp: int, body: bytes) -> dict[str, str
     }
 
 
-def body_of(job: Job) -> bytes:
-    """Write what is told of a job that has ended; it is the same at each try."""
+def body_of(job: JobRecord) -> bytes:
+    """Return the body of an ended job's webhook, the same in each try."""
     ended = datetime.datetime.fromtimestamp(job.ended or 0.0, datetime.UTC)
     event = {
         "type": f"audio.job.{job.status}",
         "timestamp": ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "data": described(job),
+        "data": described(job, delivery=False),
     }
     return to_json(event).encode()
 
 
-class Webhooks(Workers):
-    """Sends those that are due. For one event loop.
+class Webhooks(WorkerPool):
+    """A process's senders of webhooks. For one event loop.
 
     Args:
-        config: names the secret, and when to give up.
-        keeper: of the table.
-        outside: the way there.
-        tries: counts them by how they end.
+        config: the secret's file, and the time after which to give up.
+        storage: the table.
+        outbound: posts them.
+        tries: counts them by their outcome.
 
     Raises:
         ConfigError: the secret cannot be read.
     """
 
-    def __init__(self, config: Config, keeper: Keeper, outside: Outside, tries: Counter) -> None:
+    def __init__(
+        self, config: Config, storage: JobStorage, outbound: OutboundClient, tries: Counter
+    ) -> None:
         super().__init__()
         path = config.jobs.webhook_secret_file
         self._secret = read_secret(path) if path else None
         self._give_up_s = config.jobs.webhook_give_up_s
-        self._keeper = keeper
-        self._outside = outside
+        self._storage = storage
+        self._outbound = outbound
         self._tries = tries
-        self._last_key = ""
+        self._turns = KeyTurns()
 
     @property
     def on(self) -> bool:
-        """Tell whether there is a secret to sign them with."""
+        """Tell whether there is a secret, without which none is sent."""
         return self._secret is not None
 
-    async def _claimed(self) -> Job | None:
+    async def _claimed(self) -> JobRecord | None:
         if self._secret is None or len(self.tasks) >= AT_A_TIME:
             return None
-        now, table = time.time(), self._keeper.table
+        now, table = time.time(), self._storage.table
         full = keys_with(self.jobs.values(), _OF_A_KEY)
-        keys = await self._keeper.quietly(table.webhook_keys, now, full)
-        key = next_key(keys or (), self._last_key)
-        if key is None:
+        keys = await self._storage.quietly(table.webhook_keys, now, full)
+        if (key := self._turns.next(keys or ())) is None:
             return None
-        self._last_key = key
-        return await self._keeper.quietly(table.claim_webhook, now, now + _LEASE_S, key)
+        return await self._storage.quietly(table.claim_webhook, now, now + _LEASE_S, key)
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, job: JobRecord) -> None:
         assert self._secret is not None  # else none is claimed
         body, now = body_of(job), int(time.time())
         headers = signed(self._secret, f"msg_{job.id}", now, body)
         try:
-            status, why = await self._outside.post(job.webhook_url, headers, body), ""
-        except Refusal as refusal:
+            status, why = await self._outbound.post(job.webhook_url, headers, body), ""
+        except ApiError as refusal:
             status, why = 0, str(refusal)
         done, due = self._next(job, status)
         self._tries.labels(done if done != "pending" else "failed").inc()
@@ -136,13 +136,13 @@ class Webhooks(Workers):
                 why or f"status {status}",
                 "it is given up" if done == "given_up" else f"again in {due - time.time():.0f} s",
             )
-        await self._keeper.quietly(self._keeper.table.webhook_done, job, done, due)
+        await self._storage.quietly(self._storage.table.webhook_done, job, done, due)
 
-    def _next(self, job: Job, status: int) -> tuple[str, float]:
-        """Say what a try's answer makes of a webhook, and when it is due again."""
+    def _next(self, job: JobRecord, status: int) -> tuple[str, float]:
+        """Return a webhook's state after a try, and the time at which it is due again."""
         if 200 <= status < 300:
             return "delivered", 0.0
-        wait_s = min(FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MOST_S)
+        wait_s = min(FIRST_S * 2 ** min(job.webhook_tries - 1, 20), _MAX_S)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         late = due > (job.ended or 0.0) + self._give_up_s
         return ("given_up" if late or status == _GONE else "pending"), due

@@ -1,29 +1,115 @@
-"""Jobs as the API tells them, and their results in whichever format is asked for."""
+"""Jobs as the API has them: requests, descriptions, and results in the format that is asked for."""
 
 import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from serve.contract.codec import from_json
+from starlette.requests import Request
+
+from serve.contract.codec import from_json, to_json
 from serve.contract.errors import EarshotError, RequestError, shown
 from serve.contract.messages import Task, Transcript
 from serve.contract.server_config import UnknownFields
-from serve.gateway.jobs.table import CANCELLED, COMPLETED, FAILED, OPEN, Job
+from serve.gateway.edge.uploads import json_object
+from serve.gateway.errors import ApiError, field_error
+from serve.gateway.jobs.table import CANCELLED, COMPLETED, FAILED, OPEN, JobRecord
+from serve.gateway.limits import Permit
 from serve.gateway.openai.answers import body
-from serve.gateway.openai.fields import Format, FormFields, read_fields
-from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.gateway.openai.fields import FormFields, read_fields
 from serve.speech.formats import SUBTITLES
 
+_MAX_JSON_BYTES = 2**20
+_OWN_FIELDS = ("task", "webhook_url", "url")  # which other requests do not have
+_EXPECTED = 'expected an object such as {"url": "https://files.example.org/a.mp3"}'
 _FORMAT = "response_format"
-_MAY_BE_ASKED = (
+_PARAMETERS = (
     *(_FORMAT, "max_line_width", "max_line_count", "max_words_per_line", "highlight_words"),
 )
 
+Pairs = tuple[tuple[str, str], ...]
 
-def described(job: Job) -> dict[str, Any]:
-    """Describe a job as OpenAI's API describes a batch."""
+
+@dataclasses.dataclass(frozen=True)
+class JobForm:
+    """The fields of a request for a job, without its file."""
+
+    pairs: Pairs  # names and texts of the fields that other requests have, too
+    fields: FormFields  # these, as they were read
+    url: str
+    webhook_url: str
+
+
+def read_job_form(
+    pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_file: bool
+) -> JobForm:
+    """Read the fields of a request for a job.
+
+    Args:
+        pairs: names and texts in their order.
+        unknown: the treatment of unknown fields.
+        has_file: whether the audio came beside them.
+
+    Raises:
+        ApiError: a field is unknown, malformed, or cannot be honoured.
+    """
+    own: dict[str, str] = {}
+    rest: list[tuple[str, str]] = []
+    for name, text in pairs:
+        if name not in _OWN_FIELDS:
+            rest.append((name, text))
+        elif name in own:
+            raise field_error(name, f"{name} came more than once; expected it once")
+        elif text:
+            own[name] = text
+    if has_file and "url" in own:
+        raise field_error("url", "url came beside a file; expected one of them")
+    if not has_file and "url" not in own:
+        raise field_error("url", f"url is missing; {_EXPECTED}, or a form with a file")
+    fields = read_fields(rest, _task(own.get("task", "transcribe")), unknown)
+    if fields.stream:
+        raise field_error("stream", "stream = true of a job, whose answer is fetched later")
+    return JobForm(tuple(rest), fields, own.get("url", ""), own.get("webhook_url", ""))
+
+
+def _task(text: str) -> Task:
+    for task in get_args(Task):
+        if text == task:
+            return task  # type: ignore[no-any-return]
+    raise field_error("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
+
+
+async def json_pairs(request: Request, permit: Permit) -> Pairs:
+    """Receive a JSON object as the pairs that a form would have.
+
+    Raises:
+        ApiError: the body is no JSON object, too large, or too slow.
+    """
+    found = await json_object(request, permit, _MAX_JSON_BYTES, "the job's JSON")
+    return tuple((name, text) for name, value in found.items() for text in _texts(value))
+
+
+def _texts(value: Any) -> list[str]:
+    """Write a value as a form does: each item of a list is a text."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value if isinstance(value, str) else to_json(value)]
+
+
+# ---------------------------------------------------------------- descriptions
+
+
+def described(job: JobRecord, delivery: bool = True) -> dict[str, Any]:
+    """Describe a job as OpenAI's API describes a batch.
+
+    Args:
+        job: the job.
+        delivery: also tell how far its webhook is; the webhook itself does not.
+    """
     source = {"url": job.url.partition("?")[0]} if job.url else {"filename": job.filename}
+    webhook = {"status": job.webhook or "waiting", "tries": job.webhook_tries}
     return {
         "id": job.id,
         "object": "audio.job",
@@ -38,72 +124,78 @@ def described(job: Job) -> dict[str, Any]:
         "tries": job.tries,
         "webhook_url": job.webhook_url.partition("?")[0] or None,
         "error": json.loads(job.error) if job.error else None,
+        **({"webhook": webhook if job.webhook_url else None} if delivery else {}),
     }
-
-
-def delivery(job: Job) -> dict[str, Any]:
-    """Tell how far its webhook is, which the webhook itself does not."""
-    told = {"status": job.webhook or "waiting", "tries": job.webhook_tries}
-    return {"webhook": told if job.webhook_url else None}
 
 
 def _whole(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds)
 
 
-def fields_of(job: Job, unknown: UnknownFields) -> FormFields:
-    """Read what a job asks for, as it was read when it was accepted.
+# ---------------------------------------------------------------- results
+
+
+def fields_of(job: JobRecord, unknown: UnknownFields) -> FormFields:
+    """Read a job's fields as they were read when it was accepted.
 
     Raises:
-        Refusal: this server reads it otherwise.
+        ApiError: this server reads them otherwise.
     """
     pairs = from_json(tuple[tuple[str, str], ...], job.pairs, job.id)
     task: Task = "translate" if job.task == "translate" else "transcribe"
     return read_fields(pairs, task, unknown)
 
 
-def require_result(job: Job) -> None:
-    """Refuse to answer with a result that there is not.
+def require_result(job: JobRecord) -> None:
+    """Refuse a request for a result that does not exist.
 
     Raises:
-        Refusal: the job has none, or none yet.
+        ApiError: the job has no result, or none yet.
     """
     if job.status == COMPLETED:
         return
     if job.status in OPEN:
-        raise Refusal(
+        raise ApiError(
             RequestError(f"{job.id} is {job.status}; ask again when it is {COMPLETED}"), "job_open"
         )
     why = json.loads(job.error)["message"] if job.error else "its caller has cancelled it"
     state = {FAILED: FAILED, CANCELLED: CANCELLED}[job.status]
-    raise Refusal(RequestError(f"{job.id} has no result, it is {state}: {why}"), "job_failed")
+    raise ApiError(RequestError(f"{job.id} has no result, it is {state}: {why}"), "job_failed")
 
 
-def rendered(
-    fields: FormFields, transcript: Transcript, asked: Iterable[tuple[str, str]]
+def render_result(
+    fields: FormFields, transcript: Transcript, query: Iterable[tuple[str, str]]
 ) -> tuple[str, str]:
-    """Write a result's text, and tell its media type.
+    """Return a result's text and its media type.
 
     Args:
         fields: the job's.
-        transcript: its result.
-        asked: the query's names and texts: another format, and how subtitles are split.
+        transcript: the job's result.
+        query: the URL's names and texts: another format, and how subtitles are split.
 
     Raises:
-        Refusal: that cannot be answered from this transcript.
+        ApiError: this transcript cannot be written so.
     """
-    pairs = tuple(asked)
+    pairs = tuple(query)
     for name, _ in pairs:
-        if name not in _MAY_BE_ASKED:
-            known = ", ".join(_MAY_BE_ASKED)
-            raise FieldRefusal(name[:60], f"{shown(name)} is unknown of a result; known: {known}")
+        if name not in _PARAMETERS:
+            expected = ", ".join(_PARAMETERS)
+            raise field_error(
+                name[:60], f"unknown parameter {shown(name)}; expected one of {expected}"
+            )
     if not any(name == _FORMAT for name, _ in pairs):
         pairs = ((_FORMAT, fields.format), *pairs)
     wanted = read_fields(pairs, fields.request.task)
-    _require_in_it(fields, wanted.format)
+    request = fields.request
+    if wanted.format == "diarized_json" and not request.diarize and request.channels != "split":
+        raise field_error(
+            _FORMAT,
+            "speakers were not told apart for this job; ask for it when it is sent, by "
+            "diarize=true or response_format=diarized_json",
+        )
     cues = wanted.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
-        raise FieldRefusal(
+        raise field_error(
             "highlight_words",
             "words were not timed for this job; ask for them when it is sent, by "
             "highlight_words or by timestamp_granularities[]=word with verbose_json",
@@ -111,20 +203,8 @@ def rendered(
     return body(transcript, dataclasses.replace(fields, format=wanted.format, cues=cues))
 
 
-def _require_in_it(fields: FormFields, format: Format) -> None:
-    """Refuse a format that holds what the job did not ask for."""
-    assert format in get_args(Format)  # it was read as a field
-    request = fields.request
-    if format == "diarized_json" and not request.diarize and request.channels != "split":
-        raise FieldRefusal(
-            _FORMAT,
-            "speakers were not told apart for this job; ask for it when it is sent, by "
-            "diarize=true or response_format=diarized_json",
-        )
-
-
 def transcript_of(text: str, id: str) -> Transcript:
-    """Read the transcript that a job has as its result.
+    """Read a job's result.
 
     Raises:
         EarshotError: another version of Earshot has written it.

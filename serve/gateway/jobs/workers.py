@@ -1,4 +1,4 @@
-"""Workers on what the table has: each takes something that is due, a few at a time."""
+"""Workers that claim what is due in the table of jobs, a few at a time."""
 
 import abc
 import asyncio
@@ -8,32 +8,42 @@ from collections import Counter
 from collections.abc import Iterable
 
 from serve.gateway.background import Background
-from serve.gateway.jobs.table import Job
+from serve.gateway.jobs.table import JobRecord
 
 logger = logging.getLogger("earshot.gateway")
 
-LOOK_S = 1.0  # at least so often
+LOOK_S = 1.0
+"""Seconds between two looks at the table, at most."""
 
 
-def next_key(keys: Iterable[str], last: str) -> str | None:
-    """Return the key whose turn comes after another's; None where there are no keys."""
-    ordered = sorted(keys)
-    return next((key for key in ordered if key > last), ordered[0] if ordered else None)
+class KeyTurns:
+    """Chooses API keys in turn, by their names."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def next(self, keys: Iterable[str]) -> str | None:
+        """Return the key that comes after the last one; None if there are no keys."""
+        ordered = sorted(keys)
+        if not ordered:
+            return None
+        self._last = next((key for key in ordered if key > self._last), ordered[0])
+        return self._last
 
 
-def keys_with(jobs: Iterable[Job], count: int) -> list[str]:
+def keys_with(jobs: Iterable[JobRecord], count: int) -> list[str]:
     """List the keys that have at least so many of these jobs."""
     counts = Counter(job.key for job in jobs)
     return [key for key in counts if counts[key] >= count]
 
 
-class Workers(Background):
-    """A process's workers of a kind. For one event loop."""
+class WorkerPool(Background):
+    """A process's workers of one kind. For one event loop."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        """What is worked on, by the jobs' ids."""
-        self.jobs: dict[str, Job] = {}
+        """The work under way, by the jobs' ids."""
+        self.jobs: dict[str, JobRecord] = {}
         """The jobs of `tasks`."""
         self._news = asyncio.Event()
 
@@ -42,7 +52,7 @@ class Workers(Background):
         self._news.set()
 
     async def close(self) -> None:
-        """End; what is under way is begun again by whoever comes next."""
+        """End the work; the next process that claims the jobs begins them again."""
         await super().close()
         tasks = list(self.tasks.values())
         for task in tasks:
@@ -50,19 +60,19 @@ class Workers(Background):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @abc.abstractmethod
-    async def _claimed(self) -> Job | None:
-        """Take a job that is due; None where none is, or there is no room."""
+    async def _claimed(self) -> JobRecord | None:
+        """Claim a job that is due; return None if none is, or there is no room."""
 
     @abc.abstractmethod
-    async def _work(self, job: Job) -> None:
-        """Do what is due."""
+    async def _work(self, job: JobRecord) -> None:
+        """Work on a claimed job to its end."""
 
     async def _run(self) -> None:
         while True:
             self._news.clear()
             try:
                 job = await self._claimed()
-            except Exception:  # what one job is like must not keep the others waiting for ever
+            except Exception:  # one odd job must not keep the others waiting for ever
                 logger.exception("jobs cannot be looked for")
                 job = None
             if job is not None:
@@ -72,7 +82,7 @@ class Workers(Background):
                 async with asyncio.timeout(LOOK_S):
                     await self._news.wait()
 
-    def _begin_work(self, job: Job) -> None:
+    def _begin_work(self, job: JobRecord) -> None:
         task = self.tasks[job.id] = asyncio.create_task(self._work(job))
         self.jobs[job.id] = job
 

@@ -1,1 +1,1 @@
-"""Live text: audio over a WebSocket in, words as soon as they are final out."""
+"""Live text over a WebSocket: audio comes in, and words go out as soon as they are final."""

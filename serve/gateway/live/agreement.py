@@ -1,16 +1,17 @@
-"""Which words of a growing utterance are final: those that two decodings in a row agree on.
+"""LocalAgreement: words of an open utterance become final once two decodings in a row agree.
 
-LocalAgreement-2 of Liu et al. 2020 (arXiv 2005.11185), as whisper_streaming uses it (Macháček et
-al. 2023, arXiv 2307.14743): the open utterance is decoded again and again, and the longest common
-beginning of two hypotheses, behind what is final already, becomes final. Nothing here calls a
-model, and final text never changes.
+LocalAgreement-2 is by Liu et al. 2020 (arXiv 2005.11185), and whisper_streaming uses it (Macháček
+et al. 2023, arXiv 2307.14743). The open utterance is decoded again and again. The longest common
+prefix of two hypotheses, behind the final words, becomes final. Final text never changes.
 
-Four things differ from whisper_streaming. Where a hypothesis goes on behind the final words is
-found by their text and their times together, instead of by times and then by repeated n-grams.
-Words are compared without case and punctuation, which change with every word that follows: so the
-mark behind the last final word waits until the next word is final, too. The last word of a
-hypothesis waits, for it may be the beginning of a longer one. And a word does not wait for ever:
-where enough audio was heard behind it, one hypothesis settles it.
+Four things differ from whisper_streaming:
+
+- The place in a hypothesis where the final words end is found by text and times together, not by
+  times and then by repeated n-grams.
+- Words are compared without case and punctuation, which change with every word that follows. So
+  the mark behind the last final word waits until the next word is final.
+- The last word of a hypothesis waits: it may be the beginning of a longer one.
+- A word does not wait for ever: one hypothesis makes it final once enough audio is behind it.
 """
 
 import dataclasses
@@ -21,32 +22,32 @@ from collections.abc import Sequence
 from serve.contract.messages import Word
 from serve.speech.sentences import sentence_ends
 
-_RECENT = 8  # final words by whose text the place in a hypothesis is found
-_EDITS_PER_S = 1.0  # so many differing words weigh as much as a second between the times
+_RECENT = 8  # final words that are looked for in a hypothesis
+_EDITS_PER_S = 1.0  # differing words that weigh as much as a second between the times
 
 
-class Agreement:
+class LocalAgreement:
     """The final words of one utterance, and the hypothesis behind them.
 
-    All times count from the utterance's start.
+    All times are seconds from the utterance's start.
 
     Args:
-        before: what was said before and is heard again with the utterance; final, marks and all.
+        before: final words of the utterance before, which is decoded again with this one.
     """
 
     def __init__(self, before: Sequence[Word] = ()) -> None:
         self.words = list(before)
-        """All that are final. The last one's mark may be missing; see `_mark`."""
+        """The final words. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
-        """The words of the latest hypothesis behind those."""
+        """The words of the latest hypothesis behind the final ones."""
         self.changed = 0
-        """Words of a hypothesis so far that the next one did not have in their place."""
-        self._mark = ""  # of the last final word, by the latest hypothesis
-        self._began = False  # a word of the utterance's own is final
+        """The number of words that the next hypothesis did not have in their place."""
+        self._mark = ""  # behind the last final word, by the latest hypothesis
+        self._began = False  # a word of this utterance is final
 
     @property
     def guess(self) -> str:
-        """The text of what is pending."""
+        """The text of the pending words."""
         return self._mark + "".join(word.word for word in self.pending)
 
     def update(self, words: Sequence[Word]) -> str:
@@ -59,23 +60,25 @@ class Agreement:
         return self._commit(fresh, min(same, len(fresh) - 1) if fresh else 0)
 
     def finish(self) -> str:
-        """Make the rest of the latest hypothesis final: no other will come."""
+        """Make the rest of the latest hypothesis final; return its text."""
         text = self._commit(self.pending, len(self.pending)) + self._mark
         self._close()
         return text
 
     def settle(self, until_s: float) -> str:
-        """Make the latest hypothesis final as far as its words end before a time."""
+        """Make the pending words final that end before a time; return their text."""
         count = sum(word.end <= until_s for word in self.pending)
         return self._commit(self.pending, count)
 
     def cut(self, after_s: float) -> float | None:
-        """Find a pause where audio that has become text may be cut off; None: there is none.
+        """Return the time of a pause where the audio of final words may be cut off; None: none.
 
-        Behind a time, for a cut that frees little costs another one soon, and each a draft.
-
-        It is the end of the last sentence in the final words, else the longest pause between two of
+        It is the end of the last sentence in the final words, or the longest pause between two of
         them. The last final word stays: its mark is still open.
+
+        Args:
+            after_s: the earliest time; a cut that frees little soon needs another, and each costs
+                a draft.
         """
         ends = [i for i in range(len(self.words) - 1) if self.words[i].end > after_s]
         if not ends:
@@ -86,7 +89,7 @@ class Agreement:
         return (self.words[best].end + self.words[best + 1].start) / 2
 
     def drop(self, until_s: float) -> str:
-        """Forget the final words before a time, whose audio is cut off; return their text."""
+        """Remove the final words before a time, whose audio is cut off; return their text."""
         count = sum(word.end <= until_s for word in self.words)
         dropped, self.words = self.words[:count], self.words[count:]
         return "".join(word.word for word in dropped)
@@ -95,7 +98,7 @@ class Agreement:
         return self.words[index + 1].start - self.words[index].end
 
     def _commit(self, fresh: Sequence[Word], count: int) -> str:
-        """Make the first words of a hypothesis final; the others wait."""
+        """Make the first words of a hypothesis final, and the others pending; return the text."""
         self.pending = tuple(fresh[count:])
         if not count:
             return ""
@@ -108,7 +111,7 @@ class Agreement:
         return text
 
     def _close(self) -> None:
-        """Make the last final word's mark final as well."""
+        """Make the mark behind the last final word final."""
         if self.words:
             before = self.words[-1]
             self.words[-1] = dataclasses.replace(before, word=before.word + self._mark)
@@ -154,11 +157,11 @@ def _parts(word: Word) -> list[Word]:
 
 
 def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequence[Word]:
-    """Return the last words; of the first of them only the parts that are left.
+    """Join the last parts of words to words again.
 
     Args:
-        words: all.
-        parts: the last ones, each with the index of its word.
+        words: all words.
+        parts: the last parts, each with the index of its word.
     """
     if not parts:
         return ()
@@ -168,9 +171,9 @@ def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequenc
 
 
 def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
-    """Count the words that differ between `final` and those before each place in `words`.
+    """Count the words in which `final` and the words before each place in `words` differ.
 
-    Levenshtein's distance to the nearest stretch that ends there, wherever it begins.
+    It is Levenshtein's distance to the nearest run of words that ends there, wherever it begins.
     """
     row = [0] * (len(words) + 1)
     for word in final:
@@ -185,7 +188,7 @@ def _alike(one: Word, other: Word) -> bool:
 
 
 def _plain(word: Word) -> str:
-    """Reduce a word for comparing: no case, spaces or marks, unless it is nothing else."""
+    """Return a word without case, spaces and marks, unless it has nothing else."""
     text = unicodedata.normalize("NFKC", word.word).casefold()
     return "".join(character for character in text if not _is_mark(character)) or text.strip()
 

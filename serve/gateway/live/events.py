@@ -1,43 +1,41 @@
-"""The events of OpenAI's transcription sessions: what a client may say, and what it is told.
+"""The events of OpenAI's transcription sessions, of clients and of the server.
 
-The types of the package `openai` (`openai.types.realtime`) are the measure.
+They conform to the types of the package `openai` (`openai.types.realtime`).
 """
 
 import binascii
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
-from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE
+from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
 from serve.gateway.live.settings import (
     HYPOTHESIS,
-    SettingError,
-    Settings,
+    EventError,
+    SessionSettings,
     SettingWarning,
     as_session,
-    updated,
 )
-from serve.gateway.refusals import Refusal
 
 Event = dict[str, Any]
 
-_CONTENT = 0  # index of the only part that an item has
+_CONTENT = 0  # index of the only part of an item
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 OBJECT = "realtime.transcription_session"
 """The type of a session, as an object of OpenAI's API."""
 DELTA = f"{_TRANSCRIPTION}.delta"
-"""Type of an event of final text."""
-_MAX_CHARS = 100_000  # of an event but for audio
-_MARKS = ',"{['  # of which JSON has one for each key and value
-_MAX_MARKS = 10_000  # of them at most in an event: reading that many takes 15 ms
-_MARK_S = 2e-6  # of the event loop, for each of them
-_AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
+"""The type of an event of final text."""
+_MAX_CHARS = 100_000  # of an event without audio
+_MARKS = ',"{['  # JSON has one for each key and value
+_MAX_MARKS = 10_000  # of an event: parsing that many takes 15 ms
+_MARK_S = 2e-6  # of the event loop, for each mark
+_AUDIO_MARKS = 1000  # of an event of audio at most; base64 has none
 _MAX_ID_CHARS = 512  # of a client's event_id
-_MAX_KEY_CHARS = 60  # of an unknown key, where a warning names it
+_MAX_KEY_CHARS = 60  # of an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 _APPEND = "input_audio_buffer.append"
@@ -48,25 +46,9 @@ _KEYS = {
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
 }
-"""Keys that a client's events must have, besides `type` and perhaps `event_id`."""
+"""By type: the keys that a client's event must have beside `type`."""
 _MAY = {"input_audio_buffer.commit": ("final",)}
-"""Keys that mean nothing here and need no warning: vLLM's clients send them."""
-
-
-class EventError(Exception):
-    """A client's event is wrong, or cannot be done now.
-
-    Args:
-        message: what was found, what was expected.
-        code: what OpenAI calls such errors.
-        param: what in the event is wrong.
-    """
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-        self.event_id: str | None = None
+"""By type: the keys without effect that need no warning, since vLLM's clients send them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +57,12 @@ class ClientEvent:
 
     type: str
     event_id: str | None
-    fields: Mapping[str, Any]  # those of `_KEYS`; their values are not checked
-    unknown: tuple[str, ...] = ()  # its other keys
+    fields: Mapping[str, Any]  # those of `_KEYS`; the values are not checked
+    unknown: tuple[str, ...] = ()  # the other keys
 
 
 def cost_s(text: str) -> float:
-    """Estimate the seconds of the event loop that a client's event takes, before it is read."""
+    """Estimate the seconds of the event loop that parsing a client's event takes."""
     return EVENT_S + JSON_S_PER_BYTE * len(text) + _MARK_S * min(_marks(text), _MAX_MARKS)
 
 
@@ -89,12 +71,12 @@ def _marks(text: str) -> int:
 
 
 def read_event(text: str) -> ClientEvent:
-    """Read what a client says.
+    """Parse a client's event.
 
     Raises:
         EventError: it is not an event of a transcription session.
     """
-    # Counted first, for reading a million keys takes a second of everybody's.
+    # Marks are counted first: parsing a million keys would hold up the event loop for a second.
     marks = _marks(text)
     if len(text) > _MAX_CHARS and marks > _AUDIO_MARKS:
         raise _too_long(text)
@@ -149,63 +131,20 @@ def _checked(event: Event, event_id: object) -> ClientEvent:
     return ClientEvent(kind, event_id, event, tuple(key for key in unknown if key not in may))
 
 
-def read_update(
-    event: ClientEvent, before: Settings, check_model: Callable[[str], object], begun: bool
-) -> tuple[Settings, list[SettingWarning]]:
-    """Read an update: the session after it, and what of it has no effect.
-
-    Args:
-        event: the event.
-        before: what the session is.
-        check_model: refuses names of models that are not served.
-        begun: whether audio has come.
-
-    Raises:
-        EventError: it says what is wrong or cannot be done; nothing is changed.
-    """
-    try:
-        changes = event.fields["session"]
-        if not isinstance(changes, dict):
-            raise SettingError("session is no object", "session", "invalid_value")
-        after, warnings = updated(before, changes)
-        _check_change(after, before, check_model, begun)
-    except SettingError as error:
-        raise EventError(str(error), error.code, error.param) from None
-    return after, list(warnings)
-
-
-def _check_change(
-    after: Settings, before: Settings, check_model: Callable[[str], object], begun: bool
-) -> None:
-    """Refuse what a server or a stream cannot become."""
-    if (name := after.input.transcription.model) is not None:
-        try:
-            check_model(name)
-        except Refusal as refusal:
-            param = "session.audio.input.transcription.model"
-            raise SettingError(str(refusal), param, "model_not_found") from None
-    if after.input.format != before.input.format and begun:
-        raise SettingError(
-            "the format cannot change once audio has come; open another session",
-            "session.audio.input.format",
-            "invalid_value",
-        )
-
-
 def read_audio(text: object) -> bytes:
-    """Read the bytes of an `input_audio_buffer.append`.
+    """Decode the audio of an `input_audio_buffer.append`.
 
     Args:
         text: base64 in either alphabet, with or without line breaks and padding.
 
     Raises:
-        EventError: it is something else.
+        EventError: it is no such text.
     """
     if not isinstance(text, str):
         raise EventError(f"audio = {shown(text)}; expected base64", "invalid_value", "audio")
     try:
         return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:  # in most messages there is nothing to mend
+    except ValueError:  # rare: another alphabet, spaces, or no padding
         text = text.translate(_TO_BASE64).rstrip("=")
     try:
         return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
@@ -214,17 +153,17 @@ def read_audio(text: object) -> bytes:
 
 
 def new_id(prefix: str) -> str:
-    """Make a name that nothing else has."""
+    """Return a unique id."""
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
 def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
-    """Tell that an event could not be done, or that the session cannot go on.
+    """Return the event of an error.
 
     Args:
-        error: what went wrong.
-        event_id: the client's, of its event that is at fault.
-        kind: of the error, where it is not the client's.
+        error: the error.
+        event_id: the id of the client's event that caused it.
+        kind: the type of the error; empty: it is the client's.
     """
     return _event(
         "error",
@@ -238,31 +177,31 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
-    """Tell of a session, created or updated; it expires so many seconds from now."""
+def session(event: str, id: str, settings: SessionSettings, expires_s: float) -> Event:
+    """Return the event of a session that was created or updated; it expires in `expires_s`."""
     known = as_session(settings)
     expires_at = round(time.time() + expires_s)
     return _event(event, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
 
 
 def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
-    """Add warnings in a field of ours, if there are any: strict clients know no event of them."""
+    """Add warnings in a field of ours, since strict clients know no event for them."""
     told = [dataclasses.asdict(warning) for warning in warnings]
     return {**table, "warnings": told} if told else table
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:
-    """Tell that somebody speaks; the utterance's audio begins at that time of the stream."""
+    """Return the event of the beginning of an utterance, at this time of the stream."""
     return _event("input_audio_buffer.speech_started", item_id=item_id, audio_start_ms=at_ms)
 
 
 def speech_stopped(item_id: str, at_ms: int) -> Event:
-    """Tell that nobody speaks any more; the utterance ends at that time of the stream."""
+    """Return the event of the end of an utterance, at this time of the stream."""
     return _event("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=at_ms)
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
-    """Tell that an utterance has ended, and is an item now."""
+    """Return the events of an utterance that has ended and becomes an item."""
     item = {
         "id": item_id,
         "object": "realtime.item",
@@ -279,22 +218,22 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
 
 
 def cleared() -> Event:
-    """Tell that what was not committed is forgotten."""
+    """Return the event after a client's clear."""
     return _event("input_audio_buffer.cleared")
 
 
 def delta(item_id: str, text: str) -> Event:
-    """Tell more final text of an utterance."""
+    """Return the event of more final text of an utterance."""
     return _event(DELTA, item_id=item_id, content_index=_CONTENT, delta=text)
 
 
 def hypothesis(item_id: str, text: str) -> Event:
-    """Tell what is heard beyond the deltas; the next one takes its place."""
+    """Return the event of text behind the deltas; the next one replaces it."""
     return _event(HYPOTHESIS, item_id=item_id, text=text)
 
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
-    """Tell the whole text of an utterance of so many seconds."""
+    """Return the event of the whole text of an utterance."""
     return _event(
         f"{_TRANSCRIPTION}.completed",
         item_id=item_id,
@@ -305,7 +244,7 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
-    """Tell that an utterance has no text, or not all of it."""
+    """Return the event of an utterance whose text is missing or incomplete."""
     return _event(
         f"{_TRANSCRIPTION}.failed",
         item_id=item_id,

@@ -1,4 +1,7 @@
-"""WS /v1/realtime: OpenAI's transcription sessions.
+"""OpenAI's transcription sessions over HTTP.
+
+    WS   /v1/realtime                   a session
+    POST /v1/realtime/client_secrets    a short-lived key with which a browser opens one
 
 If a session cannot open, the handshake gets an HTTP answer, as at any other address below /v1. If
 the server ends a session, it sends an event `error` and closes with one of these codes:
@@ -11,260 +14,301 @@ the server ends a session, it sends an event `error` and closes with one of thes
 """
 
 import asyncio
-import contextlib
+import dataclasses
 import functools
 import logging
-from typing import Any
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from serve.contract.codec import to_json
-from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
+from serve.contract.codec import from_table, split_unknown, to_json
+from serve.contract.errors import (
+    EarshotError,
+    OptionError,
+    OverloadedError,
+    RequestError,
+    shown,
+)
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
-from serve.gateway import refusals
-from serve.gateway.callers import Caller, bearer_token
+from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts
-from serve.gateway.gate import Share
-from serve.gateway.headers import LINE, ignored, served_by
-from serve.gateway.limits import Ticket
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.edge.budget import ConnectionBudget
+from serve.gateway.edge.connection import BUDGET, LOST, SlowClientError
+from serve.gateway.edge.headers import RECORD, ignored, served_by
+from serve.gateway.edge.uploads import json_object
+from serve.gateway.engine import EngineRequest
+from serve.gateway.errors import ApiError, as_openai, field_error
+from serve.gateway.keys import ApiKey, bearer_token
+from serve.gateway.kserve.messages import request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.live import events
-from serve.gateway.live.events import Event, EventError
-from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
-from serve.gateway.live.settings import Settings, unknown_keys, updated
-from serve.gateway.live.utterance import Window
-from serve.gateway.log import Line
+from serve.gateway.live.events import Event
+from serve.gateway.live.session import MAX_ERRORS, LiveSession, TooManyErrors
+from serve.gateway.live.settings import (
+    EventError,
+    SessionSettings,
+    Whole,
+    as_session,
+    read_update,
+    unknown_keys,
+    updated,
+)
+from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.models import Target
-from serve.gateway.overload.sound import Sound
-from serve.gateway.protocols import LOST, SHARE, NotTaken
-from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
+from serve.gateway.target import AudioLength
 from serve.speech.activity import Detector
-from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
 
-_SUBPROTOCOL = "realtime"  # what browsers offer, which cannot set headers
+_SUBPROTOCOL = "realtime"  # browsers offer it, for they cannot set headers
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
-_FIELDS = ("model", "intent")  # of the address
-_COPIES = 4  # of a message, while it is worked on
-_FIRST = asyncio.FIRST_COMPLETED
+_URL_PARAMETERS = ("model", "intent")
+_THREADS = 4  # that resample audio and detect speech
+_COPIES = 4  # of a message, while it is handled
+_MAX_SECRET_BYTES = 100_000  # of a request for a client secret
+_SECRET_S = 600  # that a client secret is valid, where its request does not say
 
 
-class Live:
-    """The address, as an ASGI application."""
+class RealtimeRoute:
+    """The WebSocket route of live sessions, an ASGI application."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._pool = ThreadPoolExecutor(_THREADS, "earshot-live")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            line = scope["state"][LINE]
-            caller_of = functools.partial(self._caller, websocket)
-            with self._door.account_of(line, "live", caller_of, timed=False) as visit:
-                await self._admitted(websocket, visit)
-        except Refusal as refusal:
+            identify = functools.partial(self._api_key, websocket)
+            record = scope["state"][RECORD]
+            async with RequestContext(
+                self._services, record, "live", identify, timed=False
+            ) as context:
+                await self._admit(websocket, context)
+        except ApiError as error:
             if websocket.application_state == WebSocketState.CONNECTING:
-                await websocket.send_denial_response(as_openai(refusal, _FIELDS))
+                await websocket.send_denial_response(as_openai(error, _URL_PARAMETERS))
 
-    def _caller(self, websocket: WebSocket) -> Caller:
-        """Identify the caller by its API key, or by a client secret.
+    def _api_key(self, websocket: WebSocket) -> ApiKey:
+        """Identify the API key by itself, or by a client secret.
 
         Raises:
-            Refusal: there is neither, or it is not good.
+            ApiError: there is neither, or it is not valid.
         """
         if (secret := self._secret(websocket)) is not None:
-            return self._door.callers.with_public_id(secret.key_id)
-        return self._door.callers.identify(_authorization(websocket))
+            return self._services.keys.with_public_id(secret.key_id)
+        return self._services.keys.identify(_authorization(websocket))
 
     def _secret(self, websocket: WebSocket) -> ClientSecret | None:
         token = bearer_token(_authorization(websocket))
         is_secret = token.startswith(CLIENT_SECRET_PREFIX)
-        return self._door.client_secrets.read(token) if is_secret else None
+        return self._services.client_secrets.read(token) if is_secret else None
 
-    async def _admitted(self, websocket: WebSocket, visit: Visit) -> None:
+    async def _admit(self, websocket: WebSocket, context: RequestContext) -> None:
         """Serve a session, if there may be one.
 
         Raises:
-            Refusal: there may not, or its client has taken nothing for too long.
+            ApiError: there may not, or its client has taken nothing for too long.
         """
         stop = asyncio.Event()
         settings = self._settings(websocket)
-        visit.line.model = self._door.models.named(settings.input.transcription.model)
-        with (
-            contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
-            self._door.streams.one_more(visit.account, stop.set),
-        ):
-            self._door.targets.require_live(visit.line.model, len(self._door.streams) - 1)
-            await self._serve(websocket, visit, ticket, stop, settings)
+        context.record.model = self._services.models.named(settings.input.transcription.model)
+        streams = self._services.streams
+        with context.admit() as permit, streams.register(context.api_key, stop.set):
+            if self._services.target is not None:
+                self._services.target.require_live(len(streams) - 1)
+            try:
+                detector = await asyncio.to_thread(Detector)  # the first one reads the model
+            except EarshotError as error:
+                raise ApiError(error) from error
+            connection = _Connection(self._services, websocket, context, permit, stop)
+            await connection.serve(settings, detector, self._pool)
 
-    def _settings(self, websocket: WebSocket) -> Settings:
+    def _settings(self, websocket: WebSocket) -> SessionSettings:
         """Choose the settings that a session begins with: the client secret's, then the URL's.
 
         Raises:
-            Refusal: a parameter of the URL is wrong.
+            ApiError: a parameter of the URL is wrong.
         """
-        query, settings = websocket.query_params, Settings()
+        query, settings = websocket.query_params, SessionSettings()
         if (intent := query.get("intent", "transcription")) != "transcription":
-            raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
+            raise field_error("intent", f"intent = {shown(intent)}; expected transcription")
         if (secret := self._secret(websocket)) is not None:
             settings, _ = updated(settings, secret.session)
         if model := query.get("model"):
-            self._door.models.named(model)
+            self._services.models.named(model)
             transcription = {"transcription": {"model": model}}
             settings, _ = updated(settings, {"audio": {"input": transcription}})
         return settings
 
-    async def _serve(
+
+class _Connection:
+    """One client's connection, which has been admitted.
+
+    Args:
+        services: the gateway's services.
+        websocket: the connection; its handshake is not answered yet.
+        context: the request.
+        permit: the request's permit.
+        stop: is set when the server stops.
+    """
+
+    def __init__(
         self,
+        services: Services,
         websocket: WebSocket,
-        visit: Visit,
-        ticket: Ticket,
+        context: RequestContext,
+        permit: Permit,
         stop: asyncio.Event,
-        settings: Settings,
     ) -> None:
-        try:
-            detector = await asyncio.to_thread(Detector)  # the first one reads the model
-        except EarshotError as error:
-            raise Refusal(error) from error
-        offered = websocket.scope["subprotocols"]
-        unknown = [key for key in websocket.query_params if key not in _FIELDS]
-        told = served_by(visit.line.model) | ignored(unknown)
-        headers = [(name.encode(), text.encode()) for name, text in told.items()]
-        session = Session(
-            self._door.config.live,
-            self._door.models.named,
-            functools.partial(self._transcribe, visit, ticket),
-            functools.partial(_send, websocket, visit.line),
-            visit.count_live,
+        self._services = services
+        self._config = services.config.live
+        self._websocket = websocket
+        self._context = context
+        self._permit = permit
+        self._stop = stop
+
+    async def serve(
+        self, settings: SessionSettings, detector: Detector, pool: ThreadPoolExecutor
+    ) -> None:
+        """Accept the connection, and serve its session to the end.
+
+        Raises:
+            ApiError: the client has taken nothing for too long.
+        """
+        websocket = self._websocket
+        unknown = [key for key in websocket.query_params if key not in _URL_PARAMETERS]
+        session = LiveSession(
+            self._config,
+            self._services.models.named,
+            self._transcribe,
+            self._send,
+            self._context.count_live,
             detector,
-            self._door.metrics.live,
-            self._door.streams.__len__,
+            pool,
+            self._services.metrics.live,
+            self._services.streams.__len__,
             settings,
             [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
         )
+        subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in websocket.scope["subprotocols"] else None
+        told = served_by(self._context.record.model) | ignored(unknown)
+        headers = [(name.encode(), text.encode()) for name, text in told.items()]
         try:
-            await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
-            end = await self._run(session, websocket, visit, ticket, stop)
-            if end is not None:
-                visit.line.outcome = end.reason
-                await _close(websocket, visit.line, end)
+            await websocket.accept(subprotocol, headers)
+            if (end := await self._run(session)) is not None:
+                self._context.record.outcome = end.reason
+                error = EventError(str(end), end.reason)
+                await self._send(events.error(error, kind=end.status.kind))
+                await websocket.close(end.status.close, str(end)[:100])
         except WebSocketDisconnect:
             pass
-        except NotTaken:
-            raise refusals.client_gone() from None
+        except SlowClientError:
+            raise errors.client_gone() from None
 
-    async def _run(
-        self,
-        session: Session,
-        websocket: WebSocket,
-        visit: Visit,
-        ticket: Ticket,
-        stop: asyncio.Event,
-    ) -> Refusal | None:
-        """Serve a session until it ends; why the server ends it, None: its client has.
+    async def _run(self, session: LiveSession) -> ApiError | None:
+        """Serve a session until it ends, and end its decoding.
 
-        Whatever ends it ends its decoding.
+        Returns:
+            The reason for which the server ends it; None: its client has left.
         """
         await session.start()
         work = asyncio.create_task(session.work())
-        take = asyncio.create_task(self._take_in(session, websocket, visit, ticket))
-        stopped = asyncio.create_task(stop.wait())
-        lost = asyncio.create_task(websocket.scope[LOST].wait())
-        tasks = (work, take, stopped, lost)
-        limit_s = self._door.config.live.max_session_s
+        receive = asyncio.create_task(self._receive(session))
+        stopped = asyncio.create_task(self._stop.wait())
+        lost = asyncio.create_task(self._websocket.scope[LOST].wait())
+        tasks = (work, receive, stopped, lost)
+        limit_s = self._config.max_session_s
         try:
-            await asyncio.wait(tasks, timeout=limit_s, return_when=_FIRST)
+            await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():  # it does not end by itself
                 work.result()
-            if take.done():
-                return take.result()
+            if receive.done():
+                return receive.result()
             if lost.done():
                 return None
             if not stopped.done():
-                return self._expired()
-            await _ended(take)
+                message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
+                return ApiError(RequestError(message), "session_expired")
+            await _cancel(receive)
             await session.drain()
             await work
             stopping = OverloadedError("the server is stopping; connect again")
-            return Refusal(stopping, "server_stopping")
-        except (WebSocketDisconnect, NotTaken):
+            return ApiError(stopping, "server_stopping")
+        except (WebSocketDisconnect, SlowClientError):
             raise
         except Exception:  # one session must not hurt its neighbours
             logger.exception("a live session failed in the gateway")
-            return Refusal(refusals.failed().error, "server_error")
+            return ApiError(errors.failed().error, "server_error")
         finally:
             for task in tasks:
-                await _ended(task)
+                await _cancel(task)
 
-    def _expired(self) -> Refusal:
-        limit_s = self._door.config.live.max_session_s
-        message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
-        return Refusal(RequestError(message), "session_expired")
-
-    async def _take_in(
-        self, session: Session, websocket: WebSocket, visit: Visit, ticket: Ticket
-    ) -> Refusal | None:
-        limit_s = self._door.config.live.idle_timeout_s
-        share: Share = websocket.scope[SHARE]
+    async def _receive(self, session: LiveSession) -> ApiError | None:
+        """Handle the client's messages until it leaves, or until the server ends the session."""
+        limit_s = self._config.idle_timeout_s
+        budget: ConnectionBudget = self._websocket.scope[BUDGET]
         while True:
             try:
                 async with asyncio.timeout(limit_s):
-                    message = await websocket.receive()
+                    message = await self._websocket.receive()
             except TimeoutError:
                 text = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
-                return Refusal(RequestError(text), "session_idle")
+                return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
-            held = ticket.part()  # of a message, while it is worked on
+            held = self._permit.child()  # of a message, while it is handled
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
-                await share.pay(events.cost_s(text))
-                self._door.callers.require_good(visit.caller)  # its key may be removed
+                await budget.pay(events.cost_s(text))
+                self._services.keys.require_good(self._context.api_key)  # its key may be removed
                 await session.handle(text)
-            except Refusal as refusal:
-                return refusal
+            except ApiError as error:
+                return error
             except TooManyErrors:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return Refusal(RequestError(text), "too_many_errors")
+                return ApiError(RequestError(text), "too_many_errors")
             finally:
-                held.close()
+                held.release()
 
-    async def _transcribe(
-        self, visit: Visit, stream: Ticket, model: str | None, window: Window
-    ) -> Transcript:
-        """Ask for the text of a window.
+    async def _transcribe(self, model: str | None, window: UpdateWindow) -> Transcript:
+        """Transcribe a window.
 
         Raises:
-            Refusal: there is none.
+            ApiError: there is no text.
         """
-        with visit.line.spans.part("decoding") as spans:
-            with stream.part() as ticket:
-                target = Target(self._door.models.named(model), segments=False)
-                parts = request_parts(window.request(self._door.config.live))
-                ticket.charge(sum(map(len, parts)))
-                sound = Sound(len(window.samples) / SAMPLE_RATE)
-                exchange = self._door.upstreams.send(
-                    *(target, parts, ticket),
-                    streamed=False,
-                    spans=spans,
-                    sound=sound,
-                    priority="live",
-                )
-            with exchange:
-                transcript = read_transcript(await exchange.only_answer())
-            spans.answered(transcript.phases)
-        visit.line.queued(transcript.timings.queue_s)
+        record, target = self._context.record, Target(self._services.models.named(model), False)
+        with record.span.part("decoding") as span:
+            with self._permit.child() as permit:
+                parts = request_parts(window.request(self._config), samples=window.audio)
+                permit.charge(sum(map(len, parts)))
+                audio = AudioLength(window.duration_s)
+                request = EngineRequest(target, parts, priority="live", audio=audio)
+                call = self._services.engines.start(request, permit, span)
+            with call:
+                transcript = await call.transcript()
+            span.answered(transcript.phases)
+        record.queued(transcript.timings.queue_s)
         return transcript
+
+    async def _send(self, event: Event) -> None:
+        await self._websocket.send_text(to_json(event))
+        if event["type"] == events.DELTA:
+            self._context.record.text_sent()
 
 
 def _authorization(websocket: WebSocket) -> str | None:
-    """Find the header that names the caller, which browsers can only say as a subprotocol."""
+    """Return the authorization header; browsers can only send a key as a subprotocol."""
     header: str | None = websocket.headers.get("authorization")
     for offered in websocket.scope["subprotocols"]:
         if header is None and offered.startswith(_KEY_SUBPROTOCOL):
@@ -272,21 +316,62 @@ def _authorization(websocket: WebSocket) -> str | None:
     return header
 
 
-async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
-    await websocket.send_text(to_json(event))
-    if event["type"] == events.DELTA:
-        line.text_sent()
-
-
-async def _close(websocket: WebSocket, line: Line, end: Refusal) -> None:
-    error = EventError(str(end), end.reason)
-    await _send(websocket, line, events.error(error, kind=end.status.kind))
-    await websocket.close(end.status.close, str(end)[:100])
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    """End a task, and wait for that; how it ended has been seen or does not matter any more."""
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """End a task, and wait for that. Its result has been seen or does not matter."""
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled():
         task.exception()
+
+
+# ---------------------------------------------------------------- client secrets
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expiry:
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Whole, Field(ge=10, le=7200)] = _SECRET_S
+
+
+@dataclasses.dataclass(frozen=True)
+class _SecretRequest:
+    """The body of a request for a client secret, as OpenAI's API has it."""
+
+    expires_after: _Expiry | None = None
+    session: dict[str, Any] | None = None
+
+
+async def make_client_secret(request: Request, services: Services) -> Response:
+    """Answer with a client secret in the name of the request's API key.
+
+    Raises:
+        ApiError: there is no valid API key, or the body is wrong.
+    """
+    api_key = services.keys.of_request(request)
+    with services.admission.admit(api_key) as permit:
+        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body", empty=b"{}")
+    table, unknown = split_unknown(_SecretRequest, body)
+    try:
+        wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
+    except OptionError as error:
+        message = str(error).removeprefix("client_secrets: ")
+        raise field_error(message.partition(" ")[0], message) from error
+    changes = wanted.session or {}
+    try:
+        settings, warnings = read_update(
+            changes, SessionSettings(), services.models.named, begun=False
+        )
+    except EventError as error:
+        raise field_error(error.param or "session", str(error), error.code) from error
+    if unknown:
+        warnings.append(unknown_keys(unknown))
+    seconds = wanted.expires_after.seconds if wanted.expires_after else _SECRET_S
+    secret = ClientSecret(
+        round(time.time()) + seconds,
+        api_key.key.public_id if api_key.key else "",
+        split_unknown(SessionSettings, changes)[0],
+    )
+    session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}
+    value = services.client_secrets.sign(secret)
+    answer = {"value": value, "expires_at": secret.expires_at, "session": session}
+    return JSONResponse(events.with_warnings(answer, warnings))

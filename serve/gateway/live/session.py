@@ -1,75 +1,86 @@
-"""One client's stream: from the events that it sends to those that it is told.
+"""One client's session: from the events that it sends to the events that it gets.
 
-Two tasks share a session. One takes the client's events in (`handle`): audio goes through the ear
-to the open utterance. The other (`work`) decodes: the first utterance that is not done, again and
-again while it is open, never more than one decoding at a time. Where audio comes faster than it is
-decoded, taking in waits, and with it the client's connection.
+Two tasks share a session. One handles the client's events (`handle`): audio becomes frames, which
+go to the open utterance. The other (`work`) decodes the first utterance that is not done, again and
+again while it is open, one decoding at a time. If audio comes faster than it is decoded, `handle`
+waits, and with it the client's connection.
 """
 
 import asyncio
 import collections
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
 from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
+from serve.gateway.errors import ApiError
 from serve.gateway.live import events
-from serve.gateway.live.arrivals import Arrivals
-from serve.gateway.live.ear import Ear, Frame
-from serve.gateway.live.events import ClientEvent, Event, EventError
-from serve.gateway.live.pace import DELAYS, Pace
+from serve.gateway.live.events import ClientEvent, Event
+from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.settings import (
     HYPOTHESIS,
+    Delay,
+    EventError,
     ServerVad,
-    Settings,
+    SessionSettings,
     SettingWarning,
+    read_update,
     unknown_keys,
 )
-from serve.gateway.live.sound import Inlet
-from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, Utterance, Window
-from serve.gateway.metrics import LiveMetrics
-from serve.gateway.refusals import Refusal
+from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
+from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.activity import Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 
 MAX_ERRORS = 100
-"""Events of one client that may be wrong; then the session ends."""
+"""Wrong events of one client after which the session ends."""
 BEHIND_S = 10.0
-"""Seconds of audio behind the latest hypotheses from which on no more is taken in."""
+"""Seconds of audio behind the latest hypotheses above which no more is taken in."""
+HOLD_S = 9.0, 24.0
+"""Seconds of audio that are decoded again and again, minimum and maximum: a window has 30 s."""
+DELAYS: Mapping[Delay | None, float] = {
+    **{None: 1.0, "minimal": 1.0, "low": 1.0},
+    **{"medium": 1.5, "high": 2.0, "xhigh": 3.0},
+}
+"""By a session's `delay`: the factor of the configured time between two decodings."""
 
-_PAUSE_S = 0.2  # of quiet after which an utterance may be whole: it is decoded at once
-_LONG_S = 5.0  # of audio that is decoded whatever is heard in it
-_BLOCK_S = 0.5  # of audio that is heard in one go
-_TRIES = 3  # of a decoding that the server has no room for
-_SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
+_BUSY = 0.75  # of `update_s`; after a longer decoding less audio is held
+_LESS, _MORE_S = 0.8, 1.0  # the change of the audio that is held, after each decoding
+_PAUSE_S = 0.2  # of silence after which an utterance is decoded at once: it may be complete
+_LONG_S = 5.0  # of audio that is decoded even if nobody speaks in it
+_BLOCK_S = 0.5  # of audio that is handed to a thread at most
+_TRIES = 3  # of a decoding for which the server has no room
+_MIN_SAMPLES = SAMPLE_RATE // 10  # of an utterance that a client commits
 
-Transcribe = Callable[[str | None, Window], Awaitable[Transcript]]
-"""By a model of this name decodes a window; raises a Refusal."""
+Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
+"""Transcribes a window by the model of this name; raises an ApiError."""
 Send = Callable[[Event], Awaitable[None]]
 
 
 class TooManyErrors(Exception):
-    """The client does not speak this protocol."""
+    """Too many events of a client were wrong."""
 
 
-class Session:
-    """One client's stream. For one event loop.
+class LiveSession:
+    """One client's session. For one event loop.
 
     Args:
-        config: how live text is made.
-        check_model: refuses names of models that are not served.
-        transcribe: decodes.
-        send: tells the client an event; waits until it is taken.
-        charge: counts seconds of audio; refuses them where that is too much.
-        detector: of this stream.
-        metrics: counts.
-        streams: how many are open at the moment, this one too.
-        settings: what the session begins with.
-        warnings: the client is told them with the first event.
+        config: the keys of [live].
+        check_model: refuses the name of a model that is not served.
+        transcribe: transcribes a window.
+        send: sends the client an event; returns once the connection has taken it.
+        charge: counts seconds of audio; refuses them if the key has had too much.
+        detector: the stream's own.
+        pool: the threads in which all streams resample audio and detect speech.
+        metrics: the counters of live text.
+        streams: returns the number of open streams, with this one.
+        settings: the settings at the beginning.
+        warnings: sent with the first event.
     """
 
     def __init__(
@@ -80,9 +91,10 @@ class Session:
         send: Send,
         charge: Callable[[float], None],
         detector: Detector,
+        pool: Executor,
         metrics: LiveMetrics,
         streams: Callable[[], int],
-        settings: Settings,
+        settings: SessionSettings,
         warnings: Sequence[SettingWarning] = (),
     ) -> None:
         self.id = events.new_id("sess")
@@ -94,39 +106,35 @@ class Session:
         self._metrics = metrics
         self._streams = streams
         self._settings = settings
-        self._warnings = [*warnings]  # that the client has not been told
-        self._warned = set[str]()  # types of its events with unknown keys
-        self._ear = Ear(detector, _options(self._settings))
-        self._inlet = Inlet(self._settings.input.format)
+        self._warnings = [*warnings]  # not sent yet
+        self._warned = set[str]()  # types of events whose unknown keys were warned of
+        self._hearing = Hearing(settings.input.format, _options(settings), detector, pool)
         self._heard = 0  # samples
-        self._arrivals = Arrivals(_now_s())
-        self._recent: collections.deque[Samples] = collections.deque()  # before an utterance
-        self._open: Utterance | None = None
-        self._queue: collections.deque[Utterance] = (
-            collections.deque()
-        )  # not done, the open one too
-        self._before: Utterance | None = None  # the latest that is text
+        self._recent = collections.deque[Samples]()  # before an utterance
+        self._open: LiveUtterance | None = None
+        self._queue = collections.deque[LiveUtterance]()  # not done; the open one is the last
+        self._before: LiveUtterance | None = None  # the latest that is done
         self._last_id: str | None = None  # of the last item
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = Pace(config.update_s * DELAYS[settings.input.transcription.delay])
+        self._pace = UpdatePacer(config.update_s * DELAYS[settings.input.transcription.delay])
         self._tries = 0
         self._errors = 0
         self._closing = False
 
-    # ------------------------------------------------------------ what the client says
+    # ------------------------------------------------------------ events of the client
 
     async def start(self) -> None:
         """Greet the client."""
         await self._send(self._session_event("session.created"))
 
     async def handle(self, text: str) -> None:
-        """Do what one message asks for.
+        """Handle one message.
 
         Raises:
-            TooManyErrors: one too many was wrong.
-            Refusal: it may send no more audio now.
+            TooManyErrors: too many messages were wrong.
+            ApiError: the key may send no more audio now.
         """
         event_id = None
         try:
@@ -148,25 +156,24 @@ class Session:
             await self._update(event)
         elif event.type == "input_audio_buffer.append":
             data = events.read_audio(event.fields["audio"])
-            step = round(self._inlet.bytes_per_s * _BLOCK_S)
+            step = round(self._hearing.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
-                await self._hear(self._inlet.samples(data[begin : begin + step]))
+                await self._hear(data[begin : begin + step])
         elif event.type == "input_audio_buffer.commit":
             await self._commit()
         else:
-            self._clear()
+            await self._clear()
             await self._send(events.cleared())
 
     async def _update(self, event: ClientEvent) -> None:
-        after, warnings = events.read_update(
-            event, self._settings, self._check_model, begun=self._heard > 0
+        await self._take(await self._hearing.flush())
+        after, warnings = read_update(
+            event.fields["session"], self._settings, self._check_model, begun=self._heard > 0
         )
-        if after.input.format != self._settings.input.format:
-            self._inlet = Inlet(after.input.format)
         self._settings = after
         self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
-        self._ear.tune(_options(after), speaking=self._open is not None)
+        self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
         self._warnings += warnings
         await self._send(self._session_event("session.updated"))
 
@@ -174,27 +181,29 @@ class Session:
         return events.session(event, self.id, self._settings, self._config.max_session_s)
 
     async def _send(self, event: Event) -> None:
-        """Tell the client an event, and with it the warnings that wait."""
+        """Send an event, and with it the warnings that wait."""
         warnings, self._warnings = self._warnings, []
         await self._send_event(events.with_warnings(event, warnings))
 
     # ------------------------------------------------------------ audio
 
     async def _room(self) -> None:
-        """Wait until audio may come in; decoding makes room, or fails and so does."""
+        """Wait until more audio may be taken in. Decoding makes room, also when it fails."""
         while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
             self._progress.clear()
             await self._progress.wait()
 
-    async def _hear(self, samples: Samples) -> None:
-        self._charge(len(samples) / SAMPLE_RATE)
-        self._arrivals.note(self._arrivals.samples + len(samples), _now_s())
-        for frame in self._ear.push(samples):
-            await self._take(frame)
-        self._changed.set()
-        await asyncio.sleep(0)  # others hear as well
+    async def _hear(self, data: bytes) -> None:
+        self._charge(len(data) / self._hearing.bytes_per_s)
+        await self._take(await self._hearing.hear(data))
 
-    async def _take(self, frame: Frame) -> None:
+    async def _take(self, frames: Sequence[VadFrame]) -> None:
+        for frame in frames:
+            await self._take_frame(frame)
+        if frames:
+            self._changed.set()
+
+    async def _take_frame(self, frame: VadFrame) -> None:
         vad = self._settings.input.turn_detection
         if self._open is None and (vad is None or frame.speech):
             await self._begin(vad)
@@ -212,7 +221,7 @@ class Session:
             await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
-        """Begin an utterance with the next frame, or with quiet before it."""
+        """Open an utterance at the next frame, or at the silence before it."""
         before = np.zeros(0, np.float32)
         if vad is not None:
             most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
@@ -220,7 +229,7 @@ class Session:
                 before = np.concatenate(list(self._recent))[-most:]
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
-        self._open = Utterance(
+        self._open = LiveUtterance(
             events.new_id("item"),
             start,
             named_language(wanted.language),
@@ -236,12 +245,12 @@ class Session:
             await self._send(events.speech_started(self._open.item_id, _ms(start)))
 
     async def _commit(self) -> None:
-        if self._settings.input.turn_detection is None:
-            await self._hear(self._inlet.rest())
-        if self._open is not None and len(rest := self._ear.rest()):
+        client_commits = self._settings.input.turn_detection is None
+        await self._take(await self._hearing.flush(end=client_commits))
+        if self._open is not None and len(rest := self._hearing.rest()):
             self._open.add(rest, speech=False)
             self._heard += len(rest)
-        if self._open is None or self._open.end - self._open.start < _SHORTEST:
+        if self._open is None or self._open.end - self._open.start < _MIN_SAMPLES:
             found_s = 0.0 if self._open is None else self._open.duration_s
             raise EventError(
                 f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms",
@@ -250,7 +259,7 @@ class Session:
         await self._end()
 
     async def _end(self) -> None:
-        """Make the open utterance an item."""
+        """End the open utterance, which becomes an item."""
         utterance, self._open = self._open, None
         assert utterance is not None
         for event in events.committed(utterance.item_id, self._last_id):
@@ -260,30 +269,31 @@ class Session:
         utterance.ended = True
         self._changed.set()
 
-    def _clear(self) -> None:
-        """Forget the open utterance and what is left of the audio before it."""
+    async def _clear(self) -> None:
+        """Forget the open utterance and the audio before it."""
+        await self._take(await self._hearing.flush())
         if self._open is not None:
             with contextlib.suppress(ValueError):
                 self._queue.remove(self._open)
             self._spoken_until = self._heard
             self._open = None
         self._recent.clear()
-        self._inlet.clear()
-        self._heard += len(self._ear.rest())
+        self._heard += self._hearing.clear()
         self._changed.set()
         self._progress.set()
 
     # ------------------------------------------------------------ text
 
     async def drain(self) -> None:
-        """Take nothing more in; `work` returns when all that came in is text."""
+        """End the open utterance. `work` returns once all audio has become text."""
+        await self._take(await self._hearing.flush())
         self._closing = True
         if self._open is not None:
             await self._end()
         self._changed.set()
 
     async def work(self) -> None:
-        """Make text as long as the session lasts."""
+        """Transcribe as long as the session lasts."""
         while self._queue or not self._closing:
             self._changed.clear()
             utterance = self._queue[0] if self._queue else None
@@ -297,8 +307,8 @@ class Session:
             else:
                 await self._decode(utterance)
 
-    def _wait_s(self, utterance: Utterance) -> float:
-        """Return the seconds until something is to be done; infinite: until more is heard."""
+    def _wait_s(self, utterance: LiveUtterance) -> float:
+        """Return the seconds until the next decoding; infinite: more audio has to come."""
         due_s = self._pace.due_s - _now_s()
         if self._tries:
             return due_s
@@ -308,9 +318,9 @@ class Session:
             return math.inf
         return 0.0 if _paused(utterance) else due_s
 
-    async def _decode(self, utterance: Utterance) -> None:
+    async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
-        # What was said before is heard with the first utterance in which somebody speaks.
+        # The utterance before is decoded again with the first one in which somebody speaks.
         if self._before is not None and not utterance.silent:
             utterance.follow(self._before, self._pace.hold_s)
             self._before = None
@@ -318,7 +328,7 @@ class Session:
         try:
             model = self._settings.input.transcription.model
             transcript = NOTHING if utterance.silent else await self._transcribe(model, window)
-        except Refusal as refusal:
+        except ApiError as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
@@ -328,22 +338,22 @@ class Session:
         self._metrics.updates.labels("ok").inc()
         self._pace.ended(_now_s(), self._streams())
         self._tries = 0
-        if utterance in self._queue:  # else the client has cleared it
-            await self._tell(utterance, utterance.take(window, transcript, self._pace.hold_s))
+        if utterance in self._queue:  # the client has not cleared it
+            await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self._settings.include or ()):
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
 
-    async def _complete(self, utterance: Utterance) -> None:
-        await self._tell(utterance, utterance.finish())
+    async def _complete(self, utterance: LiveUtterance) -> None:
+        await self._send_text(utterance, utterance.finish())
         self._done(utterance)
         if not utterance.silent:
             self._before = utterance
         self._metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
-    async def _fail(self, utterance: Utterance, refusal: Refusal) -> None:
-        """Give an utterance up."""
+    async def _fail(self, utterance: LiveUtterance, refusal: ApiError) -> None:
+        """Give up an utterance, and tell the client why."""
         self._tries = 0
         if utterance is self._open:
             self._open = None
@@ -352,29 +362,75 @@ class Session:
         kind = "invalid_request_error" if wrong else "server_error"
         await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
 
-    def _done(self, utterance: Utterance) -> None:
+    def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: Utterance, final: FinalText) -> None:
+    async def _send_text(self, utterance: LiveUtterance, final: FinalText) -> None:
         if not final.text:
             return
         now_s = _now_s()
         for word in final.words:
-            arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
+            arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
         await self._send(events.delta(utterance.item_id, final.text))
 
 
-def _options(settings: Settings) -> Options:
-    """Choose what speech is, and when it has ended; the defaults where the client says when."""
+class UpdatePacer:
+    """The times of one stream's decodings, and how much audio they hold.
+
+    Two decodings begin at least `update_s` apart. If there are several streams, each also rests
+    after a decoding, the longer the more there are, at most as long as the decoding took. A server
+    answers streams that take turns sooner than streams that always wait in its queue.
+
+    Args:
+        update_s: seconds between the beginnings of two decodings, at least.
+    """
+
+    def __init__(self, update_s: float) -> None:
+        self._update_s = update_s
+        self._began_s = -math.inf
+        self.due_s = -math.inf
+        """The time at which the next decoding may begin."""
+        self.hold_s = HOLD_S[0]
+        """Seconds of audio that the next decoding should have at most, within `HOLD_S`."""
+
+    def tune(self, update_s: float) -> None:
+        """Change `update_s`, from the next decoding on."""
+        self._update_s = update_s
+
+    def speech(self, now_s: float) -> None:
+        """Note that speech begins; the first decoding comes `update_s` later."""
+        self.due_s = max(self.due_s, now_s + self._update_s)
+
+    def began(self, now_s: float) -> None:
+        """Note that a decoding begins."""
+        self._began_s = now_s
+
+    def ended(self, now_s: float, streams: int) -> None:
+        """Note that a decoding has ended while this many streams were open."""
+        took_s = now_s - self._began_s
+        rest_s = took_s * (1 - 1 / streams)
+        self.due_s = max(self._began_s + self._update_s, now_s + rest_s)
+        if took_s > _BUSY * self._update_s:
+            self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
+        else:
+            self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
+
+    def failed(self, now_s: float, tries: int) -> None:
+        """Note that a decoding failed, this many times in a row."""
+        self.due_s = now_s + self._update_s * tries
+
+
+def _options(settings: SessionSettings) -> Options:
+    """Return the bounds of speech; the defaults if the client commits itself."""
     vad = settings.input.turn_detection or ServerVad()
     return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
 
 
-def _paused(utterance: Utterance) -> bool:
-    """Tell whether it may be over."""
+def _paused(utterance: LiveUtterance) -> bool:
+    """Tell whether the utterance may be over."""
     quiet = utterance.end - utterance.spoken_until
     return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
 

@@ -1,7 +1,7 @@
-"""A client's settings of its session: OpenAI's transcription session, checked part by part.
+"""The settings of a session, as OpenAI's transcription sessions have them, and their checks.
 
-An update says only what changes. A warning names the settings that have no effect here, and all
-unknown keys. An error names a wrong value of a known key.
+An update has only what changes. A warning names the settings without effect here, and all unknown
+keys. An error names a wrong value of a known key.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from serve.contract.codec import from_table, split_unknown, text_that
 from serve.contract.errors import OptionError, shown
+from serve.gateway.errors import ApiError
 from serve.speech.languages import language_code, named_language
 
 _MAX_PROMPT_CHARS = 2**16
@@ -54,7 +55,7 @@ Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 HYPOTHESIS = "earshot.hypothesis"
-"""The event of ours that `include` may name, with what is heard and not final yet."""
+"""Our event that `include` may name; it has the text that is not final yet."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +68,16 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class Transcription:
-    """The settings of how audio becomes text."""
+    """The settings of transcription."""
 
     model: str | None = None  # None: the server's
-    # None, "auto" and "": found in each utterance
+    # None, "auto" and "": detected in each utterance
     language: Annotated[LanguageOrAuto | None, BeforeValidator(_named)] = None
-    languages: tuple[Language, ...] | None = None  # among these; None: as configured
+    languages: tuple[Language, ...] | None = None  # to choose from; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
     phrases: tuple[str, ...] | None = None  # ours
-    delay: Delay | None = None  # how long words wait until they are final; None: minimal
+    delay: Delay | None = None  # of words until they are final; None: minimal
 
     @property
     def boosted(self) -> tuple[str, ...]:
@@ -86,21 +87,21 @@ class Transcription:
 
 @dataclasses.dataclass(frozen=True)
 class ServerVad:
-    """The settings by which the server finds utterances by itself."""
+    """The settings by which the server finds the ends of utterances."""
 
     type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of speech's probability
-    prefix_padding_ms: Milliseconds = 300  # kept from before it begins
-    silence_duration_ms: Milliseconds = 500  # after which it has ended
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the probability of speech
+    prefix_padding_ms: Milliseconds = 300  # before an utterance that belong to it
+    silence_duration_ms: Milliseconds = 500  # after which it ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """All about the audio that comes in."""
+    """The settings of the audio."""
 
     format: Format = Format(rate=24_000)
     transcription: Transcription = Transcription()
-    turn_detection: ServerVad | None = ServerVad()  # None: the client says where utterances end
+    turn_detection: ServerVad | None = ServerVad()  # None: the client commits
     noise_reduction: None = None
 
 
@@ -110,8 +111,8 @@ class _Audio:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """A session as its client has it."""
+class SessionSettings:
+    """The settings of a session."""
 
     type: Literal["transcription"] = "transcription"
     audio: _Audio = _Audio()
@@ -119,31 +120,32 @@ class Settings:
 
     @property
     def input(self) -> Input:
-        """All about the audio that comes in."""
+        """The settings of the audio."""
         return self.audio.input
 
 
 @dataclasses.dataclass(frozen=True)
 class SettingWarning:
-    """A warning that something which a client sent has no effect here."""
+    """A warning of something without effect that a client sent."""
 
-    param: str  # the name of the setting, key or URL parameter; or several with commas between
+    param: str  # the setting, key or URL parameter; or several, separated by commas
     message: str
 
 
-class SettingError(Exception):
-    """A setting is wrong, or cannot be honoured.
+class EventError(Exception):
+    """A client's event is wrong, or cannot be done now.
 
     Args:
-        message: what was found, and what was expected.
-        param: its name, as far as it is known.
-        code: what OpenAI calls such errors.
+        message: the value found, and the value expected.
+        code: OpenAI's name of such errors.
+        param: the field that is wrong.
     """
 
-    def __init__(self, message: str, param: str | None, code: str) -> None:
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
         self.code = code
+        self.param = param
+        self.event_id: str | None = None
 
 
 _INPUT = "session.audio.input"
@@ -157,10 +159,9 @@ class _Ignored:
 
     Args:
         path: its name.
-        why: what a client is told that asks for it.
-        instead: from a value to what this server knows in its place, or `_GONE`; the same value:
-            it is known.
-        asks: whether a value asks for anything.
+        why: the reason that the warning gives.
+        instead: returns the value that this server uses in place of one, or `_GONE`.
+        asks: whether a value asks for something, so that a warning is due.
     """
 
     path: str
@@ -213,30 +214,30 @@ _PLACE = re.compile(r"session: ([\w.\[\]]+)")  # where the codec's messages name
 
 
 def updated(
-    settings: Settings, changes: Mapping[str, Any]
-) -> tuple[Settings, tuple[SettingWarning, ...]]:
+    settings: SessionSettings, changes: Mapping[str, Any]
+) -> tuple[SessionSettings, tuple[SettingWarning, ...]]:
     """Apply a client's `session.update`.
 
     Returns:
         The new settings, and warnings of settings and keys without effect.
 
     Raises:
-        SettingError: a value is wrong, or cannot be honoured; nothing is changed.
+        EventError: a value is wrong, or cannot be honoured; nothing is changed.
     """
     if changes.get("type") == "realtime":
-        raise SettingError(
+        raise EventError(
             'session.type = "realtime"; this server transcribes and does not speak: '
             'expected "transcription"',
-            "session.type",
             "unsupported_value",
+            "session.type",
         )
     changes, warnings = _without_ignored(changes)
-    changes, unknown = split_unknown(Settings, changes)
+    changes, unknown = split_unknown(SessionSettings, changes)
     if unknown:
         warnings += (unknown_keys({f"session.{key}": near for key, near in unknown.items()}),)
     table = merged(_with_turns(settings, changes), changes)
     try:
-        changed = from_table(Settings, table, "session", error=OptionError)
+        changed = from_table(SessionSettings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
         transcription = changed.input.transcription
@@ -248,11 +249,46 @@ def updated(
     except OptionError as error:
         place = _PLACE.match(str(error))
         param = f"session.{place[1]}" if place else None
-        raise SettingError(str(error), param, "invalid_value") from error
+        raise EventError(str(error), "invalid_value", param) from error
+
+
+def read_update(
+    changes: object,
+    before: SessionSettings,
+    check_model: Callable[[str], object],
+    begun: bool,
+) -> tuple[SessionSettings, list[SettingWarning]]:
+    """Return the settings after an update, and warnings of what has no effect.
+
+    Args:
+        changes: `session` of a `session.update`.
+        before: the settings before.
+        check_model: refuses the name of a model that is not served.
+        begun: whether audio has come.
+
+    Raises:
+        EventError: a setting is wrong or cannot be honoured; nothing is changed.
+    """
+    if not isinstance(changes, dict):
+        raise EventError("session is no object", "invalid_value", "session")
+    after, warnings = updated(before, changes)
+    if (name := after.input.transcription.model) is not None:
+        try:
+            check_model(name)
+        except ApiError as error:
+            param = f"{_INPUT}.transcription.model"
+            raise EventError(str(error), "model_not_found", param) from None
+    if after.input.format != before.input.format and begun:
+        raise EventError(
+            "the format cannot change once audio has come; open another session",
+            "invalid_value",
+            f"{_INPUT}.format",
+        )
+    return after, [*warnings]
 
 
 def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
-    """Warn of keys that are unknown and have no effect.
+    """Warn of unknown keys.
 
     Args:
         keys: their names, each with the known key that it resembles, or an empty text.
@@ -263,18 +299,18 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     return SettingWarning(", ".join(some), f"unknown, without effect: {told}{rest}")
 
 
-def as_session(settings: Settings) -> dict[str, Any]:
-    """Describe settings as a client is told them."""
+def as_session(settings: SessionSettings) -> dict[str, Any]:
+    """Return settings as a client gets them."""
     table = dataclasses.asdict(settings)
     if settings.input.format.rate is None:
         del table["audio"]["input"]["format"]["rate"]
     return table
 
 
-def _with_turns(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _with_turns(settings: SessionSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a session's table with the turn detection of the model that an update names.
 
-    A model without voice activity detection begins with null, any other with the default.
+    It is null for a model without voice activity detection, and the default for any other.
     """
     session = as_session(settings)
     model: Any = changes
@@ -295,7 +331,7 @@ def _has_turns(model: str) -> bool:
 def _without_ignored(
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
-    """Return changes as this server knows them, and warnings of the others."""
+    """Return changes without the settings that have no effect, and warnings of these."""
     root = {"session": copy.deepcopy(dict(changes))}
     warnings = []
     for ignored in _IGNORED:
@@ -319,7 +355,7 @@ def _is_list(value: object) -> bool:
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Merge tables, in which a later one's keys replace those of an earlier one."""
+    """Merge two tables; the new one's keys replace those of the old one."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     table = dict(old)

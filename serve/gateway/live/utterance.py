@@ -1,50 +1,62 @@
-"""One utterance of a stream: its audio, what of it has become text, and what to decode next.
+"""One utterance of a stream: its audio, its text so far, and the window to decode next.
 
-Plain state without a clock or a server. All positions are samples of 16 kHz in the whole stream.
+It is plain state, without a clock or a server. All positions are samples of 16 kHz from the
+stream's beginning.
 """
 
+import collections
 import dataclasses
 
 import numpy as np
 
-from serve.contract.config import SpeechConfig
-from serve.contract.messages import Request, Samples, Timings, Transcript, Word
+from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.agreement import Agreement
+from serve.gateway.live.agreement import LocalAgreement
 from serve.speech.chinese import Script, script_in, script_of
 from serve.speech.languages import language_code
 from serve.speech.rate import SAMPLE_RATE
 
-MOST_S = 28.0  # of audio at a time: a window has 30 s
-SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
-PROMPT_CHARS = 200  # of the text whose audio is gone
+MAX_S = 28.0  # of audio in one decoding: a window has 30 s
+SURE_S = 1.3  # of audio behind a word after which one hypothesis makes it final
+PROMPT_CHARS = 200  # of final text whose audio is cut off
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
-"""The transcript of silence, whatever a network writes of it."""
+"""The transcript of silence, which is not decoded."""
 
-_BEFORE = 0.8  # of the audio that is held may be from before an utterance
-_FREED = 0.25  # of the audio that is held, by a cut at least
-_UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
+_NONE = np.zeros(0, np.float32)
+_BEFORE = 0.8  # most of the audio that is held may be from the utterance before
+_FREED = 0.25  # of the audio that is held a cut frees at least
+_UNSURE_S = 2.0  # that stay at the end of audio which must be cut: a word may be incomplete
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Window:
-    """A part of an utterance that is to be decoded."""
+class UpdateWindow:
+    """A part of an utterance to be decoded."""
 
-    samples: Samples  # (n,), 16 kHz
+    audio: tuple[Samples, ...]  # pieces of float32 (n,), n > 0, 16 kHz
     voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
     begin: int
     end: int
     prompt: str
     language: str | None
-    languages: tuple[str, ...]  # that it may have where `language` is None; (): as configured
+    languages: tuple[str, ...]  # to choose from if `language` is None; (): as configured
     phrases: tuple[str, ...]
     draft: tuple[int, ...]
 
-    def request(self, config: LiveConfig) -> Request:
-        """Make a request of it, at temperature 0: others would hold up all streams."""
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio."""
+        return (self.end - self.begin) / SAMPLE_RATE
+
+    def request(self, config: LiveConfig, samples: Samples = _NONE) -> Request:
+        """Make a request, at temperature 0: temperature fallback would delay all streams.
+
+        Args:
+            config: the keys of [live].
+            samples: `audio` in one piece; empty: it is sent beside the request.
+        """
         return Request(
-            self.samples,
+            samples,
             SAMPLE_RATE,
             language=self.language,
             languages=self.languages,
@@ -63,23 +75,23 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class FinalText:
-    """Text that became final, and when it was said."""
+    """Text that became final, with its words."""
 
     text: str
-    words: tuple[Word, ...]  # their times count from the stream's start, in seconds
+    words: tuple[Word, ...]  # times in seconds from the stream's beginning
 
 
-class Utterance:
-    """From where speech begins to where it ends, or to where a client says that it does.
+class LiveUtterance:
+    """An utterance: the audio from the beginning of speech to its end, or to a client's commit.
 
     Args:
-        item_id: what clients call it.
-        start: its first sample.
-        language: code; None: to be detected.
-        prompt: text that precedes it.
-        languages: codes, one of which is to be detected; (): as configured.
-        phrases: to come out right; (): as configured.
-        sure_s: seconds of audio behind a word with which one hypothesis makes it final.
+        item_id: the item's id in events.
+        start: the first sample.
+        language: the code of the language; None: detect it.
+        prompt: the text before it.
+        languages: codes to choose from in detection; (): as configured.
+        phrases: phrases to boost; (): as configured.
+        sure_s: seconds of audio behind a word after which one hypothesis makes it final.
     """
 
     def __init__(
@@ -95,14 +107,14 @@ class Utterance:
         self.item_id = item_id
         self.start = self.end = start
         self.spoken_until = start
-        """The sample at which speech was heard last."""
+        """The end of the latest speech."""
         self.decoded_until = start
-        """The sample at which the latest hypothesis ends."""
+        """The end of the audio that the latest hypothesis is of."""
         self.ended = False
         self.text = ""
-        """All that is final."""
-        self._spoken = 0  # samples
-        self._voice: list[tuple[int, int]] = []  # where somebody speaks, in what is held
+        """The final text."""
+        self._spoken = 0  # samples of speech
+        self._voice: list[tuple[int, int]] = []  # speech in the audio that is held
         self._language = language
         self._script: Script | None = None  # of Chinese text that is final
         self._languages = languages
@@ -110,10 +122,11 @@ class Utterance:
         self._sure_s = sure_s
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
-        self._audio: list[Samples] = []  # from `_begin` on
+        self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
+        self._frames: list[Samples] = []  # behind those
         self._begin = start
         self._draft: tuple[int, ...] = ()
-        self._agreement = Agreement()
+        self._agreement = LocalAgreement()
 
     @property
     def duration_s(self) -> float:
@@ -122,17 +135,17 @@ class Utterance:
 
     @property
     def silent(self) -> bool:
-        """Tell whether nobody has spoken in it, but for a moment that is too short for speech."""
-        return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
+        """Return whether it has no speech, or too short a moment of it."""
+        return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property
     def changed(self) -> int:
-        """Words of hypotheses that did not stay; none of them was final."""
+        """The number of words that a later hypothesis did not have; none was final."""
         return self._agreement.changed
 
     @property
     def guess(self) -> str:
-        """The text of the latest hypothesis behind what is final."""
+        """The text of the latest hypothesis behind the final text."""
         return self._agreement.guess
 
     @property
@@ -142,18 +155,18 @@ class Utterance:
 
     @property
     def decoded(self) -> bool:
-        """Tell whether the latest hypothesis is of all that was spoken."""
+        """Tell whether the latest hypothesis is of all speech."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, before: "Utterance", hold_s: float) -> None:
-        """Hear it with the end of what was said before: one sentence alone is easily misheard.
+    def follow(self, before: "LiveUtterance", hold_s: float) -> None:
+        """Decode it together with the end of the utterance before, which gives context.
 
-        The quiet between the two is left out. Where nobody said what language it has, it is heard
-        alone: it may have another one.
+        The silence between the two is left out. Without a named language it is decoded alone, since
+        it may be in another language.
 
         Args:
-            before: is not used any more.
-            hold_s: of audio should be held.
+            before: the utterance before, which is not used any more.
+            hold_s: seconds of audio to hold at most.
         """
         if self._language is None or before._language != self._language:
             return
@@ -162,22 +175,23 @@ class Utterance:
         if before._held_s > _BEFORE * hold_s:
             return
         end_s = before.duration_s
-        self._agreement = Agreement(
+        self._agreement = LocalAgreement(
             [
                 dataclasses.replace(word, start=word.start - end_s, end=word.end - end_s)
                 for word in before._agreement.words
             ]
         )
         self._begin -= before.end - before._begin
-        self._audio[:0] = before._audio
+        self._audio.extendleft(reversed(before._pieces()))
         later = self.start - before.end
         self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
         self._gone, self._draft = before._gone, before._draft
         self._script = before._script
 
     def add(self, samples: Samples, speech: bool) -> None:
-        """Add audio with which it goes on."""
-        self._audio.append(samples)
+        """Add the next audio."""
+        if len(samples):
+            self._frames.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
             joins = self._voice and self._voice[-1][1] == begin
@@ -185,23 +199,21 @@ class Utterance:
             self.spoken_until = self.end
             self._spoken += len(samples)
 
-    def window(self) -> Window:
-        """Cut out what to decode now."""
-        samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
-        self._audio = [samples]
+    def window(self) -> UpdateWindow:
+        """Return the window to decode now."""
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
-        where = samples, self._voice_s(), self._begin, self.end
+        where = tuple(self._pieces()), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self._language
-        return Window(*where, prompt, language, languages, self._phrases, self._draft)
+        return UpdateWindow(*where, prompt, language, languages, self._phrases, self._draft)
 
-    def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
-        """Take the text of a window, and return what becomes final by it.
+    def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
+        """Take a window's transcript; return the text that becomes final by it.
 
         Args:
-            window: from `window`.
-            transcript: its text.
-            hold_s: audio of more than that loses what has become text.
+            window: the latest window.
+            transcript: its transcript.
+            hold_s: seconds of audio above which final text is cut off.
         """
         self.decoded_until = window.end
         self._draft = transcript.tokens
@@ -220,12 +232,12 @@ class Utterance:
         final = self._final_text(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
-        if self._held_s > MOST_S:
+        if self._held_s > MAX_S:
             self._cut(heard_s - _UNSURE_S)
         return final
 
     def _keep_script(self, text: str) -> None:
-        """Let all that follows have the script of text that became final."""
+        """Keep the script of the first final text for all text that follows."""
         language = self._language
         if text and language is not None and not self._script and not script_of(language):
             self._script = script_in(text) if language_code(language) == "zh" else None
@@ -249,6 +261,13 @@ class Utterance:
             ),
         )
 
+    def _pieces(self) -> collections.deque[Samples]:
+        """Return the audio in pieces; the frames since the last call are joined to one."""
+        if self._frames:
+            self._audio.append(np.concatenate(self._frames))
+            self._frames = []
+        return self._audio
+
     def _voice_s(self) -> tuple[float, ...]:
         return tuple((at - self._begin) / SAMPLE_RATE for part in self._voice for at in part)
 
@@ -257,15 +276,20 @@ class Utterance:
         return (self.end - self._begin) / SAMPLE_RATE
 
     def _cut_at(self) -> float | None:
-        """Find the second at which a cut frees enough of what is held; None: there is none."""
+        """Return the second at which a cut frees enough of the audio; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
         return self._agreement.cut(begin_s + _FREED * self._held_s)
 
     def _cut(self, at_s: float) -> None:
-        """Forget the audio before a time of the utterance, and what was final by then."""
+        """Forget the audio before a second of the utterance; its final text becomes the prompt."""
         at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
         self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
-        self._audio = [np.concatenate(self._audio)[at - self._begin :].copy()]
+        surplus, pieces = at - self._begin, self._pieces()
+        while surplus > 0:
+            first = pieces.popleft()
+            if surplus < len(first):
+                pieces.appendleft(first[surplus:])
+            surplus -= len(first)
         self._voice = [(max(first, at), last) for first, last in self._voice if last > at]
         if at > self._begin:
             self._begin, self._draft = at, ()

@@ -1,4 +1,4 @@
-"""Transcripts as OpenAI's API answers them: whole, or piece by piece as server-sent events.
+"""Transcripts in the formats of OpenAI's API: whole, or as server-sent events.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -12,25 +12,25 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
+from serve.gateway.edge.connection import SlowClientError
+from serve.gateway.errors import client_gone
 from serve.gateway.openai.fields import FormFields
-from serve.gateway.protocols import NotTaken
-from serve.gateway.refusals import client_gone
 from serve.speech.formats import render, word_fields
 from serve.speech.languages import LANGUAGE_NAMES
 
 _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
-_NO_LANGUAGE = "unknown"  # where nobody was heard, so nothing decoded
-_NOBODY = "unknown"  # where no voice is heard in which words were found
+_NO_LANGUAGE = "unknown"  # no speech was found, so nothing was decoded
+_NOBODY = "unknown"  # words without a detected voice
 _EVENTS_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies would hold it back until it is whole
+    (b"x-accel-buffering", b"no"),  # proxies would buffer it
 ]
 
 
 def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
-    """Write an answer's text, and tell its media type."""
+    """Return the body of an answer, and its media type."""
     if fields.format == "json":
         answer = {"text": transcript.text, **_languages(transcript)}
         answer |= _logprobs(transcript.segments, fields) | _warnings(transcript, fields)
@@ -45,13 +45,13 @@ def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
 
 
 def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) -> dict[str, Any]:
-    """Make a stream's next piece of text; of verbose_json with its segment and words.
+    """Return the event of a segment; verbose_json has the segment and its words.
 
     Args:
         delta: the text as a piece of the whole.
-        index: of the segment among all.
-        segment: the piece with its times.
-        fields: says whether they are wanted.
+        index: the segment's number.
+        segment: the segment.
+        fields: the fields of the request's form.
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
     if fields.format == "diarized_json":
@@ -66,7 +66,7 @@ def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) ->
 
 
 def segment_event(index: int, segment: Segment) -> dict[str, Any]:
-    """Make a segment of diarized_json, which also is an event of its streams."""
+    """Return a segment of diarized_json, which is also an event of its streams."""
     return {
         "type": "transcript.text.segment",
         "id": _segment_id(index),
@@ -78,7 +78,7 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
 
 
 def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    """Make a stream's last event; of verbose_json with what that tells of the whole."""
+    """Return the last event of a stream; verbose_json has the fields of the whole."""
     audio_tokens = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
     text_tokens = sum(len(segment.tokens) for segment in transcript.segments)
     usage = {
@@ -98,11 +98,11 @@ class Deltas:
     """The texts of segments as pieces of the whole text, which has no space at either end."""
 
     def __init__(self) -> None:
-        self._space = ""  # is sent once something follows
+        self._space = ""  # sent once text follows
         self._begun = False
 
     def next(self, text: str) -> str:
-        """Return what a segment adds to the text; may be empty."""
+        """Return the text that a segment adds; it may be empty."""
         text = self._space + text
         if not self._begun:
             text = text.lstrip()
@@ -113,7 +113,7 @@ class Deltas:
 
 
 def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    """Return what verbose_json tells of the whole besides its text."""
+    """Return the fields of verbose_json about the whole, except its text."""
     translated = fields.request.task == "translate"
     language = "en" if translated else transcript.language
     return {
@@ -160,7 +160,7 @@ def _segment_id(index: int) -> str:
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:
-    """Tell the languages that were heard, as OpenAI's gpt-transcribe does; the main one first."""
+    """Return the languages, the main one first, as OpenAI's gpt-transcribe does."""
     codes = [transcript.language, *(segment.language for segment in transcript.segments)]
     return {"languages": [{"code": code} for code in dict.fromkeys(codes) if code]}
 
@@ -175,14 +175,14 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def _seconds(transcript: Transcript) -> float:
-    """Return its duration without the dust of sums."""
+    """Return the duration without the rounding errors of sums."""
     return round(transcript.duration, 6)
 
 
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
-    del fields["words"]  # they have a list of their own
-    del fields["token_logprobs"]  # not of verbose_json
+    del fields["words"]  # they are a list of their own
+    del fields["token_logprobs"]  # not in verbose_json
     for name in ("language", "speaker"):
         if fields[name] is None:
             del fields[name]
@@ -190,7 +190,7 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
 
 
 def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]:
-    """Return what `include[]=logprobs` adds."""
+    """Return the field that `include[]=logprobs` adds."""
     if not fields.request.token_logprobs:
         return {}
     pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
@@ -203,7 +203,7 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
 
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """List the words of segments, with who says them where that is known."""
+    """Return the words of segments, with their speakers if these are known."""
     return [
         {**word_fields(word), "word": word.word.strip(), **_speaker(segment)}
         for segment in segments
@@ -216,9 +216,9 @@ def _speaker(segment: Segment) -> dict[str, str]:
 
 
 class Events:
-    """One response of events; begins with the first.
+    """A response of server-sent events, which begins with the first event.
 
-    `headers` may get more before that.
+    Until then headers can be added to `headers`.
     """
 
     def __init__(self, send: Send) -> None:
@@ -230,7 +230,7 @@ class Events:
         """Send an event.
 
         Raises:
-            Refusal: the client does not take it.
+            ApiError: 499, the client does not take it.
         """
         if not self.begun:
             self.begun = True
@@ -245,11 +245,11 @@ class Events:
         await self._pass({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """Tell that there are no more."""
+        """End the response."""
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:
         try:
             await self._send(message)
-        except NotTaken:
+        except SlowClientError:
             raise client_gone() from None

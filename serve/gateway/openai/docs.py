@@ -1,9 +1,7 @@
-"""Descriptions of the HTTP addresses: OpenAPI for programs, a page for people.
-
-Both are made from the same fields that requests are read by.
-"""
+"""Descriptions of the HTTP routes: OpenAPI for programs, and a page for people made from it."""
 
 import re
+from collections.abc import Collection
 from html import escape
 from typing import Any, get_args
 
@@ -13,14 +11,14 @@ from serve.gateway.openai.fields import FIELDS
 from serve.speech.pcm import EXPECTED
 
 _TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
+_TEXT = {"type": "string"}
+_MAYBE = {"type": ["string", "null"]}
+_ANSWERS = ("application/json", "text/plain", "text/event-stream")
+_JOBS = "/v1/audio/jobs"
 _AUDIO = {
     "/v1/audio/transcriptions": "Write down what a file says, in its language",
     "/v1/audio/translations": "Write down what a file says, in English",
 }
-_JOBS = "/v1/audio/jobs"
-_JOB = "Keep a file, or a url, and write down later what it says: 202 and a job"
-_SECRETS = "/v1/realtime/client_secrets"
-_SECRET = "Make a short-lived key with which a browser opens sessions of live text"
 _OTHERS = {
     _JOBS: "The caller's jobs, the newest first: ?limit= and ?after=",
     f"{_JOBS}/{{id}}": "One of them; POST …/cancel ends it",
@@ -55,7 +53,8 @@ _STYLE = (
 
 
 def openapi() -> dict[str, Any]:
-    """Describe the addresses in OpenAPI 3.1."""
+    """Describe the routes in OpenAPI 3.1."""
+    told = {"message": _TEXT, "type": _TEXT, "param": _MAYBE, "code": _MAYBE}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -64,21 +63,24 @@ def openapi() -> dict[str, Any]:
             "description": "OpenAI's audio API before a Whisper of your own.",
         },
         "paths": {
-            **{path: {"post": _audio(summary)} for path, summary in _AUDIO.items()},
-            **{path: {"get": _other(path, summary)} for path, summary in _OTHERS.items()},
-            _JOBS: {"post": _job(), "get": _other(_JOBS, _OTHERS[_JOBS])},
-            _SECRETS: {"post": _secret()},
-            f"{_JOBS}/{{id}}/cancel": {"post": _other(f"{_JOBS}/{{id}}/cancel", "End a job")},
+            **{path: {"post": _audio(path, summary)} for path, summary in _AUDIO.items()},
+            **{path: {"get": _operation(path, summary)} for path, summary in _OTHERS.items()},
+            _JOBS: {"post": _job(), "get": _operation(_JOBS, _OTHERS[_JOBS])},
+            "/v1/realtime/client_secrets": {"post": _secret()},
+            f"{_JOBS}/{{id}}/cancel": {"post": _operation(f"{_JOBS}/{{id}}/cancel", "End a job")},
         },
-        "components": {"schemas": {"Error": _error()}},
+        "components": {"schemas": {"Error": _object({"error": _object(told)})}},
     }
 
 
 def page() -> str:
-    """Describe them on a page that loads nothing."""
-    rows = "".join(_row(name, text) for name, text in _AUDIO.items())
-    rows += _row(f"POST {_JOBS}", _JOB) + _row(f"POST {_SECRETS}", _SECRET)
-    rows += "".join(_row(name, text) for name, text in _OTHERS.items())
+    """Describe the addresses on an HTML page that loads nothing."""
+    document = openapi()
+    rows = "".join(
+        _row(f"{method.upper()} {path}", operation["summary"])
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    )
     fields = _row(
         "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
     )
@@ -108,6 +110,10 @@ def _meaning(field: Option) -> str:
     return f"{field.meaning}{choices}"
 
 
+def _object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **more}
+
+
 def _schema(field: Option) -> dict[str, Any]:
     value: dict[str, Any] = {"type": _TYPES[field.kind]}
     if field.choices:
@@ -116,89 +122,74 @@ def _schema(field: Option) -> dict[str, Any]:
     return {**whole, "description": field.meaning}
 
 
-def _audio(summary: str) -> dict[str, Any]:
-    properties = {
-        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-        **{_wire_name(field): _schema(field) for field in FIELDS.values()},
+def _operation(
+    path: str,
+    summary: str,
+    answer: str = "the answer",
+    content: dict[str, Any] | None = None,
+    errors: Collection[str] = (),
+) -> dict[str, Any]:
+    """Describe an operation.
+
+    Args:
+        path: its path, in which a name in braces is a parameter.
+        summary: its summary.
+        answer: the description of the answer with status 200.
+        content: the schemas of its body, by media type; None: it has no body.
+        errors: the statuses of its errors.
+    """
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses: dict[str, Any] = {
+        status: {"description": _ERRORS[status], "content": error} for status in errors
     }
-    schema = {
-        "type": "object",
-        "required": ["file"],
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    return {
+    operation: dict[str, Any] = {
         "summary": summary,
-        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}},
-        "responses": {
-            "200": {
-                "description": "as `response_format` says, or as events where `stream` is true",
-                "content": {
-                    kind: {} for kind in ("application/json", "text/plain", "text/event-stream")
-                },
-            },
-            **{status: _refusal(text) for status, text in _ERRORS.items()},
-        },
+        "responses": {"200": {"description": answer}, **responses},
     }
+    if content is not None:
+        schemas = {kind: {"schema": schema} for kind, schema in content.items()}
+        operation["requestBody"] = {"content": schemas}
+    if name := re.search(r"{(\w+)}", path):
+        parameter = {"name": name[1], "in": "path", "required": True, "schema": _TEXT}
+        operation["parameters"] = [parameter]
+    return operation
+
+
+def _audio(path: str, summary: str) -> dict[str, Any]:
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    fields = {_wire_name(field): _schema(field) for field in FIELDS.values()}
+    form = _object({"file": file, **fields}, required=["file"], additionalProperties=False)
+    answer = "as `response_format` says, or as events where `stream` is true"
+    operation = _operation(path, summary, answer, {"multipart/form-data": form}, _ERRORS)
+    operation["requestBody"]["required"] = True
+    operation["responses"]["200"]["content"] = {kind: {} for kind in _ANSWERS}
+    return operation
 
 
 def _job() -> dict[str, Any]:
-    """Describe how a job is sent: as a transcription is, and with where to tell of its end."""
-    operation = _audio(_JOB)
-    schema = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
-    text = {"type": "string"}
-    schema["properties"] |= {
-        "task": {**text, "enum": list(get_args(Task)), "description": "default: transcribe"},
-        "webhook_url": {**text, "description": "is told of the job's end"},
+    """Describe how a job is sent: as a transcription, with the address to tell of its end."""
+    summary = "Keep a file, or a url, and write down later what it says: 202 and a job"
+    operation = _audio(_JOBS, summary)
+    content, responses = operation["requestBody"]["content"], operation["responses"]
+    properties = content["multipart/form-data"]["schema"]["properties"]
+    properties |= {
+        "task": {**_TEXT, "enum": list(get_args(Task)), "description": "default: transcribe"},
+        "webhook_url": {**_TEXT, "description": "is told of the job's end"},
     }
-    properties = {**schema["properties"], "url": {**text, "description": "where the audio is"}}
-    del properties["file"]
-    by_url = {"type": "object", "required": ["url"], "properties": properties}
-    operation["requestBody"]["content"]["application/json"] = {"schema": by_url}
-    operation["responses"]["202"] = {"description": "the job"}
-    del operation["responses"]["200"]
+    by_url = {**properties, "url": {**_TEXT, "description": "where the audio is"}}
+    del by_url["file"]
+    content["application/json"] = {"schema": _object(by_url, required=["url"])}
+    responses["202"] = {"description": "the job"}
+    del responses["200"]
     return operation
 
 
 def _secret() -> dict[str, Any]:
     """Describe how a client secret is made."""
     seconds = {"type": "integer", "minimum": 10, "maximum": 7200, "default": 600}
-    expiry = {"anchor": {"type": "string", "enum": ["created_at"]}, "seconds": seconds}
+    expiry = _object({"anchor": {**_TEXT, "enum": ["created_at"]}, "seconds": seconds})
     session = {"type": "object", "description": "settings, as of a session.update"}
-    properties = {"expires_after": {"type": "object", "properties": expiry}, "session": session}
-    schema = {"type": "object", "properties": properties}
-    refused = {
-        status: _refusal(text) for status, text in _ERRORS.items() if status in "400 429 503"
-    }
-    return {
-        **_other(_SECRETS, _SECRET),
-        "requestBody": {"content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "`value`, `expires_at` and `session`"}, **refused},
-    }
-
-
-def _other(path: str, summary: str) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": {"description": "the answer"}},
-    }
-    if name := re.search(r"{(\w+)}", path):
-        operation["parameters"] = [
-            {"name": name[1], "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
-    return operation
-
-
-def _refusal(text: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {"description": text, "content": content}
-
-
-def _error() -> dict[str, Any]:
-    text = {"type": "string"}
-    maybe = {"type": ["string", "null"]}
-    properties = {"message": text, "type": text, "param": maybe, "code": maybe}
-    return {
-        "type": "object",
-        "properties": {"error": {"type": "object", "properties": properties}},
-    }
+    body = {"application/json": _object({"expires_after": expiry, "session": session})}
+    summary = "Make a short-lived key with which a browser opens sessions of live text"
+    answer = "`value`, `expires_at` and `session`"
+    return _operation("", summary, answer, body, ("400", "429", "503"))

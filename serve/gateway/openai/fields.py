@@ -8,9 +8,8 @@ https://developers.openai.com/api/reference/resources/audio
 
 import dataclasses
 import difflib
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field as Bounds
@@ -20,9 +19,9 @@ from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.contract.options import SWITCH, Option, as_switch
+from serve.contract.options import SWITCH, Option, parse
 from serve.contract.server_config import UnknownFields
-from serve.gateway.refusals import FieldRefusal
+from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -34,7 +33,6 @@ _KNOWN = ("known_speaker_names", "known_speaker_references")  # which may hold c
 _STRATEGY = "chunking_strategy"
 _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
 _INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keywords[0]
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
 _MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
 
@@ -107,7 +105,7 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class FormFields:
-    """A form's fields as it asks for them, without its file."""
+    """The fields of a form, without its file."""
 
     request: Request  # without audio
     model: str | None
@@ -120,13 +118,13 @@ class FormFields:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each field without effect."""
+        """A sentence for each ignored field."""
         return tuple(f"the field {shown(name)} is unknown and was ignored" for name in self.ignored)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ServerVad:
-    """`chunking_strategy` where it is an object."""
+    """A `chunking_strategy` that is an object."""
 
     type: Literal["server_vad"]
     threshold: Finite | None = None
@@ -145,19 +143,19 @@ def read_fields(
         unknown: what becomes of unknown ones; misspelled ones are always refused.
 
     Raises:
-        Refusal: one is unknown, malformed, or cannot be honoured.
+        ApiError: one is unknown, malformed, or cannot be honoured.
     """
     pairs = tuple(pairs)
     ignored = _unknown_names(pairs, unknown)
     values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
     read = _Values(values)
-    format: Format = read.choice("response_format") or "json"
+    format: Format = read.value("response_format") or "json"
     words, segments = _granularities(read, format)
     if not words and read.value("low_confidence") is not None:
-        raise FieldRefusal("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
+        raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
-        raise FieldRefusal(
+        raise field_error(
             "stream",
             f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
         )
@@ -186,17 +184,17 @@ def read_fields(
 
 
 def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> tuple[str, ...]:
-    """List the names that neither OpenAI's API nor ours has.
+    """Return the names that neither OpenAI's API nor ours has.
 
     Raises:
-        FieldRefusal: one is nearly a known name, or none may be unknown.
+        ApiError: one is nearly a known name, or none may be unknown.
     """
     names = tuple(dict.fromkeys(name for name, _ in pairs if _is_unknown(name)))
     for name in names:
         base = _INDEX.sub("", name)[:60]
         if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
             message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], message, "unknown_parameter")
+            raise field_error(name[:60], message, "unknown_parameter")
     return names
 
 
@@ -208,7 +206,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Collect texts by fields' names, and the parts of a `chunking_strategy`."""
+    """Return texts by the fields' names, and the parts of a `chunking_strategy`."""
     values: dict[str, list[str]] = {}
     strategy: dict[str, str] = {}
     for name, text in pairs:
@@ -216,82 +214,47 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
         if part := _NESTED.fullmatch(name):
             strategy[part[1]] = text
         elif base in _REFUSED:
-            raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
+            raise field_error(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
-            raise FieldRefusal(name, f"{name} came {len(texts)} times; expected it once")
+            raise field_error(name, f"{name} came {len(texts)} times; expected it once")
     return values, strategy
 
 
 class _Values:
-    """The fields' texts as values of their types."""
+    """The texts of fields as values of their types."""
 
     def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
         self._texts = texts
 
     def value(self, name: str) -> Any:
-        """Return the value of a field; None where it is not there."""
+        """Return the value of a field; None: the form lacks it."""
         field, texts = FIELDS[name], self._texts.get(name)
-        if texts is None:
-            return None
-        parse = _switch if field.choices == SWITCH else _PARSERS[field.kind]
-        if not field.many:
-            return parse(name, texts[0])
-        items = [item for text in texts for item in text.split(",")]
-        return tuple(parse(name, item.strip()) for item in items)
+        return None if texts is None else _read(field, ",".join(texts))
 
     def many(self, name: str) -> Sequence[str]:
-        """Return the texts of a field that may come several times, or as a list in one text."""
+        """Return the texts of a field that may be repeated, or be a list in one text."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
         if choices:
             texts = [part for text in texts for part in _listed(text)]
         for text in texts:
             if choices and text not in choices:
                 expected = " or ".join(choices)
-                raise FieldRefusal(name, f"{name}[] = {shown(text)}; expected {expected}")
+                raise field_error(name, f"{name}[] = {shown(text)}; expected {expected}")
         return texts
 
-    def choice(self, name: str) -> Any:
-        """Return the text of a field that is one of a few."""
-        text, choices = self.value(name), FIELDS[name].choices
-        if text is None or text in choices:
-            return text
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected one of {', '.join(choices)}")
 
-
-def _number(name: str, text: str) -> float:
+def _read(field: Option, text: str) -> Any:
     try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a number")
-    return number
-
-
-def _whole(name: str, text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a whole number")
-    return int(text)
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise FieldRefusal(name, f"{name} = {shown(text)}; expected true or false")
-    return text.lower() in _TRUE
-
-
-def _switch(name: str, text: str) -> str:
-    try:
-        return as_switch(name, text)
+        return parse(field, text)
     except OptionError as error:
-        raise FieldRefusal(name, str(error)) from error
+        raise field_error(field.name, str(error)) from error
 
 
 def _listed(text: str) -> list[str]:
-    """Split `word,segment`, or the JSON list of the same."""
+    """Split `word,segment`, or a JSON list of these."""
     try:
         items = parse_json(text) if text.startswith("[") else text.split(",")
     except ValueError:
@@ -299,25 +262,13 @@ def _listed(text: str) -> list[str]:
     return [str(item).strip() for item in items]
 
 
-def _text(name: str, text: str) -> str:
-    return text
-
-
-_PARSERS: dict[type, Callable[[str, str], Any]] = {
-    str: _text,
-    float: _number,
-    int: _whole,
-    bool: _flag,
-}
-
-
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
-    """Tell whether words, and whether segments, belong into verbose_json."""
+    """Return whether verbose_json has words, and whether it has segments."""
     name = "timestamp_granularities"
     wanted = read.many(name)
     words = "word" in wanted
     if words and format != "verbose_json":
-        raise FieldRefusal(
+        raise field_error(
             name,
             f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
             "holds words",
@@ -326,51 +277,51 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
 
 
 def _logprobs(read: _Values, format: Format) -> bool:
-    """Tell whether tokens come with log-probabilities, which json alone holds, as OpenAI's."""
+    """Return whether json has the log-probabilities of tokens, as OpenAI's."""
     name = "include"
     wanted = read.many(name)
     if wanted and format != "json":
-        raise FieldRefusal(
+        raise field_error(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
         )
     return bool(wanted)
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
-    """Read how subtitles are split, and show words."""
+    """Return the options of subtitles."""
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
-            raise FieldRefusal(
+            raise field_error(
                 name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise FieldRefusal(name, f"{name} = {error}") from error
+            raise field_error(name, f"{name} = {error}") from error
     return CueOptions(**options)
 
 
 def _hotwords(read: _Values) -> str | None:
-    """Read ours, or OpenAI's keywords, which mean the same."""
+    """Return our hotwords, or OpenAI's keywords, which mean the same."""
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
-        raise FieldRefusal("keywords", "keywords came beside hotwords; expected one of them")
+        raise field_error("keywords", "keywords came beside hotwords; expected one of them")
     return ", ".join(keywords) or hotwords
 
 
 def _phrases(read: _Values) -> Sequence[str] | None:
-    """Read those between commas; of a field that came several times each as it is."""
+    """Return the phrases between commas, or those of a repeated field as they are."""
     texts = read.many("phrases")
     return tuple(texts) if len(texts) > 1 else read.value("phrases")
 
 
 def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
-    """Read a `chunking_strategy` as options of ours."""
+    """Return a `chunking_strategy` as our options."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
-        raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
+        raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
         return {}
     vad = _server_vad(text, strategy)
@@ -383,9 +334,7 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if read.value(name) not in (None, value):
-            raise FieldRefusal(
-                name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
-            )
+            raise field_error(name, f"{name} says otherwise than {_STRATEGY}; expected one of them")
     return given
 
 
@@ -394,12 +343,12 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
-    """Read a `chunking_strategy`, whichever of its two spellings came."""
+    """Parse a `chunking_strategy` in either of its two spellings."""
     try:
         if text is not None:
             return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')
         table = {
-            name: part if name == "type" else _number(f"{_STRATEGY}[{name}]", part)
+            name: part if name == "type" else _read(Option(f"{_STRATEGY}[{name}]", float, ""), part)
             for name, part in parts.items()
         }
         whole = {
@@ -408,4 +357,4 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         }
         return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
-        raise FieldRefusal(_STRATEGY, str(error)) from error
+        raise field_error(_STRATEGY, str(error)) from error

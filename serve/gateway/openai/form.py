@@ -1,6 +1,6 @@
-"""Forms on their way in: multipart/form-data, whose file is spooled while it comes.
+"""Forms of multipart/form-data, whose file is spooled while it comes.
 
-A file of more than `SPOOL_BYTES` lies in a file of the run's folder, not in memory.
+A file of more than `SPOOL_BYTES` is spooled to the run's folder and not to memory.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from serve.contract.errors import AudioError
-from serve.gateway import refusals
-from serve.gateway.limits import Ticket
-from serve.gateway.overload.sound import HEAD_BYTES, Sound, of_file
-from serve.gateway.refusals import FieldRefusal
-from serve.gateway.uploads import body_chunks
+from serve.gateway import errors
+from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.errors import field_error
+from serve.gateway.limits import Permit
+from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 from serve.speech import raw
 
 logger = logging.getLogger("earshot.gateway")
@@ -30,52 +30,50 @@ SPOOL_BYTES = 2**20
 
 _FILE = "file"
 _MAX_FIELDS = 128
-_MAX_FIELD_BYTES = 2**19  # twice the longest prompt, which is refused by its name
+_MAX_FIELD_BYTES = 2**19  # twice the longest prompt, which is rejected by name
 _EXPECTED = "expected a form as `curl -F file=@a.wav -F model=whisper-1` sends it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A form that has come in whole."""
+    """A form that was received."""
 
-    pairs: tuple[tuple[str, str], ...]  # its fields' names and texts, in their order
+    pairs: tuple[tuple[str, str], ...]  # names and texts of its fields, in their order
     file: UploadFile
 
     def audio(self) -> bytes | None:
-        """Read the file's bytes; None where these are many, and lie at `path`."""
+        """Return the file's bytes; None: they are many, and lie at `path`."""
         return None if self.path else self.file.file.read()
 
-    def sound(self) -> Sound:
-        """Look at the file's beginning, before its bytes are read."""
+    def audio_length(self) -> AudioLength:
+        """Return the length of the file's audio; before its bytes are read."""
         head = self.file.file.read(HEAD_BYTES)
         self.file.file.seek(0)
-        return of_file(head, self.file.size or len(head))
+        return audio_of_file(head, self.file.size or len(head))
 
     @property
     def path(self) -> str | None:
-        """The path of a large file; None: it is in memory."""
+        """The path of a large file; None: the file is in memory."""
         spool = self.file.file
-        assert isinstance(spool, _Spool)  # the parser has made it
+        assert isinstance(spool, _Spool)  # made by the parser
         return spool.path
 
 
 @contextlib.asynccontextmanager
-async def received_form(
-    request: Request, ticket: Ticket, limit_s: float, folder: Path
-) -> AsyncIterator[Form]:
-    """Receive a form, for the length of a `with` block; its file is gone afterwards.
+async def received_form(request: Request, permit: Permit, folder: Path) -> AsyncIterator[Form]:
+    """Receive a form for the length of a `with` block; its file is removed afterwards.
 
     Args:
-        request: whose body has not been read.
-        ticket: is charged with the body.
-        limit_s: how long it may take to come.
-        folder: for large files.
+        request: a request whose body has not been read.
+        permit: is charged with the body.
+        folder: the folder for large files.
 
     Raises:
-        Refusal: the body is no such form, has not one file, is too large or too slow.
+        ApiError: 400, 408, 413 or 415, the body is no such form, has not one file, is too large or
+            too slow.
     """
     _check_headers(request)
-    form = await _parse(request, ticket, limit_s, folder)
+    form = await _parse(request, permit, folder)
     try:
         yield Form(
             tuple((name, text) for name, text in form.multi_items() if isinstance(text, str)),
@@ -90,30 +88,30 @@ def _check_headers(request: Request) -> None:
     kind, options = parse_options_header(header)
     if kind != b"multipart/form-data":
         problem = f"the body's type is {header[:60]!r}" if header else "the body has no type"
-        raise refusals.media_type(f"{problem}; {_EXPECTED}")
+        raise errors.media_type(f"{problem}; {_EXPECTED}")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
-    if charset.lower() != "utf-8":  # others may stand for what is no text
-        raise refusals.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
+    if charset.lower() != "utf-8":  # others may encode bytes that are no text
+        raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise refusals.media_type("the body has a Content-Encoding; send it as it is")
+        raise errors.media_type("the body has a Content-Encoding; send it as it is")
 
 
-async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path) -> FormData:
+async def _parse(request: Request, permit: Permit, folder: Path) -> FormData:
     parser = _Parser(
         request.headers,
-        body_chunks(request, ticket, limit_s),
+        body_chunks(request, permit),
         folder,
-        max_files=2,  # the second is refused by its name
+        max_files=2,  # the second one is rejected by name
         max_fields=_MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
     )
     try:
         return await parser.form()
     except MultiPartException as error:
-        raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
+        raise errors.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
     except OSError as error:
         logger.error("an upload cannot be kept in %s: %s", folder, error)
-        raise refusals.no_room_for_upload() from error
+        raise errors.no_room_for_upload() from error
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):
@@ -135,7 +133,7 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 
 
 class _Parser(MultiPartParser):
-    """Starlette's, which takes a form without an end for a whole one."""
+    """Starlette's parser, with spooled files and a check of the last boundary."""
 
     spool_max_size = SPOOL_BYTES
 
@@ -147,15 +145,15 @@ class _Parser(MultiPartParser):
         self._ended = False
 
     async def form(self) -> FormData:
-        """Parse the form, with its files in whole; where there is none, these are gone.
+        """Parse the form; if that fails, close its files.
 
-        Whatever raises keeps them in its traceback, and so their space on the disk, for long.
+        An exception's traceback would keep the files, and so their space on the disk, for long.
         """
         try:
             form = await self.parse()
             for part in form.values():
                 if isinstance(part, UploadFile):
-                    _put_header(part, part.size or 0)  # which is known now
+                    _put_header(part, part.size or 0)  # the size is known now
                     part.file.flush()
             return form
         except BaseException:
@@ -174,7 +172,7 @@ class _Parser(MultiPartParser):
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self._current_part
         if part.file is None and len(part.data) + end - start > _MAX_FIELD_BYTES:
-            raise FieldRefusal(
+            raise field_error(
                 part.field_name[:60],
                 f"{part.field_name[:60]} has more than {_MAX_FIELD_BYTES} bytes; expected at most "
                 "that: send less text",
@@ -188,7 +186,7 @@ class _Parser(MultiPartParser):
                 part.data.decode()
             except UnicodeDecodeError as error:
                 name = part.field_name[:60]
-                raise FieldRefusal(
+                raise field_error(
                     name, f"{name} is not UTF-8: {error}; expected text in UTF-8"
                 ) from error
         super().on_part_end()
@@ -204,15 +202,15 @@ class _Parser(MultiPartParser):
 
 
 def _put_header(file: UploadFile, size: int) -> None:
-    """Begin a file of raw samples with the header that it lacks.
+    """Write the header that a file of raw samples lacks.
 
     Raises:
-        FieldRefusal: the type of the file's part makes no sense.
+        ApiError: 400, the type of the file's part is wrong.
     """
     try:
         header = raw.header(file.content_type or "", size)
     except AudioError as error:
-        raise FieldRefusal(_FILE, str(error)) from error
+        raise field_error(_FILE, str(error)) from error
     if header:
         file.file.seek(0)
         file.file.write(header)
@@ -224,13 +222,13 @@ def _only_file(form: FormData) -> UploadFile:
     files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
     for name, _ in files:
         if name != _FILE:
-            raise FieldRefusal(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
+            raise field_error(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
     if not files:
         problem = "came as text" if _FILE in form else "is missing"
-        raise FieldRefusal(_FILE, f"file {problem}; {_EXPECTED}")
+        raise field_error(_FILE, f"file {problem}; {_EXPECTED}")
     if len(files) > 1:
-        raise FieldRefusal(_FILE, f"{len(files)} files came; expected one a request")
+        raise field_error(_FILE, f"{len(files)} files came; expected one a request")
     ((_, file),) = files
     if not file.size:
-        raise FieldRefusal(_FILE, "file has 0 bytes; expected an audio file")
+        raise field_error(_FILE, "file has 0 bytes; expected an audio file")
     return file

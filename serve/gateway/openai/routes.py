@@ -2,34 +2,41 @@
 
     POST /v1/audio/transcriptions, /v1/audio/translations
     GET  /v1/models, /v1/models/{name}, /v1/usage, /v1/shadow
-    POST /v1/realtime/client_secrets: see `serve.gateway.live.secret_endpoint`
-    /v1/audio/jobs: see `serve.gateway.jobs.routes`, where there are jobs
+    POST /v1/realtime/client_secrets: see `serve.gateway.live.route`
+    /v1/audio/jobs: see `serve.gateway.jobs.routes`, if there are jobs
 
 A streamed request goes to the model that answers segment by segment, any other to the one that
-answers once. Errors that come after the first event of a stream are its last event.
+answers once. An error after the first event of a stream is its last event.
+
+GET /v1/usage?start=2027-01-01&end=2027-01-31 is not OpenAI's. It returns what the caller's key has
+had, by day in UTC and model; both days count, and the default is the month until today.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from serve.contract.errors import RequestError
+from serve.contract.errors import ConfigError, shown
 from serve.contract.messages import Finished, Task, Transcript
-from serve.gateway import refusals
-from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import read_transcript, request_parts, stream_event
-from serve.gateway.headers import LINE, ignored, served_by, warnings
-from serve.gateway.live.secret_endpoint import SecretEndpoint
+from serve.gateway import errors
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
+from serve.gateway.edge.uploads import while_client_waits
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
+from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
+from serve.gateway.kserve.messages import request_parts, stream_event
+from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import (
     Deltas,
@@ -41,11 +48,8 @@ from serve.gateway.openai.answers import (
 )
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import received_form
-from serve.gateway.openai.usage import UsageOfKey
-from serve.gateway.refusals import Refusal, as_openai, openai_error
-from serve.gateway.shadow.route import ShadowFindings
-from serve.gateway.uploads import while_client_waits
-from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.shadow.monitor import answer_findings
+from serve.gateway.usage import day_of, month_until
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -55,47 +59,54 @@ _OFFERED = (
     "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and jobs at "
     "/v1/audio/jobs"
 )
-_BATCHES = ("/batches", "/files", "/uploads")  # what OpenAI's Batch API consists of
+_BATCHES = ("/batches", "/files", "/uploads")  # the routes of OpenAI's Batch API
 _ANY = ["GET", "POST", "DELETE"]
+_USAGE_FIELDS = ("start", "end")
 
 
-def build_openai_app(door: Door, jobs: Sequence[BaseRoute] = ()) -> Starlette:
-    """Build the application for what lies below /v1; `jobs` are the addresses of jobs."""
-
-    def identify(request: Request) -> None:
-        door.callers.identify(request.headers.get("authorization"))
+def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
+    """Build the application below /v1; `jobs` are the routes of jobs."""
 
     async def list_models(request: Request) -> Response:
-        identify(request)
-        models = [_described(name) for name in door.models.names]
+        services.keys.of_request(request)
+        models = [_described(name) for name in services.models.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def one_model(request: Request) -> Response:
-        identify(request)
-        door.models.named(name := request.path_params["name"])
+        services.keys.of_request(request)
+        services.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
-    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+    def render(error: ApiError, headers: dict[str, str]) -> Response:
+        return as_openai(error, FIELDS, headers)
+
+    make_secret = functools.partial(make_client_secret, services=services)
+    findings = functools.partial(
+        answer_findings,
+        monitor=services.shadow,
+        keys=services.keys,
+        server=services.config.server,
+    )
     app = Starlette(
         routes=[
-            Route("/audio/transcriptions", _Audio(door, "transcribe"), methods=["POST"]),
-            Route("/audio/translations", _Audio(door, "translate"), methods=["POST"]),
+            Route("/audio/transcriptions", _AudioRoute(services, "transcribe"), methods=["POST"]),
+            Route("/audio/translations", _AudioRoute(services, "translate"), methods=["POST"]),
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
-            Route("/usage", UsageOfKey(door).answer),
-            Route("/realtime/client_secrets", SecretEndpoint(door).answer, methods=["POST"]),
+            Route("/usage", functools.partial(_usage, services)),
+            Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
-            Route("/shadow", ShadowFindings(door).answer),
+            Route("/shadow", findings),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
-        exception_handlers=handlers,
+        exception_handlers=exception_handlers(render, _OFFERED),
     )
     app.router.redirect_slashes = False
     return app
 
 
 def _described(model: str) -> dict[str, Any]:
-    """Describe a model as OpenAI does; null: no end is announced."""
+    """Describe a model as OpenAI does; its end is not announced."""
     return {
         "id": model,
         "object": "model",
@@ -105,54 +116,52 @@ def _described(model: str) -> dict[str, Any]:
     }
 
 
-class _Audio:
-    """An address that takes audio, as an ASGI application."""
+class _AudioRoute:
+    """A route that takes audio, as an ASGI application."""
 
-    def __init__(self, door: Door, task: Task) -> None:
-        self._door = door
+    def __init__(self, services: Services, task: Task) -> None:
+        self._services = services
         self._task = task
         self._route = "transcriptions" if task == "transcribe" else "translations"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, events, line = Request(scope, receive), Events(send), scope["state"][LINE]
-        authorization = request.headers.get("authorization")
+        request, events, record = Request(scope, receive), Events(send), scope["state"][RECORD]
+        identify = functools.partial(self._services.keys.of_request, request)
         try:
-            with self._door.account(line, self._route, authorization) as visit:
-                response = await self._answer(request, visit, events)
+            async with RequestContext(self._services, record, self._route, identify) as context:
+                response = await self._answer(request, context, events)
+                if response is not None:
+                    await response(scope, receive, send)
         except Exception as error:
             if not events.begun:
                 raise
-            await events.send(_failed_event(error, line.id))
+            await events.send(_failed_event(error, record.id))
             await events.end()
-        else:
-            if response is not None:
-                await response(scope, receive, send)
 
-    async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
+    async def _answer(
+        self, request: Request, context: RequestContext, events: Events
+    ) -> Response | None:
         """Return the response; None: it was sent as events."""
-        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        services, config = self._services, self._services.config
         async with contextlib.AsyncExitStack() as stack:
-            with self._door.admission.admit(visit.account) as ticket:
-                received = received_form(request, ticket, limit_s, folder)
+            with context.admit() as permit:
+                received = received_form(request, permit, services.engines.uploads)
                 form = await stack.enter_async_context(received)
-                unknown = self._door.config.gateway.unknown_fields
-                fields = read_fields(form.pairs, self._task, unknown)
-                target = Target(self._door.models.named(fields.model), fields.stream)
-                visit.line.model = target.model
-                visit.sound = self._door.targets.look(form.sound)
+                fields = read_fields(form.pairs, self._task, config.gateway.unknown_fields)
+                target = Target(services.models.named(fields.model), fields.stream)
+                context.record.model = target.model
+                audio = form.audio_length()
                 parts = request_parts(fields.request, form.audio())
-                exchange = self._door.pass_on(
-                    visit, target, parts, ticket, fields.stream, form.path
+                call = context.start(
+                    EngineRequest(target, parts, fields.stream, form.path, audio=audio), permit
                 )
-            stack.enter_context(exchange)
+            stack.enter_context(call)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:
-                transcript = await _pass_on(request, exchange, events, fields, visit)
+                transcript = await _pass_on(request, call, events, fields, context)
             else:
-                transcript = read_transcript(
-                    await while_client_waits(request, exchange.only_answer())
-                )
-            visit.answered(transcript)
+                transcript = await while_client_waits(request, call.transcript())
+            context.answered(transcript)
         if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
@@ -162,60 +171,76 @@ class _Audio:
 
 
 async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, fields: FormFields, visit: Visit
+    request: Request, call: EngineCall, events: Events, fields: FormFields, context: RequestContext
 ) -> Transcript:
     """Send a stream's segments as they come, and its end; return the whole.
 
     Raises:
-        Refusal: the request failed, or the client has gone.
+        ApiError: the request failed, or the client left.
     """
     deltas, index = Deltas(), 0
     while True:
-        answer = await while_client_waits(request, exchange.next_answer())
+        answer = await while_client_waits(request, call.next())
         if answer is None:
-            raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
+            raise errors.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
             await events.send(done_event(event.transcript, fields))
             await events.end()
             return event.transcript
-        visit.segment_sent(event.segment.end)
+        context.segment_sent(event.segment.end)
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, fields))
-            visit.text_sent()
+            context.text_sent()
         if fields.format == "diarized_json":
             await events.send(segment_event(index, event.segment))
         index += 1
 
 
 def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
-    """Make the event that ends a stream which failed."""
-    if not isinstance(error, Refusal):
+    """Return the event that ends a stream which failed."""
+    if not isinstance(error, ApiError):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
-        error = refusals.failed()
+        error = errors.failed()
     return openai_error(error, FIELDS)
 
 
-async def _refused(request: Request, refusal: Refusal) -> Response:
-    return as_openai(refusal, FIELDS)
+async def _usage(services: Services, request: Request) -> Response:
+    """Answer with what the caller's key has had."""
+    api_key = services.keys.of_request(request)
+    for name in request.query_params:
+        if name not in _USAGE_FIELDS:
+            known = " and ".join(_USAGE_FIELDS)
+            raise field_error(name[:60], f"{shown(name)} is unknown; known: {known}")
+    last = _day(request, "end", services.usage.day)
+    first = _day(request, "start", month_until(last))
+    if first > last:
+        raise field_error("start", f"start = {first} is behind end = {last}")
+    rows = [
+        {
+            "day": row.day,
+            "model": row.model,
+            "requests": row.requests,
+            "audio_seconds": round(row.audio_s, 3),
+        }
+        for row in await services.usage.rows(api_key.name, first, last)
+    ]
+    return JSONResponse({"object": "list", "start": first, "end": last, "data": rows})
 
 
-async def _no_route(request: Request, error: HTTPException) -> Response:
-    text = f"no {request.method} at this address; {_OFFERED}"
-    reason = "method" if error.status_code == 405 else "not_found"
-    return as_openai(Refusal(RequestError(text), reason), FIELDS, dict(error.headers or {}))
+def _day(request: Request, name: str, default: str) -> str:
+    try:
+        return day_of(request.query_params.get(name, default))
+    except ConfigError as error:
+        raise field_error(name, f"{name}: {error}") from error
 
 
 async def _no_jobs(request: Request) -> Response:
-    raise refusals.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
+    raise errors.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
 
 
 async def _no_batches(request: Request) -> Response:
-    raise refusals.not_found(
+    raise errors.not_found(
         "there are no batches and files here: OpenAI's are of JSON, which holds no audio; send "
         "each recording, or its url, to POST /v1/audio/jobs, and ask for its result later"
     )
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return as_openai(refusals.failed(), FIELDS)

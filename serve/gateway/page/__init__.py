@@ -1,1 +1,1 @@
-"""The page for people, at `/`: what browsers load is in `web/`; what it shows of the server."""
+"""The page for people, at `/`: its files lie in `web/`, and it shows the state of the server."""

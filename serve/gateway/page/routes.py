@@ -1,26 +1,42 @@
 """The page's addresses for browsers.
 
     GET  /           the page itself
-    GET  /page/…     what it loads
-    GET  /state      what it shows of the server
-    POST /subtitles  what it saves; see `serve.gateway.page.subtitles`
+    GET  /page/…     the files that it loads
+    GET  /state      the server's state, which it shows
+    POST /subtitles  {"format": "srt", "duration": 2.5, "segments": [{"start": 0, "end": 2.5,
+                     "text": " Hello.", "words": [{"start": 0, "end": 2.5, "word": "Hello."}]}]}
 
-It loads nothing from elsewhere, and its policy forbids that to whatever might get into it. Browsers
-keep the files, and each time ask only whether they have changed.
+The page loads nothing from elsewhere, and its policy forbids that to any script that gets into it.
+Browsers keep the files, and each time ask only whether they have changed.
+
+The page keeps transcripts and saves them as subtitles, which are split here as all others are.
+That transcribes nothing, so the only limit of a key that it counts for is that of requests at once.
 """
 
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from serve.gateway.door import Door
-from serve.gateway.page.state import State
-from serve.gateway.page.subtitles import Subtitles
+from serve.contract.codec import from_json
+from serve.contract.errors import OptionError
+from serve.contract.fields import Finite
+from serve.contract.messages import Segment, Timings, Transcript, Word
+from serve.gateway import errors
+from serve.gateway.context import Services
+from serve.gateway.edge.uploads import small_body
+from serve.gateway.page.state import EngineStateReader
+from serve.speech.formats import render
 
+MAX_BYTES = 4 * 1024**2
+"""Bytes of a transcript that becomes subtitles, at most."""
+_MAX_CHARS = 300_000  # a quick speaker says 80,000 in an hour
 _WEB = Path(__file__).parent / "web"
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -40,20 +56,98 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: State, door: Door) -> list[BaseRoute]:
-    """List the page's addresses; `state` is what it shows of the server to who may see it."""
-    files = _Files(directory=_WEB)
+def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]:
+    """List the page's addresses."""
+    files, splitting = _Files(directory=_WEB), asyncio.Lock()
 
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 
-    async def tell(request: Request) -> Response:
-        door.callers.identify(request.headers.get("authorization"))
+    async def tell_state(request: Request) -> Response:
+        services.keys.of_request(request)
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
+
+    async def write_subtitles(request: Request) -> Response:
+        api_key = services.keys.of_request(request)
+        with services.admission.admit(api_key) as permit:
+            body = await small_body(request, permit, MAX_BYTES, "the transcript")
+            try:
+                async with splitting:  # one at a time: it keeps a processor busy
+                    text = await asyncio.to_thread(_subtitles, body)
+            except OptionError as error:
+                raise errors.invalid(str(error)) from error
+        return PlainTextResponse(text)
 
     return [
         Route("/", page),
-        Route("/state", tell),
-        Route("/subtitles", Subtitles(door).answer, methods=["POST"]),
+        Route("/state", tell_state),
+        Route("/subtitles", write_subtitles, methods=["POST"]),
         Mount("/page", files),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PageWord:
+    start: Finite
+    end: Finite
+    word: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _PageSegment:
+    start: Finite
+    end: Finite
+    text: str
+    words: tuple[_PageWord, ...] | None = None
+    speaker: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _PageTranscript:
+    format: Literal["srt", "vtt"]
+    duration: Finite
+    segments: tuple[_PageSegment, ...]
+
+
+def _subtitles(body: bytes) -> str:
+    """Write a transcript of the page as subtitles.
+
+    Raises:
+        OptionError: it is no such transcript, or is too long.
+    """
+    transcript = from_json(_PageTranscript, body, "the transcript", error=OptionError)
+    chars = sum(
+        max(len(segment.text), sum(len(word.word) for word in segment.words or ()))
+        + len(segment.speaker or "")
+        for segment in transcript.segments
+    )
+    if chars > _MAX_CHARS:
+        raise OptionError(f"the transcript has {chars} characters; expected at most {_MAX_CHARS}")
+    segments = tuple(
+        Segment(
+            segment.start,
+            segment.end,
+            segment.text,
+            tokens=(),
+            avg_logprob=None,
+            no_speech_prob=None,
+            temperature=0.0,
+            compression_ratio=0.0,
+            words=tuple(_spaced(segment.text, segment.words)) if segment.words else None,
+            speaker=segment.speaker,
+        )
+        for segment in transcript.segments
+    )
+    timings = Timings(0.0, 0.0, 0.0, 0.0)
+    whole = Transcript("", None, None, transcript.duration, segments, timings)
+    return render(whole, "", transcript.format)
+
+
+def _spaced(text: str, words: Sequence[_PageWord]) -> Iterator[Word]:
+    """Return words with the spaces before them in the text; the API's words have none."""
+    at = 0
+    for word in words:
+        place = text.find(word.word, at)
+        before = text[at:place] if place >= 0 else " "
+        at = max(at, place + len(word.word))
+        yield Word(word.start, word.end, f"{before}{word.word}", 1.0)

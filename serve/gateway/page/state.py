@@ -1,7 +1,7 @@
-"""The server's work of the last minutes and of now, for people to look at.
+"""The server's work now and in the last minutes, for people to look at.
 
-A look every few seconds reads the engine's own numbers from Triton's page of metrics; whoever asks
-gets what the last look found, so that many who ask cost nothing.
+Every few seconds the engines' metrics are read from Triton's metrics page. Requests get the figures
+that were read last, so many requests cost nothing.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
+from serve.contract.messages import Request
 from serve.gateway.background import Background
-from serve.gateway.door import Door
+from serve.gateway.context import Services
 from serve.speech.languages import LANGUAGE_NAMES
 
 INTERVAL_S = 3.0
@@ -26,59 +27,60 @@ WINDOW_S = 300.0
 _PREFIX = "earshot_"
 _INFO = f"{_PREFIX}engine_info"
 _COUNTED = {"audio_seconds_total", "busy_seconds_total", "queue_depth", "busy_slots", "slots"}
-_LOOKS = round(WINDOW_S / INTERVAL_S)
+_SNAPSHOTS = round(WINDOW_S / INTERVAL_S)
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """One look at the metrics of an engine."""
+class MetricsSnapshot:
+    """An engine's metrics at one time."""
 
     # Since the engine started; None: it has not been seen yet.
-    audio_s: float | None = None  # of the requests that were answered
-    busy_s: float | None = None  # in which there were requests
-    queue: int = 0  # requests that are not yet started
+    audio_s: float | None = None  # audio of the requests that were answered
+    busy_s: float | None = None  # time in which there were requests
+    queue: int = 0  # requests that are not started yet
     slots_busy: int = 0
     slots: int = 0
-    offers: dict[str, Any] | None = None  # what the engine can do; None: it is away
+    offers: dict[str, Any] | None = None  # the engine's capabilities; None: it is away
 
 
-class State(Background):
-    """Looks at the server as long as it is started.
+class EngineStateReader(Background):
+    """Reads the server's state at intervals, as long as it is started.
 
     Args:
-        door: the gateway's, which knows how long its requests took.
-        config: names the product, its defaults and its limits.
-        pages: of each engine, the page of metrics of its Triton; an OSError where that is away.
+        services: the gateway's services.
+        config: the product's name, defaults and limits.
+        pages: read each engine's metrics page from its Triton; raise an OSError if that is away.
     """
 
     def __init__(
-        self, door: Door, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
+        self, services: Services, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
     ) -> None:
-        self._door = door
+        self._services = services
         self._config = config
         self._pages = pages
-        # Of each engine.
-        self._looks = [deque([Look()], maxlen=_LOOKS + 1) for _ in pages]
+        self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
         self._ready = False
-        self.found = self._tell()
-        """The last look, as the page reads it."""
+        self.found = self._as_json()
+        """The latest state, as the page reads it."""
 
-    async def look(self) -> None:
-        """Look now."""
-        self._ready = await self._door.ready()
-        for read, looks in zip(self._pages, self._looks, strict=True):
+    async def read(self) -> None:
+        """Read the state now."""
+        self._ready = await self._services.ready()
+        for read_page, snapshots in zip(self._pages, self._snapshots, strict=True):
             try:
-                page = await read()
+                page = await read_page()
             except OSError:
                 page = b""
-            looks.append(look_at(page, looks[-1]))
-        self.found = self._tell()
+            snapshots.append(read_metrics(page, snapshots[-1]))
+        self.found = self._as_json()
 
-    def _tell(self) -> dict[str, Any]:
-        last = [looks[-1] for looks in self._looks if looks[-1].offers]  # of those that are there
+    def _as_json(self) -> dict[str, Any]:
+        last = [one[-1] for one in self._snapshots if one[-1].offers]  # of the engines at work
         offers = last[0].offers if last else None
-        audio_s = [sum(rises) for rises in zip(*map(_audio_s, self._looks), strict=True)]
-        busy_s = max(map(_busy_s, self._looks), default=0.0)
+        audio = [_rises(one.audio_s for one in snapshots) for snapshots in self._snapshots]
+        audio_s = [sum(rises) for rises in zip(*audio, strict=True)]
+        busy = [_rises(one.busy_s for one in snapshots) for snapshots in self._snapshots]
+        busy_s = max(map(sum, busy), default=0.0)
         server, transcriber = self._config.server, self._config.transcriber
         return {
             "name": self._config.name,
@@ -87,27 +89,27 @@ class State(Background):
             "defaults": {
                 "beam_size": transcriber.beam_size,
                 "vad": transcriber.vad,
-                "mode": transcriber.mode,
+                "mode": Request.mode,
             },
             "jobs": bool(self._config.jobs.folder),
             "limits": {"request_bytes": server.max_request_mb * 2**20},
             "now": offers
             and {
-                name: sum(getattr(look, name) for look in last)
+                name: sum(getattr(one, name) for one in last)
                 for name in ("queue", "slots_busy", "slots")
             },
-            "upstreams": [
+            "engines": [
                 {
                     "name": upstream.name,
-                    "models": {upstream.model: upstream.takes()},
+                    "models": {upstream.model: upstream.is_available()},
                     "requests": upstream.inflight,
                 }
-                for upstream in self._door.upstreams.servers
+                for upstream in self._services.engines.all
             ],
             "recent": {
                 "window_s": WINDOW_S,
                 "rtfx": sum(audio_s) / busy_s if busy_s else None,
-                **_latencies(self._door.metrics.recent_s(WINDOW_S)),
+                **_latencies(self._services.metrics.recent_s(WINDOW_S)),
             },
             "history": {
                 "interval_s": INTERVAL_S,
@@ -116,24 +118,24 @@ class State(Background):
         }
 
     def _status(self) -> str:
-        if self._door.admission.draining:
+        if self._services.admission.draining:
             return "draining"
         return "ready" if self._ready else "starting"
 
     async def _run(self) -> None:
         next_s = time.monotonic()
         while True:
-            await self.look()
+            await self.read()
             next_s = max(next_s + INTERVAL_S, time.monotonic())
             await asyncio.sleep(next_s - time.monotonic())
 
 
-def look_at(page: bytes, before: Look) -> Look:
-    """Read a page of metrics.
+def read_metrics(page: bytes, before: MetricsSnapshot) -> MetricsSnapshot:
+    """Read a metrics page.
 
     Args:
-        page: in Prometheus's text format; empty where there is none.
-        before: whose counters stay where the engine is away and has none.
+        page: the page in Prometheus's text format; empty if the engine is away.
+        before: the snapshot before, whose counters stay while the engine is away.
     """
     lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
     values: dict[str, float] = {}
@@ -143,9 +145,9 @@ def look_at(page: bytes, before: Look) -> Look:
             values[sample.name.removeprefix(_PREFIX)] = sample.value
             if sample.name == _INFO:
                 offers = _offers(sample.labels)
-    if offers is None or not values.keys() >= _COUNTED:  # it starts or ends, one by one
+    if offers is None or not values.keys() >= _COUNTED:  # the engine starts or stops
         return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
-    return Look(
+    return MetricsSnapshot(
         audio_s=values["audio_seconds_total"],
         busy_s=values["busy_seconds_total"],
         queue=int(values["queue_depth"]),
@@ -166,18 +168,8 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _audio_s(looks: Iterable[Look]) -> list[float]:
-    """Return the seconds of audio that an engine answered from each look to the next."""
-    return _rises(look.audio_s for look in looks)
-
-
-def _busy_s(looks: Iterable[Look]) -> float:
-    """Return for how long an engine had requests."""
-    return sum(_rises(look.busy_s for look in looks))
-
-
 def _rises(counter: Iterable[float | None]) -> list[float]:
-    """Return what a counter grew by from each look to the next; a fall is a new start from 0."""
+    """Return the rises of a counter; a fall is a new start from 0."""
     return [
         0.0 if before is None or after is None else after - before if after >= before else after
         for before, after in itertools.pairwise(counter)

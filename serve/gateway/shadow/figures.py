@@ -1,15 +1,17 @@
-"""How far the answers that were served are from those of the reference. Pure.
+"""How far the served answers are from those of the reference, as figures and as metrics.
 
-Of each request two things. Its *edits*: characters in which the texts differ, of which all requests
-together have a rate, the CER against the reference. And its *gaps*: differences of what the network
-computes on the way to a text, which tell of an engine that computes wrongly before it says wrong
-words; docs/operating.md says why these, and what they find how soon.
+Each request has two figures. Its *edits* are the characters in which the two texts differ; all
+requests together have a rate of them, the CER against the reference. Its *gaps* are differences of
+the network's scores. They show an engine that computes wrongly before its words are wrong;
+docs/operating.md says why these, and what they find how soon.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
@@ -18,35 +20,37 @@ from serve.speech.bare import bare
 ALLOWANCE = 0.5
 """Standard deviations by which requests' gaps may rise before they add up."""
 BOUND = 25.0
-"""Of their sum, beyond which the served engine has drifted."""
+"""The sum above which the served engine has drifted."""
+ALL = "all"
+"""The label of figures of all languages together."""
 _MOST = 3.0  # standard deviations that one request adds
-# Gaps below these, which are about what rounding alone makes, are as good as none.
+# ScoreGaps below these, which are about what rounding alone makes, are as good as none.
 _FLOORS = {"log_probability": 0.01, "no_speech": 0.05, "language": 0.05}
 _SURE = 1e-6  # probabilities nearer to 0 or 1 count as this
 _Z95 = 1.96
 
 
 @dataclasses.dataclass(frozen=True)
-class Gaps:
-    """What two answers' numbers differ by, at least 0; None: one of them does not tell it."""
+class ScoreGaps:
+    """The differences of two answers' scores, at least 0; None: one of them has no such score."""
 
     log_probability: float | None = None  # average, of the whole text
-    no_speech: float | None = None  # log-odds that nobody speaks in the first window
+    no_speech: float | None = None  # log-odds of silence in the first window
     language: float | None = None  # log-odds of the language, where both found the same
 
 
-KINDS = tuple(field.name for field in dataclasses.fields(Gaps))
+KINDS = tuple(field.name for field in dataclasses.fields(ScoreGaps))
 """The names of gaps, which `serve.contract.server_config.ShadowBaseline` has, too."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A request's answer beside the reference's."""
+    """One request's answer, compared with the reference's."""
 
-    language: str  # of the answer; empty where nobody was heard
+    language: str  # of the answer; empty: there is no speech
     edits: int
     characters: int  # of the reference's text
-    gaps: Gaps = Gaps()
+    gaps: ScoreGaps = ScoreGaps()
 
     @property
     def cer(self) -> float:
@@ -68,12 +72,12 @@ def compare(served: Transcript, reference: Transcript) -> Comparison:
     return Comparison(language, edits, len(expected), gaps_of(served, reference))
 
 
-def gaps_of(served: Transcript, reference: Transcript) -> Gaps:
-    """Return what the numbers of two answers differ by."""
+def gaps_of(served: Transcript, reference: Transcript) -> ScoreGaps:
+    """Return the differences of two answers' scores."""
     language = None
     if served.language == reference.language:
         language = _apart(_log_odds(served.language_prob), _log_odds(reference.language_prob))
-    return Gaps(
+    return ScoreGaps(
         _apart(_mean_logprob(served), _mean_logprob(reference)),
         _apart(_no_speech(served), _no_speech(reference)),
         language,
@@ -85,7 +89,7 @@ def _apart(one: float | None, other: float | None) -> float | None:
 
 
 def _mean_logprob(transcript: Transcript) -> float | None:
-    """Average over a text's tokens; None where chance is in it, or there is none."""
+    """Average over a text's tokens; None if tokens were sampled, or there are none."""
     total, tokens = 0.0, 0
     for segment in transcript.segments:
         if segment.temperature > 0 or segment.avg_logprob is None:
@@ -107,7 +111,7 @@ def _log_odds(probability: float | None) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rate:
+class PooledRate:
     """A pooled rate with its interval of 95 %."""
 
     value: float
@@ -115,8 +119,8 @@ class Rate:
     high: float
 
 
-def pooled_cer(comparisons: Sequence[Comparison]) -> Rate | None:
-    """Pool the CER of requests; None where the reference has no text.
+def pooled_cer(comparisons: Sequence[Comparison]) -> PooledRate | None:
+    """Return the pooled CER of requests; None if the reference has no text.
 
     The interval is that of a ratio of two sums over requests, which are drawn together: Cochran,
     Sampling Techniques (1977), section 6.4.
@@ -126,14 +130,14 @@ def pooled_cer(comparisons: Sequence[Comparison]) -> Rate | None:
         return None
     value = sum(one.edits for one in comparisons) / characters
     if count < 2:
-        return Rate(value, 0.0, max(1.0, value))  # one tells nothing of the others
+        return PooledRate(value, 0.0, max(1.0, value))  # one tells nothing of the others
     squares = sum((one.edits - value * one.characters) ** 2 for one in comparisons)
     margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
-    return Rate(value, max(0.0, value - margin), value + margin)
+    return PooledRate(value, max(0.0, value - margin), value + margin)
 
 
 def _scale(kind: str, gap: float) -> float:
-    """Return a gap as it is judged: by its logarithm, for some are far above the rest."""
+    """Return a gap on the scale of the sum: its logarithm, for some gaps are far above the rest."""
     return math.log(gap + _FLOORS[kind])
 
 
@@ -148,11 +152,11 @@ def baseline_of(comparisons: Sequence[Comparison]) -> ShadowBaseline:
     return ShadowBaseline(**found)
 
 
-class Drift:
-    """Adds up by how much gaps are larger than they should be: Page's CUSUM (1954).
+class DriftCusum:
+    """The sum of the rises of gaps above their baseline: Page's CUSUM (1954).
 
     Args:
-        baseline: what they are while all is well; kinds with a spread of 0 are passed over.
+        baseline: the mean and spread of gaps while all is well; a spread of 0: not known.
     """
 
     def __init__(self, baseline: ShadowBaseline) -> None:
@@ -163,8 +167,8 @@ class Drift:
             if spread
         }
 
-    def add(self, gaps: Gaps) -> None:
-        """Take in one more request."""
+    def add(self, gaps: ScoreGaps) -> None:
+        """Add the gaps of one more request."""
         rises = [
             (_scale(kind, gap) - mean) / spread
             for kind, (mean, spread) in self._baseline.items()
@@ -173,3 +177,39 @@ class Drift:
         if rises:  # each kind counts the same, and their sum has a spread of about 1 again
             rise = sum(rises) / math.sqrt(len(rises))
             self.value = max(0.0, self.value + min(rise, _MOST) - ALLOWANCE)
+
+
+class ShadowMetrics:
+    """The monitor's metrics. A label appears once there is a figure for it.
+
+    Args:
+        registry: the registry of the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"earshot_shadow_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"earshot_shadow_{name}", text, labels, registry=registry)
+
+        self.sampled = counter("sampled", "Answered requests that were taken as samples")
+        self.dropped = counter("dropped", "Samples that went uncompared, for want of room")
+        self.failed = counter("failed", "Samples that the reference has not answered")
+        self.yielded = counter("yielded", "Samples put back, for a client's request had come")
+        self.compared = counter("compared", "Samples that were compared", "language")
+        self.pending_bytes = gauge("pending_bytes", "Bytes of samples that wait")
+        self.pending = gauge("pending_requests", "Samples that wait")
+        self._cer = gauge("cer", "CER of served against reference, of the last 1000", "language")
+        self._low = gauge("cer_low", "Lower end of its interval of 95 %", "language")
+        self._high = gauge("cer_high", "Upper end of its interval of 95 %", "language")
+        self.drift = gauge("drift", "How far gaps of log-probabilities have risen: a CUSUM")
+        bound = gauge("drift_bound", "Beyond it the served engine has drifted")
+        bound.set(BOUND)
+
+    def tell_cer(self, comparisons: Sequence[Comparison], language: str) -> None:
+        """Set the rate of a language from its comparisons."""
+        if rate := pooled_cer(comparisons):
+            self._cer.labels(language).set(rate.value)
+            self._low.labels(language).set(rate.low)
+            self._high.labels(language).set(rate.high)

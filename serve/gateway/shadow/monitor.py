@@ -1,99 +1,224 @@
-"""The monitor: takes samples of answered requests, and has a reference answer them when nothing
-else is under way."""
+"""The shadow monitor: a reference answers some requests again, while nothing else is in flight.
+
+GET /v1/shadow tells what it has found. The texts are clients', so `shadow.readers` alone may read
+them. The address is none of OpenAI's.
+"""
 
 import asyncio
 import collections
 import dataclasses
 import datetime
+import itertools
 import logging
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.errors import OverloadedError, UnavailableError
+from serve.contract.errors import AccessError, OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
+from serve.contract.server_config import ServerConfig
 from serve.gateway.background import Background
-from serve.gateway.envelope import read_transcript
-from serve.gateway.limits import Account, Admission
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import REFERENCE, Engines
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.kserve.messages import LENGTH
+from serve.gateway.limits import Admission
 from serve.gateway.models import Target
-from serve.gateway.refusals import Refusal
-from serve.gateway.shadow.figures import BOUND, Comparison, Drift, compare
-from serve.gateway.shadow.metrics import ALL, ShadowMetrics
-from serve.gateway.shadow.samples import Pending, Sample, for_reference
-from serve.gateway.upstream.outgoing import Outgoing
-from serve.gateway.upstream.pool import REFERENCE, Upstreams
+from serve.gateway.shadow.figures import (
+    ALL,
+    BOUND,
+    Comparison,
+    DriftCusum,
+    ShadowMetrics,
+    baseline_of,
+    compare,
+    pooled_cer,
+)
+from serve.wire.tensors import INPUTS
 
 logger = logging.getLogger("earshot.gateway")
 
 WINDOW = 1000
-"""The last comparisons, which rates and worst cases are of."""
-_SEED = 20  # of the choice of samples: the same requests in a row give the same ones
+"""The number of latest comparisons that rates and worst texts are of."""
 LOOK_S = 0.05
-"""Between two looks at what is under way."""
+"""Seconds between two looks at what is in flight."""
 AWAY_S = 5.0
-"""Between two tries while the reference takes nothing."""
+"""Seconds between two tries while the reference takes nothing."""
 _MAX_LOST = 2  # servers that a sample may cost: it may be what they die of
+_SEED = 20  # of the choice of samples: the same requests in a row give the same ones
 _MAX_CHARS = 2000  # of a text that is kept
+_DIGITS = 6  # of figures that are told
 _MIB = 2**20
+# Memory of a sample beside its request: about what Python takes, from above.
+_SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
+_BEAM = "BEAM_SIZE"
+_NOT_ASKED = {  # of the reference: these cost time and change no word
+    name.upper()
+    for name in (
+        *("word_timestamps", "try_word_timestamps", "token_logprobs", "low_confidence"),
+        *("diarize", "num_speakers", "min_speakers", "max_speakers"),
+        *("known_speaker_names", "known_speaker_references", "beam_size"),
+    )
+}
 
 
-class _ClientCame(Exception):
-    """A client's request was given to a server while the reference worked."""
+class _ClientCameError(Exception):
+    """A client's request was sent while the reference worked."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A request whose two texts differ."""
+@dataclasses.dataclass(eq=False)
+class ShadowSample:
+    """An answered request."""
 
-    number: int  # of its comparison
-    compared_at: str  # in UTC
-    model: str
-    cer: float
-    comparison: Comparison
-    served: str
-    reference: str
+    request: EngineRequest  # in one part; its file is a link of the sample's own
+    served: Transcript  # without words and probabilities of tokens
+    size: int  # bytes of the request, its file and the answer
+    lost: int = 0  # times that a server had it and was lost
+
+    def remove(self) -> None:
+        """Remove the sample's file."""
+        if self.request.audio_file:
+            with suppress(OSError):
+                os.unlink(self.request.audio_file)
 
 
-class Shadow(Background):
-    """Watches a gateway's answers. For one event loop.
+class SampleQueue:
+    """Samples that wait. The oldest are compared first, and dropped first.
 
     Args:
-        config: says what is sampled, and who is the reference.
-        upstreams: through which samples go, as requests do.
-        metrics: what is counted and found goes there.
+        max_bytes: the bytes of all samples.
+        folder: for links to the samples' files; these lie there, too.
     """
 
-    def __init__(self, config: Config, upstreams: Upstreams, metrics: ShadowMetrics) -> None:
+    def __init__(self, max_bytes: int, folder: Path) -> None:
+        self.bytes = 0
+        self._max_bytes = max_bytes
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._samples: collections.deque[ShadowSample] = collections.deque()
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(self._samples)
+
+    def add(self, request: EngineRequest, served: Transcript) -> int:
+        """Add a sample; return how many were dropped for want of room, itself perhaps.
+
+        Raises:
+            OSError: its file cannot be kept.
+        """
+        size = sum(map(len, request.parts)) + _answer_bytes(served)
+        if request.audio_file:
+            size += os.stat(request.audio_file).st_size
+        if size > self._max_bytes:
+            return 1
+        link = None
+        if request.audio_file:
+            link = str(self._folder / f"shadow-{next(self._numbers)}")
+            os.link(request.audio_file, link)
+        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
+        return self.put_back(ShadowSample(kept, _compared_part(served), size))
+
+    def put_back(self, sample: ShadowSample) -> int:
+        """Queue a sample behind the others; return how many were dropped for want of room."""
+        self._samples.append(sample)
+        self.bytes += sample.size
+        dropped = 0
+        while self.bytes > self._max_bytes:
+            self.take().remove()
+            dropped += 1
+        return dropped
+
+    def take(self) -> ShadowSample:
+        """Take the oldest sample out."""
+        sample = self._samples.popleft()
+        self.bytes -= sample.size
+        return sample
+
+
+def _compared_part(served: Transcript) -> Transcript:
+    """Return an answer without its words and the probabilities of its tokens."""
+    segments = (
+        dataclasses.replace(segment, words=None, token_logprobs=None) for segment in served.segments
+    )
+    return dataclasses.replace(served, segments=tuple(segments))
+
+
+def _answer_bytes(served: Transcript) -> int:
+    """Estimate the memory of `_compared_part`."""
+    tokens = len(served.tokens) + sum(len(segment.tokens) for segment in served.segments)
+    segments = _SEGMENT_BYTES * len(served.segments)
+    text = 2 * _CHARACTER_BYTES * len(served.text)  # once more in the segments
+    return _SAMPLE_BYTES + segments + _TOKEN_BYTES * tokens + text
+
+
+class ShadowMonitor(Background):
+    """Compares a gateway's answers with a reference's. For one event loop.
+
+    Args:
+        config: the share of requests, and the reference.
+        engines: one of them answers the samples.
+        metrics: the counters.
+    """
+
+    def __init__(self, config: Config, engines: Engines, metrics: ShadowMetrics) -> None:
         self.config = config.shadow
-        self.pending = Pending(self.config.max_pending_mb * _MIB, upstreams.uploads)
+        self.pending = SampleQueue(self.config.max_pending_mb * _MIB, engines.uploads)
         self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
-        self.worst: list[Case] = []
-        """The worst first."""
+        self._worst: list[dict[str, Any]] = []  # requests whose texts differ, as JSON has them
         self.compared = 0
-        self.drift = Drift(self.config.baseline)
+        self.drift = DriftCusum(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else ""
-        self._upstreams = upstreams
+        self._engines = engines
         self._metrics = metrics
         self._chance = random.Random(_SEED)
-        self._uncounted = Admission(config.server)  # where no client's request is
-        self._came = asyncio.Event()
-        self._busy_s = 0.0  # when a request was under way last
+        self._uncounted = Admission(config.server)  # which counts no client's request
+        self._came = engines.started
+        self._busy_s = 0.0  # when a request was in flight last
         metrics.pending.set_function(lambda: len(self.pending))
         metrics.pending_bytes.set_function(lambda: self.pending.bytes)
 
     def start(self) -> None:
-        """Begin, where anything is to be watched."""
+        """Begin, if any request is to be sampled."""
         if self.config.share:
-            self._upstreams.at_send = self._client_came
             super().start()
 
-    def watching(self, request: Outgoing) -> Callable[[Transcript], None] | None:
-        """Return what is to be told a request's answer, where it becomes a sample."""
+    def watching(self, request: EngineRequest) -> Callable[[Transcript], None] | None:
+        """Return a function that takes the request's answer, if the request becomes a sample."""
         if request.streamed or self._chance.random() >= self.config.share:
             return None
         return lambda served: self._add(request, served)
 
-    def _add(self, request: Outgoing, served: Transcript) -> None:
+    def findings(self) -> dict[str, Any]:
+        """Return the figures and the worst texts, as JSON has them."""
+        languages = sorted({one.language for one in self.window})
+        return {
+            "object": "shadow",
+            "share": self.config.share,
+            "compared": self.compared,
+            "pending": len(self.pending),
+            "cer": _rate(self.window),
+            "cer_by_language": {
+                language: _rate([one for one in self.window if one.language == language])
+                for language in languages
+            },
+            "drift": round(self.drift.value, _DIGITS),
+            "drift_bound": BOUND,
+            "baseline": dataclasses.asdict(self.config.baseline),
+            "gaps": dataclasses.asdict(baseline_of(self.window)),
+            "worst": self._worst,
+        }
+
+    def _add(self, request: EngineRequest, served: Transcript) -> None:
         self._metrics.sampled.inc()
         try:
             self._metrics.dropped.inc(self.pending.add(request, served))
@@ -101,118 +226,157 @@ class Shadow(Background):
             logger.error("a sample's file cannot be kept: %s", error)
             self._metrics.dropped.inc()
 
-    def _client_came(self) -> None:
-        self._came.set()
-
-    # ------------------------------------------------------------ comparing
-
     async def _run(self) -> None:
         while True:
             await self._idle()
             sample = self.pending.take()
             try:
                 await self._compare(sample)
-            except _ClientCame:
+            except _ClientCameError:
                 self._metrics.yielded.inc()
                 self._metrics.dropped.inc(self.pending.put_back(sample))
-            except Refusal as refusal:
-                away = isinstance(refusal.error, UnavailableError | OverloadedError)
+                continue
+            except ApiError as error:
+                away = isinstance(error.error, UnavailableError | OverloadedError)
                 if away and sample.lost < _MAX_LOST:
                     self._metrics.dropped.inc(self.pending.put_back(sample))
                     await asyncio.sleep(AWAY_S)
-                else:
-                    logger.warning("the reference has not answered: %s", refusal)
-                    self._metrics.failed.inc()
-                    sample.remove()
-            except Exception:  # one sample must not end the watch
+                    continue
+                logger.warning("the reference has not answered: %s", error)
+                self._metrics.failed.inc()
+            except Exception:  # one sample must not end the monitor
                 logger.exception("a sample could not be compared")
                 self._metrics.failed.inc()
-                sample.remove()
-            else:
-                sample.remove()
+            sample.remove()
 
     async def _idle(self) -> None:
-        """Return when a sample waits, and nothing has been under way for long enough."""
+        """Return when a sample waits, and nothing has been in flight for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
-            if self._came.is_set() or self._upstreams.under_way:
+            if self._came.is_set() or self._engines.calls:
                 self._busy_s = clock()
                 self._came.clear()
             elif len(self.pending) and clock() >= self._busy_s + self.config.idle_s:
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def _compare(self, sample: Sample) -> None:
+    async def _compare(self, sample: ShadowSample) -> None:
         reference = await self._answer(sample)
         comparison = await asyncio.to_thread(compare, sample.served, reference)
         self.compared += 1
         self.window.append(comparison)
         self._metrics.compared.labels(comparison.language).inc()
         self._metrics.tell_cer(self.window, ALL)
-        own = [one for one in self.window if one.language == comparison.language]
-        self._metrics.tell_cer(own, comparison.language)
-        self._judge(comparison)
-        self._keep(sample, reference, comparison)
+        same_language = [one for one in self.window if one.language == comparison.language]
+        self._metrics.tell_cer(same_language, comparison.language)
+        self._add_drift(comparison)
+        self._keep_worst(sample, reference, comparison)
 
-    async def _answer(self, sample: Sample) -> Transcript:
+    async def _answer(self, sample: ShadowSample) -> Transcript:
         """Ask the reference.
 
         Raises:
-            _ClientCame: somebody else has to be served first.
-            Refusal: there is no answer.
+            _ClientCameError: a client's request came, which goes first.
+            ApiError: there is no answer.
         """
         request = sample.request
         message = await asyncio.to_thread(
             for_reference, bytes(request.parts[0]), self.config.beam_size
         )
         target = Target(self._reference or request.target.model, segments=False)
-        ticket = self._uncounted.let_in(Account(""))
-        with ticket:
-            exchange = self._upstreams.send(
-                target, [message], ticket, False, request.upload, priority="job"
-            )
-        self._came.clear()  # which was this one
-        with exchange:
-            answer = asyncio.ensure_future(exchange.only_answer())
+        again = EngineRequest(target, [message], audio_file=request.audio_file, priority="job")
+        with self._uncounted.admit_unchecked(ApiKey("")) as permit:
+            call = self._engines.start(again, permit)
+        self._came.clear()  # the sample's own request has set it
+        with call:
+            answer = asyncio.ensure_future(call.transcript())
             came = asyncio.ensure_future(self._came.wait())
             try:
                 await asyncio.wait((answer, came), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
-                    raise _ClientCame
-                return read_transcript(answer.result())
-            except Refusal as refusal:
-                sample.lost += isinstance(refusal.error, UnavailableError)
+                    raise _ClientCameError
+                return answer.result()
+            except ApiError as error:
+                sample.lost += isinstance(error.error, UnavailableError)
                 raise
             finally:
                 for task in (answer, came):
                     task.cancel()
 
-    def _judge(self, comparison: Comparison) -> None:
-        """Add its gaps up, and say so where the bound is crossed."""
+    def _add_drift(self, comparison: Comparison) -> None:
+        """Add the comparison's gaps, and log if the sum crosses its bound."""
         before = self.drift.value
         self.drift.add(comparison.gaps)
         self._metrics.drift.set(self.drift.value)
         if before <= BOUND < self.drift.value:
             logger.error(
-                "the served engine has drifted from the reference: the sum of the gaps' rises is "
-                "%.1f, beyond %g, after %d requests; GET /v1/shadow has the worst of them",
+                "the served engine has drifted from the reference: CUSUM is %.1f, above the "
+                "threshold %g, after %d requests; GET /v1/shadow lists the worst ones",
                 self.drift.value,
                 BOUND,
                 self.compared,
             )
 
-    def _keep(self, sample: Sample, reference: Transcript, comparison: Comparison) -> None:
-        """Keep the texts if they are among the worst of the window."""
-        case = Case(
-            self.compared,
-            datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            sample.request.target.model,
-            comparison.cer,
-            comparison,
-            sample.served.text[:_MAX_CHARS],
-            reference.text[:_MAX_CHARS],
-        )
-        recent = [one for one in self.worst if one.number > self.compared - WINDOW]
+    def _keep_worst(
+        self, sample: ShadowSample, reference: Transcript, comparison: Comparison
+    ) -> None:
+        """Keep the two texts if they are among the worst of the window."""
+        recent = [one for one in self._worst if one["number"] > self.compared - WINDOW]
         if comparison.edits:
-            recent.append(case)
-        self.worst = sorted(recent, key=lambda one: -one.cer)[: self.config.worst]
+            mismatch = {
+                "number": self.compared,
+                "compared_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "model": sample.request.target.model,
+                "cer": round(comparison.cer, _DIGITS),
+                "served": sample.served.text[:_MAX_CHARS],
+                "reference": reference.text[:_MAX_CHARS],
+            }
+            recent.append(dataclasses.asdict(comparison) | mismatch)
+        self._worst = sorted(recent, key=lambda one: -one["cer"])[: self.config.worst]
+
+
+async def answer_findings(
+    request: Request, monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig
+) -> Response:
+    """Answer GET /v1/shadow.
+
+    Raises:
+        ApiError: the request's key is not a reader's.
+    """
+    api_key = keys.of_request(request)
+    if not (api_key.name in monitor.config.readers if keys.required else server.on_loopback):
+        error = AccessError("texts of others are shown to the keys of shadow.readers alone")
+        raise ApiError(error, "reader")
+    return JSONResponse(monitor.findings(), headers={"Cache-Control": "no-store"})
+
+
+def for_reference(message: bytes, beam_size: int) -> bytes:
+    """Make the reference's request from a serialised `ModelInferRequest`; the text stays the same.
+
+    Args:
+        message: the request, without its model's name.
+        beam_size: the reference's beam; 0: the request's.
+    """
+    request = service_pb2.ModelInferRequest.FromString(message)
+    del request.outputs[:]
+    not_asked = _NOT_ASKED if beam_size else _NOT_ASKED - {_BEAM}
+    raw = len(request.raw_input_contents) > 0
+    for index in reversed(range(len(request.inputs))):
+        if request.inputs[index].name in not_asked:
+            del request.inputs[index]
+            if raw:
+                del request.raw_input_contents[index]
+    if beam_size:
+        number = request.inputs.add(name=_BEAM, datatype=INPUTS[_BEAM].datatype, shape=[1])
+        if raw:
+            request.raw_input_contents.append(beam_size.to_bytes(LENGTH.size, "little"))
+        else:
+            number.contents.int_contents.append(beam_size)
+    return bytes(request.SerializeToString())
+
+
+def _rate(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
+    rate = pooled_cer(comparisons)
+    if rate is None:
+        return None
+    return {name: round(value, _DIGITS) for name, value in dataclasses.asdict(rate).items()}

@@ -10,10 +10,20 @@ hash of the row's seed.
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.messages import SearchOptions
 from serve.native.rules.loops import end_loops
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
 from serve.native.rules.search import best_tokens, extend
-from serve.native.rules.state import NEVER, NO_ROW, Picks, RowState
+from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
+
+LISTS = ("suppress_blank", "suppress_numerals")
+"""Options that forbid a list of tokens, each a bit of `RowState.lists`; the first list applies to a
+text's first token alone."""
+
+
+def lists_of(options: SearchOptions) -> int:
+    """Return the bits of the lists that apply to a row; see `RowState.lists`."""
+    return sum(getattr(options, name) << bit for bit, name in enumerate(LISTS))
 
 
 class Rules:
@@ -24,6 +34,7 @@ class Rules:
         dims: sizes from the engine's manifest.
         device: the device of the logits.
         book: the phrase lists of rows; None: no row has phrases.
+        numerals: the ids of tokens that hold numbers.
     """
 
     def __init__(
@@ -32,11 +43,19 @@ class Rules:
         dims: Dims,
         device: torch.device,
         book: Phrasebook | None = None,
+        numerals: tuple[int, ...] = (),
     ) -> None:
         self.facts = facts
         self.book = book
         self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
-        self.begin = self._bias(dims.n_vocab, facts.begin_suppress_tokens, device)
+        lists = (facts.begin_suppress_tokens, numerals)
+        self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
+        """Bits of the lists that hold each token."""
+        self._lists = {
+            bit: torch.tensor(ids, device=device) for bit, ids in enumerate(lists) if ids
+        }
+        for bit, tokens in self._lists.items():
+            self.lists[tokens] |= 1 << bit
         self._ids = torch.arange(dims.n_vocab, device=device)
         self.languages = sorted(facts.languages.values()) or [facts.sot]
         """Token ids."""
@@ -187,12 +206,14 @@ class Rules:
                 allowed[line, grams[again, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
-        """Set the logits of forbidden tokens to -inf in place, without waiting for the device.
+        """Set the logits of forbidden tokens to -inf in place.
+
+        Waits for the device only if there are numerals.
 
         Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: read at `rows`: `tokens`, `position`, `text_begin`, `suppress_blank` and both
+            state: read at `rows`: `tokens`, `position`, `text_begin`, `lists` and both
                 timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
@@ -208,8 +229,11 @@ class Rules:
         open_pair = after_timestamp & ~after_pair
 
         logits += self.suppress
-        for token in self.facts.begin_suppress_tokens:
-            logits[:, token].masked_fill_(first & state.suppress_blank[rows], NEVER)
+        lists = torch.where(first, state.lists[rows], state.lists[rows] & LATER)
+        for bit, ids in self._lists.items():
+            forbids = (lists >> bit & 1).bool()
+            if bit == 0 or bool(forbids.any()):
+                logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEVER)
         logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
         text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
         stamps = self._ids[begin:]

@@ -41,7 +41,7 @@ class Fields(NamedTuple):
     best_logprob_sum: torch.Tensor
     boost: torch.Tensor
     timestamps: torch.Tensor
-    suppress_blank: torch.Tensor
+    lists: torch.Tensor
     finished: torch.Tensor
     best_is_ended: torch.Tensor
     trusted: torch.Tensor

@@ -18,12 +18,13 @@ from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
 from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
 from serve.native.rules.search_kernel import settle_search, total
-from serve.native.rules.state import Picks, RowState
+from serve.native.rules.state import LATER, Picks, RowState
 
 _TILE = tl.constexpr(2048)  # tokens per program
 _KEPT = max(2 * WIDEST.value, LIKELIEST)  # of a tile, of who searches or is boosted
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _MARGIN = tl.constexpr(MARGIN)
+_LATER = tl.constexpr(LATER)
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def _scan_kernel(
     pick_at,
     state: Fields,
     suppress,
-    begin,
+    lists,
     scan: Scan,
     n_vocab: int,
     n_ctx: int,
@@ -143,9 +144,11 @@ def _scan_kernel(
         raw = tl.load(logits + line + id, mask=there, other=float("-inf")).to(tl.float32)
         allowed = _penalise(state, row, raw, id, at, n_ctx)
         allowed += tl.load(suppress + id, mask=there, other=0.0)
-        if length == 0:
-            blank = tl.load(state.suppress_blank + row) != 0
-            allowed += tl.load(begin + id, mask=there & blank, other=0.0)
+        mine = tl.load(state.lists + row).to(tl.int32)
+        mine = tl.where(length == 0, mine, mine & _LATER)
+        if mine != 0:
+            held = tl.load(lists + id, mask=there, other=0).to(tl.int32)
+            allowed = tl.where((held & mine) != 0, float("-inf"), allowed)
         if tl.load(state.timestamps + row) != 0:
             bad = _forbidden(state, row, id, at, length, n_ctx, form)
             allowed = tl.where(bad, float("-inf"), allowed)
@@ -296,7 +299,7 @@ class TritonChoice:
         n, n_vocab, n_ctx = len(picks.rows), logits.shape[1], state.tokens.shape[1]
         assert logits.is_contiguous() and n <= self._most
         fields, rules, form = fields_of(state), self._rules, self._form(n, n_ctx, drafted)
-        read = (logits, picks.rows, picks.at, fields, rules.suppress, rules.begin)
+        read = (logits, picks.rows, picks.at, fields, rules.suppress, rules.lists)
         launch(_scan_kernel, self._tiles, n)(
             *read, self._scan, n_vocab, n_ctx, form, num_warps=4, launch_pdl=form.pdl
         )

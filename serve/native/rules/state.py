@@ -9,11 +9,14 @@ import torch
 NEVER = -math.inf
 NOWHERE = 1 << 30  # a position beyond every sequence
 NO_ROW = -1  # instead of a row: no choice
+FIRST = 1  # bit of the list that applies to the first token alone
+LATER = 0xFF - FIRST  # bits of the other lists
 NO_GUESS = -2  # instead of a draft token; equals no token
 
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
 Bool = Annotated[torch.Tensor, torch.bool]
+Uint8 = Annotated[torch.Tensor, torch.uint8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class RowState:
     best_logprob_sum: Float32  # sum over the best hypothesis with end of text
     boost: Float32  # the part of a beam search's `logprob_sum` that phrases have added
     timestamps: Bool  # the timestamp rules apply
-    suppress_blank: Bool  # the suppress list of the first token applies
+    lists: Uint8  # the lists of forbidden tokens that apply, a bit each: see `definition.LISTS`
     finished: Bool  # free rows count as finished
     best_is_ended: Bool  # the best hypothesis ended with end of text, not at its limit
     trusted: Bool  # all draft tokens so far were accepted
@@ -126,8 +129,8 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     state.language.fill_(-1)
     state.root.fill_(-1)
     state.best_score.fill_(NEVER)
-    for field in (state.suppress_blank, state.finished):
-        field.fill_(True)
+    state.lists.fill_(FIRST)
+    state.finished.fill_(True)
     return state
 
 

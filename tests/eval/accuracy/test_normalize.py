@@ -63,5 +63,5 @@ def test_spellings_come_from_the_checkpoint(tmp_path):
 
 def test_unknown_name():
     known = "basic-v1, whisper-english, raw"
-    with pytest.raises(ConfigError, match=f"unknown normaliser 'basic'; known: {known}"):
+    with pytest.raises(ConfigError, match=f"unknown normaliser 'basic'; expected one of {known}"):
         normalizer("basic")

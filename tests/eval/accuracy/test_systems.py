@@ -217,8 +217,8 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path, run_of, mo
     manifest.write_text("\n".join(lines[:3]))
     for clip in load_clips("tests/data/manifest.jsonl")[:3]:
         (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
-    evaluation = dataclasses.replace(config.eval, demo=str(manifest))
-    stages, config = [], dataclasses.replace(config, eval=evaluation)
+    build = dataclasses.replace(config.build, verify_clips=str(manifest))
+    stages, config = [], dataclasses.replace(config, build=build)
     monkeypatch.setattr(demo_module, "prepared", lambda paths, say: config)
     result = demo(run_of(config, said=stages), otherwise=None)
     assert [r.file for r in result.figures["calls"]] == [c.file for c in load_clips(manifest)]

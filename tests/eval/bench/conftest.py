@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-from eval.bench import ablate, workloads
+from eval.bench import workloads
 from eval.bench.floor import Ceilings
-from eval.bench.plan import Plan
+from eval.bench.plan import BenchPlan
 from eval.config import load_config
-from eval.random_whisper.engine import random_engine
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.config import RuntimeConfig, TranscriberConfig
 
 
@@ -36,7 +35,7 @@ def ceilings():
 @pytest.fixture
 def plan():
     """Figures that take no time."""
-    return Plan(slots=(2, 3), seconds=0.05, requests=2)
+    return BenchPlan(slots=(2, 3), seconds=0.05, requests=2)
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +53,6 @@ def config(cpu_config, monkeypatch):
     monkeypatch.setattr(workloads, "REQUEST_TOKENS", 3)
     monkeypatch.setattr(workloads, "MLPERF_MAX", 6)
     monkeypatch.setattr(workloads, "WARM_REQUESTS", 1)
-    monkeypatch.setattr(ablate, "WINDOWS", 1)
-    monkeypatch.setattr(ablate, "TOKENS", 3)
     return cpu_config
 
 

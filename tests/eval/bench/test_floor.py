@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
-from eval.random_whisper.shapes import PUBLISHED
+from eval.random_whisper import PUBLISHED
 from serve.contract.config import RuntimeConfig
 
 

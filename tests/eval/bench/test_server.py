@@ -9,20 +9,22 @@ import soundfile
 import torch
 
 from eval.bench import server
-from eval.bench.plan import Plan
+from eval.bench.plan import BenchPlan
 from eval.bench.server import (
     LENGTHS,
-    Answer,
-    Figure,
-    RequestSpec,
-    clients_of,
+    LoadedServer,
+    NoiseAnswer,
+    NoiseClip,
     measure_scaling,
     noise,
-    scaling_of,
-    scaling_specs,
+    noise_requests,
+    scaling_check,
+    scaling_clips,
+    single_try,
     timed_request,
 )
-from eval.random_whisper.engine import write_engine
+from eval.load import ClientProcesses
+from eval.random_whisper import write_engine
 from serve.contract.engine import open_engine
 from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
 from serve.contract.messages import Timings, Transcript
@@ -63,7 +65,7 @@ def test_every_id_of_the_made_up_vocabulary_has_a_text(folder):
 
 def test_counters_that_do_not_fit_the_answers_are_refused():
     before = dict(zip(server.COUNTED, (1.0, 0.0, 224.0), strict=True))
-    answers = [Answer(0.0, 0.1, RequestSpec(10.0, 4))] * 10
+    answers = [NoiseAnswer(0.1, NoiseClip(10.0, 4))] * 10
 
     def check(*after):
         counters = dict(zip(server.COUNTED, after, strict=True))
@@ -77,10 +79,10 @@ def test_counters_that_do_not_fit_the_answers_are_refused():
 
 
 def test_the_served_config_tries_once_and_has_room(cpu_config):
-    served = server.served(cpu_config, 300)
+    served = single_try(cpu_config, 300)
     assert served.transcriber.temperatures == (0.0,)
     assert served.transcriber.max_pending == 300
-    assert server.served(cpu_config, 5).transcriber.max_pending == 256
+    assert single_try(cpu_config, 5).transcriber.max_pending == 256
 
 
 @pytest.mark.nightly
@@ -89,29 +91,29 @@ def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch
     monkeypatch.setattr(server, "THROUGHPUT_TOKENS", 5)
     monkeypatch.setattr(server, "REQUEST_TOKENS", 3)
     monkeypatch.setattr(server, "WARM_REQUESTS", 1)
-    said = []
     start, load, one = server.through_server(
-        served_config, folder, 50.0, Plan(seconds=1.0, requests=4), said.append
+        served_config, folder, 50.0, BenchPlan(seconds=1.0, requests=4), lambda line: None
     )
     assert [row.workload for row in (start, load, one)] == ["start", "throughput", "latency"]
     assert all(row.is_ours and row.value > 0 for row in (start, load, one))
-    assert 0 < start.figures["model_s"] < start.value
-    assert load.value == pytest.approx(30 * load.figures["windows_per_s"])
+    assert load.value == pytest.approx(30 * load.figures["requests_per_s"])
+    assert {"gateway_cores", "tritonserver_cores", "whisper_cores"} <= load.figures.keys()
     assert load.figures["of_in_process"] == pytest.approx(load.value / 50)
     assert load.figures["seconds"] >= 1.0
-    assert one.figures["requests"] == 4 and "p50 of 4," in one.detail
+    assert one.figures["requests"] == 4
     assert 0 < one.figures["p50_ms"] <= one.figures["p99_ms"]
-    assert any("temperatures [0.0]" in line for line in said)
 
 
 @pytest.mark.server
 @pytest.mark.nightly
 def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
     """Not a slower figure: the server took fewer requests than were meant to be in flight."""
-    few = server.served(served_config, 5)
+    few = single_try(served_config, 5)
     few = dataclasses.replace(few, transcriber=dataclasses.replace(few.transcriber, max_pending=1))
-    monkeypatch.setattr(server, "served", lambda config, inside: few)
-    rows = server.through_server(served_config, folder, None, Plan(seconds=1.0), lambda line: None)
+    monkeypatch.setattr(server, "single_try", lambda config, in_flight: few)
+    rows = server.through_server(
+        served_config, folder, None, BenchPlan(seconds=1.0), lambda line: None
+    )
     assert next(rows).workload == "start"
     with pytest.raises(OverloadedError, match="1 requests are pending, the maximum"):
         next(rows)
@@ -140,12 +142,12 @@ class Says:
 
 
 def test_an_answer_without_text_or_of_another_length_is_refused():
-    spec, good = RequestSpec(1.0, 7), Says("words", 1.0)
-    assert timed_request(good, b"", spec).latency_s >= 0
+    clip, good = NoiseClip(1.0, 7), Says("words", 1.0)
+    assert timed_request(good, b"", clip).latency_s >= 0
     assert good.options == {"language": "en", "timestamps": False, "max_tokens": 7}
     for bad in (Says("", 1.0), Says("words", 0.9)):
         with pytest.raises(EarshotError, match=r"expected text for 1\.0 s"):
-            timed_request(bad, b"", spec)
+            timed_request(bad, b"", clip)
 
 
 @pytest.mark.nightly
@@ -153,7 +155,9 @@ def test_clients_without_a_server_say_so():
     (port,) = free_ports("127.0.0.1", 1)
     with (
         pytest.raises(UnavailableError, match=f"127.0.0.1:{port}"),
-        clients_of(f"127.0.0.1:{port}", [RequestSpec(0.1, 3)], 2, 1) as clients,
+        ClientProcesses(
+            noise_requests, (f"127.0.0.1:{port}", (NoiseClip(0.1, 3),)), 2, 1
+        ) as clients,
     ):
         clients.answers()
 
@@ -161,29 +165,26 @@ def test_clients_without_a_server_say_so():
 # ---------------------------------------------------------------- several devices
 
 
-def figure(engines, rtfx, gateway, engine):
-    """Cores that are busy are one thread's each."""
-    cores = {"gateway": gateway, "engine": engines * engine, "clients": 3.0}
-    busiest = {"gateway": gateway, "engine": engine, "clients": 1.0}
-    return Figure("cuda", engines, rtfx, rtfx / 20, 9.0, 100.0, 200.0, cores, {}, busiest)
+def row(engines, rtfx, gateway, engine):
+    cores = {"gateway": gateway, "whisper": engines * engine}
+    load = LoadedServer([NoiseAnswer(0.1, NoiseClip(rtfx, 9))], 256, 1.0, cores)
+    return load.row("cuda", "", {"engines": engines})
 
 
 def test_what_more_engines_would_meet():
-    found = scaling_of([figure(1, 5000, 0.2, 0.7), figure(2, 9800, 0.5, 0.75)], cores=32)
-    assert (found.ratio, found.efficiency) == (pytest.approx(1.96), pytest.approx(0.98))
-    assert found.check.passed
-    assert found.gateway_thread_binds_above == 4.0  # 0.25 of a core for each engine
-    assert found.cores_bind_above == 32.0  # (0.5 + 1.5) / 2 for each; clients are elsewhere
-    worse = scaling_of([figure(1, 5000, 0.2, 0.7), figure(2, 9740, 0.5, 0.75)], cores=32)
-    assert not worse.check.passed
+    check = scaling_check([row(1, 5000, 0.2, 0.7), row(2, 9800, 0.5, 0.75)], cores=32)
+    assert check.passed and check.detail.startswith("1.960 x the throughput with 2 engines, 98.0%")
+    assert "the gateway has a core's work at 4.0 engines" in check.detail  # 0.25 for each
+    assert check.detail.endswith("that of 32 cores at 32.0")  # (0.5 + 1.5) / 2 for each
+    assert not scaling_check([row(1, 5000, 0.2, 0.7), row(2, 9740, 0.5, 0.75)], cores=32).passed
 
 
 def test_lengths_lie_between_the_shortest_and_the_longest():
-    specs = scaling_specs()
-    assert (specs[0].seconds, specs[-1].seconds) == (10.0, 30.0)
-    assert (specs[0].tokens, specs[-1].tokens) == (43, 128)
-    assert len({spec.seconds for spec in specs}) == LENGTHS
-    assert sum(spec.seconds for spec in specs) == 20.0 * LENGTHS
+    clips = scaling_clips()
+    assert (clips[0].seconds, clips[-1].seconds) == (10.0, 30.0)
+    assert (clips[0].tokens, clips[-1].tokens) == (43, 128)
+    assert len({clip.seconds for clip in clips}) == LENGTHS
+    assert sum(clip.seconds for clip in clips) == 20.0 * LENGTHS
 
 
 @pytest.mark.nightly
@@ -191,16 +192,14 @@ def test_lengths_lie_between_the_shortest_and_the_longest():
 def test_two_engines_get_the_load_and_every_window_is_counted(
     cpu_config, engine, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(server, "SHORTEST_S", 1.0)
-    monkeypatch.setattr(server, "LONGEST_S", 2.0)
+    monkeypatch.setattr(server, "MIN_S", 1.0)
+    monkeypatch.setattr(server, "MAX_S", 2.0)
     write_engine(engine, tmp_path, "cpu")
-    both = dataclasses.replace(cpu_config.runtime, device="cpu,cpu")
-    plan, said = Plan(clients=2, seconds=1.0), []
-    found = measure_scaling(cpu_config, tmp_path, [both], plan, said.append)
-    (one,) = found.figures
-    assert (one.device, one.engines) == ("cpu,cpu", 2) and one.rtfx > 0
-    assert one.cores.keys() == one.busiest_thread.keys() == one.cpu_s_per_audio_hour.keys()
-    assert {"clients", "gateway", "tritonserver", "engine"} <= one.cores.keys()
-    assert one.cores["engine"] > one.busiest_thread["engine"] > 0
-    assert found.ratio == 1.0 and found.efficiency == 1.0
-    assert "4 requests in flight" in said[0]
+    both = dataclasses.replace(cpu_config.runtime, device="cpu,cpu", slots=1)
+    said = []
+    (found,) = measure_scaling(cpu_config, tmp_path, [both], 1.0, said.append)
+    assert found.system == "earshot, through Triton, cpu,cpu" and found.value > 0
+    assert found.figures["engines"] == 2 and found.figures["whisper_cores"] > 0
+    check = scaling_check([found, found], 2)
+    assert "1.000 x the throughput with 2 engines, 100.0%" in check.detail
+    assert "8 requests in flight" in said[0]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench.plan import Plan
+from eval.bench.plan import BenchPlan
 from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from serve.contract.config import RuntimeConfig
 
@@ -34,7 +34,6 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
         assert found["unfinished"] == 0 < found["p50_ms"] <= found["p99_ms"]
-        assert found["jitter_ms"] == pytest.approx(found["p99_ms"] - found["p50_ms"])
     assert "workload open-loop with 2 slots" in said
 
 
@@ -47,7 +46,7 @@ def test_only_the_workloads_that_were_chosen_are_run(config, engine, plan, ceili
 
 def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
     config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
-    (row,) = run_workloads(engine, config, Plan(slots=(2,)), ceilings, quiet)
+    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), ceilings, quiet)
     assert row.value is None and row.detail.startswith("refused: runtime.cuda_graph = true needs")
 
 

@@ -55,6 +55,11 @@ async def told(system, samples):
     ]
 
 
+def run(work):
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(work)
+
+
 def tone(seconds):
     return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1).astype(np.float32)
 
@@ -75,9 +80,7 @@ def test_by_its_clock_nothing_but_waiting_takes_time():
         await asyncio.gather(one(86_400), one(3), one(600))
         return order
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        order = runner.run(wait())
-    assert order == [(3, 3.0), (600, 600.0), (86_400, 86_400.0)]
+    assert run(wait()) == [(3, 3.0), (600, 600.0), (86_400, 86_400.0)]
 
 
 def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
@@ -86,7 +89,7 @@ def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
     for decode_s in (0.25, 1.0):
         transcriber = WordASecond()
         system = Simulated(transcriber, LIVE, decode_s)
-        final[decode_s] = system.run(told(system, tone(6.0)))
+        final[decode_s] = run(told(system, tone(6.0)))
         decodings[decode_s] = len(transcriber.at_s)
         for at_s, text in final[decode_s]:
             ends_s = int(text.split()[-1][1:]) + 1.0
@@ -103,7 +106,7 @@ def test_streams_wait_for_one_decoder(loud_is_speech):
 
     transcriber = WordASecond()
     system = Simulated(transcriber, LIVE, DECODE_S)
-    one, other = system.run(together())
+    one, other = run(together())
     assert "".join(text for _, text in one) == "".join(text for _, text in other) == "w0 w1 w2"
     assert len(transcriber.at_s) > 6
     assert min(np.diff(transcriber.at_s)) >= DECODE_S - 1e-9
@@ -112,7 +115,7 @@ def test_streams_wait_for_one_decoder(loud_is_speech):
 def test_what_goes_wrong_in_a_session_is_told(loud_is_speech):
     system = Simulated(Broken(), LIVE, DECODE_S)
     with pytest.raises(EarshotError, match="no text today"):
-        system.run(told(system, tone(3.0)))
+        run(told(system, tone(3.0)))
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +132,13 @@ def test_the_text_is_that_of_real_time(demo):
     clip = {clip.file: clip for clip in load_clips("tests/data/manifest.jsonl")}["en_question.wav"]
     samples = np.concatenate(list(decode(clip.path.read_bytes(), Limits(60.0))))
     with open_system(demo, DECODE_S) as system:
-        simulated = system.run(told(system, samples))
+        simulated = run(told(system, samples))
         real = asyncio.run(told(system, samples))
     texts = ["".join(text for _, text in final) for final in (simulated, real)]
     assert texts[0] == texts[1] and len(texts[0].split()) > 3
     assert real[-1][0] >= clip.duration_s, "it was played at the pace of speech"
     with open_system(demo, DECODE_S) as system:
-        assert system.run(told(system, samples)) == simulated, "nor does the machine matter"
+        assert run(told(system, samples)) == simulated, "nor does the machine matter"
 
 
 def test_without_a_clock_of_its_own_it_is_a_server(monkeypatch, demo):

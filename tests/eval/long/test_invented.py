@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from eval.corpora.find import find_clips
 from eval.long import systems
 from eval.long import without_speech as invented
 from eval.long.plan import HEARING_NOBODY as NAMES
-from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
+from eval.long.without_speech import NOBODY, SPOKEN, make
 from eval.record import verdict
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.eval.fakes import printed
 
@@ -24,7 +23,7 @@ SPEECH = "tests/data/human/manifest.jsonl"
 
 @pytest.fixture(scope="module")
 def speech():
-    return find_clips(SPEECH, limit=60).clips
+    return find_clips(SPEECH, limit=16).clips
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +32,8 @@ def made(speech):
 
 
 def test_all_kinds_are_there_and_fit_into_a_window(made):
-    assert {one.kind for one in made} == set(get_args(Kind)) == {*NOBODY, *HARD, *SPOKEN}
-    assert sum(one.kind in NOBODY for one in made) >= 70
+    assert {one.kind for one in made} == {*NOBODY, *SPOKEN}
+    assert sum(one.kind in NOBODY for one in made) >= 60
     for one in made:
         assert 0 < len(one.samples) <= WINDOW_SAMPLES, one.kind
         assert one.samples.dtype == np.float32
@@ -48,7 +47,7 @@ def test_a_seed_draws_the_same_and_another_something_else(speech, made):
     assert [one.kind for one in again] == [one.kind for one in made]
     for one, other in zip(again, made, strict=True):
         np.testing.assert_array_equal(one.samples, other.samples)
-    drawn = ("noise", "hum", "keys", "music", "dialling")
+    drawn = ("noise", "hum", "keys", "music")
     others = {one.samples.tobytes() for one in make(speech, 4) if one.kind in drawn}
     assert not others & {one.samples.tobytes() for one in made}
 
@@ -69,15 +68,13 @@ def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
         "ours",
         [
             *[call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")],
-            *[call("cut words/3.wav", "so"), call("in noise/4.wav", "ab", "abcd")],
-            *[call("as they are/noise/5.ogg", "ef", "efgh"), call("in silence/6.wav", "xy", "x")],
+            call("in noise/4.wav", "ab", "abcd"),
+            call("in silence/6.wav", "xy", "x"),
         ],
     )
     assert score.invented() == (1, 3)
-    assert (score.with_text["cut words"], score.clips["cut words"]) == (1, 1)
     assert (score.spoken.deletions, score.spoken.insertions, score.spoken.length) == (2, 1, 5)
-    assert (score.people.deletions, score.people.length) == (2, 4)
-    assert invented.table_of([score]).rows[0][:2] == ["ours", "33.3 %"]
+    assert invented.table_of([score]).rows[0][:2] == ("ours", "33.3 %")
     check = invented.check_of(score)
     assert not check.passed and check.detail == "1 of 3 clips"
     clean = dataclasses.replace(score, with_text=dict.fromkeys(score.with_text, 0))
@@ -99,12 +96,11 @@ def hear(made, monkeypatch, run_of):
                 on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
             return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
 
-        monkeypatch.setattr(invented, "PEOPLE_CLIPS", 5)
         monkeypatch.setattr(invented, "make", made_before)
-        monkeypatch.setattr(invented, "measure_system", measure)
+        monkeypatch.setattr(systems, "measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
         of = run_of(Config(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
-        return invented.invented(of, systems=NAMES[:2], seed=0)
+        return invented.without_speech(of, systems=NAMES[:2], seed=0, again=False)
 
     return hear
 
@@ -114,19 +110,18 @@ def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, made, tmp_path)
     ours, _ = result.figures
     assert verdict(result.checks) == "passed"
     assert ours.invented() == (0, sum(one.kind in NOBODY for one in made))
-    assert ours.people.errors == ours.spoken.errors == 0 < ours.people.length
-    kept = (tmp_path / "predictions" / f"{NAMES[1]}.jsonl").read_text().splitlines()
-    assert len(kept) == sum(ours.clips.values()) + 5
+    assert ours.spoken.errors == 0 < ours.spoken.length
+    folder = tmp_path / "without-speech"
+    kept = (folder / "predictions" / f"{NAMES[1]}.jsonl").read_text().splitlines()
+    assert len(kept) == sum(ours.clips.values())
     assert "earshot-no-vad" in printed(result)
-    first = sorted((tmp_path / "clips" / "silence").iterdir())[0]
+    first = sorted((folder / "clips" / "silence").iterdir())[0]
     assert first.stat().st_size == 44 + 2 * round(0.05 * SAMPLE_RATE)
 
 
 def test_a_call_that_failed_is_no_silence(hear):
-    with pytest.raises(
-        EarshotError, match=r"earshot-parallel failed with silence/000\.wav: broken"
-    ):
-        hear(lambda clip: call(clip.file, "", error="broken"))
+    result = hear(lambda clip: call(clip.file, "", error="broken"))
+    assert str(result.checks[1]).startswith("FAILED: every call answered. ")
 
 
 def test_its_systems_are_those_of_long_recordings():

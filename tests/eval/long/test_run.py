@@ -11,10 +11,10 @@ from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
 from eval.accuracy.worker import TranscriptionSystem, drive
-from eval.long import compose, run, systems
-from eval.long.compose import read_manifest
-from eval.long.plan import OUR_DEFAULT, Planned
-from eval.long.score import coverage_gates
+from eval.long import compose, systems
+from eval.long.compose import PlannedRecording, read_manifest
+from eval.long.plan import OUR_DEFAULT
+from eval.long.score import LongFormResult, coverage_gates
 from serve.contract.errors import UnavailableError
 
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
@@ -40,18 +40,21 @@ class Listener(TranscriptionSystem):
 def config(tmp_path, monkeypatch):
     """A config, and speech of which recordings are made."""
     clip = np.sin(np.arange(16_000) * 0.2).astype(np.float32) * 0.1
-    soundfile.write(tmp_path / "a.wav", clip, 16_000)
-    lines = [
-        {"file": "a.wav", "text": f"This is {n}.", "language": code, "duration": 1.0}
-        for n, code in enumerate(("en", "es") * 20)
-    ]
+    lines = []
+    for n, code in enumerate(("en", "es") * 20):
+        soundfile.write(tmp_path / f"{n}.wav", clip, 16_000)
+        line = {"file": f"{n}.wav", "text": f"This is {n}.", "language": code, "duration": 1.0}
+        lines.append(line)
     manifest = tmp_path / "speech.jsonl"
     manifest.write_text("\n".join(map(json.dumps, lines)))
-    planned = [Planned("tones", ("en",), 0.5), Planned("languages", ("es", "en"), 0.5)]
+    planned = [
+        PlannedRecording("tones", ("en",), 0.5),
+        PlannedRecording("languages", ("es", "en"), 0.5),
+    ]
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(run, "plan", lambda rows, minutes: planned)
+    monkeypatch.setattr(compose, "plan", lambda languages, minutes: planned)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
-    monkeypatch.setattr(run, "measure_system", measure)
+    monkeypatch.setattr(systems, "measure_system", measure)
     path = tmp_path / "small.toml"
     path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\npassages = ""\n')
     return path
@@ -105,9 +108,10 @@ def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
     assert [s["facts"]["name"] for s in report["systems"]] == [OUR_DEFAULT, PEER, OTHER]
     assert report["unfinished"] == []
     page = (folder / "report.html").read_text()
-    assert "Long recordings: small" in page and "CER, %" in page and PEER in page
-    code, _ = long(config, "--systems", PEER, "--seed", "1")
-    assert code == 2 and "holds a run with recordings" in capsys.readouterr().err
+    assert "long: small" in page and "CER, %" in page and PEER in page
+    long(config, "--systems", PEER, "--seed", "1")
+    report = json.loads((folder / "long.json").read_text())["figures"]
+    assert [s["facts"]["name"] for s in report["systems"]] == [PEER]
 
 
 def test_our_default_may_not_be_worse(config, capsys, monkeypatch):
@@ -138,7 +142,7 @@ def _score(name, **lost):
     """Of a system that lost so many of 200 words of each kind."""
     words = rate([Counts(hits=200)])
     figures = {
-        kind: types.SimpleNamespace(wer=words, lost_in_stretches=count, repeated=0)
+        kind: LongFormResult(words, words, count, repeated=0, made_up=0, unspoken=0)
         for kind, count in lost.items()
     }
     return types.SimpleNamespace(name=name, by_kind=figures)

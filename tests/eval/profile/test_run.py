@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
-from eval.random_whisper.shapes import PUBLISHED
+from eval.profile.run import UNDER_NSYS
+from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
 from tests.eval.bench.conftest import tiny
 
@@ -46,18 +48,13 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "aten::" in printed and "of audio" in printed
     figures = json.loads((tmp_path / "out" / "profile.json").read_text())["figures"]
-    phases = {phase["name"]: phase for phase in figures["timeline"]["phases"]}
+    phases = {phase["name"]: phase for phase in figures["phases"]}
     assert {"encode", "prompts", "steps", "words"} < phases.keys()
     assert all(phase["busy_s"] > 0 for name, phase in phases.items() if name != "between")
-    assert 0 < figures["timeline"]["busy_s"] <= figures["timeline"]["seconds"]
-    assert figures["windows"] == 2 and figures["steps"] >= 6
-    parts = {part["name"]: part for part in figures["parts"]}
-    assert {"queue.decoder", "decode", "queue.slot", "encode", "steps", "words"} == parts.keys()
-    assert parts["encode"]["requests"] == 2
-    assert [rate["phase"] for rate in figures["rates"]] == ["encode", "steps"]
+    assert 0 < figures["busy_s"] <= figures["seconds"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<title>profile: tiny</title>" in page and "<script" not in page
-    for section in ("phases", "requests", "kernels", "gaps", "conditions"):
+    for section in ("phases", "kernels", "gaps", "conditions"):
         assert f'<section id="{section}">' in page
     with gzip.open(tmp_path / "out" / "trace.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
@@ -72,20 +69,20 @@ def test_nsys_is_refused_by_name_where_it_is_missing(config, tmp_path, capsys, m
 
 def test_nsys_runs_the_same_load(config, tmp_path, capsys, monkeypatch):
     program, calls = tmp_path / "nsys", tmp_path / "calls"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" under=${UNDER_NSYS} >> {calls}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     options = ["profile", "--config", str(config), "--output", str(tmp_path / "out"), "--nsys"]
     assert main(options) == 2
     assert "needs runtime.device = \"cuda\", got 'cpu'" in capsys.readouterr().err
     config.write_text(config.read_text().replace("[runtime]", '[runtime]\ndevice = "cuda:0,1"'))
-    assert main([*options, "--words", "--requests", "5"]) == 0
+    again = ["python", "-m", "eval", *options, "--words"]
+    monkeypatch.setattr(sys, "orig_argv", again)
+    assert main(again[3:]) == 0
     assert str(tmp_path / "out" / "profile.nsys-rep") in capsys.readouterr().out
     called = calls.read_text().split()
     assert called[0] == "profile" and "--capture-range=cudaProfilerApi" in called
-    again = called[called.index("eval") :]
-    assert again[:3] == ["eval", "profile", "--under-nsys"] and "--nsys" not in again
-    assert {"--requests=5", "--at-once=8", "--words", f"--config={config}"} < set(again)
+    assert called[-len(again) - 1 :] == [*again, "under=1"]
     program.write_text("#!/bin/sh\nexit 3\n")
     assert main(options) == 1
     assert "ended with status 3" in capsys.readouterr().err

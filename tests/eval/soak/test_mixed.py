@@ -16,8 +16,9 @@ from eval.record import Check
 from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
-from eval.soak.disruptions import Span, disruptions
-from eval.soak.mixed import Asked, Load, Tally, action, uneven
+from eval.soak.disruptions import DisruptionInterval, disruptions
+from eval.soak.mixed import HonestRequest, Tally, action, uneven
+from eval.soak.run import soak
 
 MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
 
@@ -31,7 +32,8 @@ def product(nano_config):
 @pytest.mark.server
 def test_a_real_server_holds(product, tmp_path, run_of):
     said = []
-    mixed.mixed(run_of(product, "soak", said), Load(MINUTES, None, 1))
+    run = run_of(product, "soak", said)
+    soak(run, minutes=MINUTES, actions=None, seed=1, scenarios=None)
     record = json.loads((tmp_path / "soak.json").read_text())
     bad = [check for check in record["checks"] if check["passed"] is False]
     assert not bad, bad
@@ -43,17 +45,19 @@ def test_a_real_server_holds(product, tmp_path, run_of):
 
 @pytest.fixture
 def no_server(product, monkeypatch):
-    """Servers that are none, which nothing happens to; doors are to be set."""
+    """Stand-ins for servers, without disruptions; tests set the clients."""
 
     @contextlib.contextmanager
-    def fake(config, clips, say, keys):
+    def fake(settings, keys):
         server = SimpleNamespace(
             process=SimpleNamespace(poll=lambda: None),
             processes=dict,
             page=lambda: PAGE,
             keys=[f"key {number}" for number in range(keys)],
         )
-        yield SimpleNamespace(at=Addresses("", ""), clips=clips, server=server)
+        yield SimpleNamespace(
+            at=Addresses("", ""), settings=settings, server=server, say=settings.say
+        )
 
     monkeypatch.setattr(mixed, "stage", fake)
     monkeypatch.setattr(mixed, "_HOSTILE_SHARE", 0.0)
@@ -65,8 +69,8 @@ def no_server(product, monkeypatch):
 FILES = 15
 
 
-def door(name, answer, asked):
-    """Says what each file is called, and to every third who asks later something else."""
+def client(name, answer, asked):
+    """Give each file's hash as its text, and to every third later request another answer."""
 
     def ask(at, asked_for):
         asked[name] += 1
@@ -79,23 +83,23 @@ def door(name, answer, asked):
 @pytest.mark.parametrize(
     ("answer", "status", "told"),
     [
-        (Answer("answered", "other words", 0.01), 1, "no text is another than in quiet: "),
-        (Answer("lost", "Socket closed", 0.01), 1, "every request has its answer where nothing"),
+        (Answer("answered", "other words", 0.01), 1, "every text is the same as in quiet: "),
+        (Answer("lost", "Socket closed", 0.01), 1, "every request has its answer if nothing"),
         (Answer("refused", "503 full", 0.01), 0, "| mixed    | passed"),
     ],
 )
 def test_a_wrong_text_and_a_lost_answer_fail_it(
     no_server, tmp_path, monkeypatch, capsys, answer, status, told
 ):
-    monkeypatch.setattr(mixed, "CLIENTS", {"odd": door("odd", answer, collections.Counter())})
+    monkeypatch.setattr(mixed, "CLIENTS", {"odd": client("odd", answer, collections.Counter())})
     arguments = ["soak", "--config", "x", "--actions", "60", "--output", str(tmp_path)]
     assert main(arguments) == status
     assert told in capsys.readouterr().out
 
 
 def test_ctrl_c_keeps_what_was_counted(no_server, tmp_path, monkeypatch):
-    def interrupted(self, running):
-        while self._tally.actions < 20:
+    def interrupted(self, clients):
+        while self.tally.actions < 20:
             time.sleep(0.01)
         raise KeyboardInterrupt
 
@@ -114,7 +118,7 @@ def test_actions_follow_from_the_seed_and_have_their_shares():
     assert len(hostile) / 4000 == pytest.approx(0.1, abs=0.02)
     assert sum(one.patience_s is not None for one in some) / 4000 == pytest.approx(0.2, abs=0.02)
     assert {one.attack for one in hostile} == set(ATTACKS)
-    assert {one.door for one in some} == set(CLIENTS)
+    assert {one.api for one in some} == set(CLIENTS)
     assert {one.file for one in some} == set(range(15))
 
 
@@ -128,7 +132,7 @@ def checks(tally):
     return {one.name: one for one in tally.found() if isinstance(one, Check)}
 
 
-ASKED = Asked("SSE, a.wav", "hello", True, 0.0)
+REQUEST = HonestRequest("SSE, a.wav", "hello", True, 0.0)
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
 VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
@@ -139,15 +143,15 @@ FAILED = Answer("failed", "500 an error of ours", 1.0)
     ("answer", "patient", "disrupted", "broken"),
     [
         (RIGHT, True, False, None),
-        (WRONG, True, False, "no text is another than in quiet"),
-        (WRONG, True, True, "no text is another than in quiet"),
-        (WRONG, False, False, "no text is another than in quiet"),
-        (LOST, True, False, "every request has its answer where nothing was disrupted"),
+        (WRONG, True, False, "every text is the same as in quiet"),
+        (WRONG, True, True, "every text is the same as in quiet"),
+        (WRONG, False, False, "every text is the same as in quiet"),
+        (LOST, True, False, "every request has its answer if nothing was disrupted"),
         (LOST, True, True, None),
         (LOST, False, False, None),
-        (VAIN, True, True, "nobody waits in vain"),
+        (VAIN, True, True, "no client waits in vain"),
         (VAIN, False, False, None),
-        (FAILED, True, False, "no honest request fails where nothing was disrupted"),
+        (FAILED, True, False, "no honest request fails if nothing was disrupted"),
         (FAILED, True, True, None),
     ],
 )
@@ -155,17 +159,17 @@ def test_an_honest_request_has_one_right_answer(answer, patient, disrupted, brok
     tally, now_s = Tally(), time.monotonic()
     tally.uneven = ""
     if disrupted:
-        tally.spans.append(Span("gateway killed", now_s - 1))
-    tally.honest(dataclasses.replace(ASKED, patient=patient, begin_s=now_s), answer)
+        tally.disruptions.append(DisruptionInterval("gateway killed", now_s - 1))
+    tally.honest(dataclasses.replace(REQUEST, patient=patient, begin_s=now_s), answer)
     found = [one.name for one in checks(tally).values() if not one.passed]
     assert found == ([broken] if broken else [])
 
 
 def test_a_request_that_began_after_a_disruption_is_none_of_it():
     tally = Tally()
-    tally.spans.append(Span("gateway killed", 10.0, 20.0))
-    tally.honest(dataclasses.replace(ASKED, begin_s=20.5), LOST)
-    assert not checks(tally)["every request has its answer where nothing was disrupted"].passed
+    tally.disruptions.append(DisruptionInterval("gateway killed", 10.0, 20.0))
+    tally.honest(dataclasses.replace(REQUEST, begin_s=20.5), LOST)
+    assert not checks(tally)["every request has its answer if nothing was disrupted"].passed
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_growth_is_told_by_process(each, passed):
     tally = Tally()
     for number in range(20):
         tally.actions = 200 * number
-        tally.look("gateway", 1, 1e5 + 100 * number * each, 30 + number * each)
+        tally.sample("gateway", 1, 1e5 + 100 * number * each, 30 + number * each)
     found = checks(tally)
     assert found["gateway grows by at most 4 KB an action"].passed is passed
     assert found["gateway keeps at most 0.005 files an action"].passed is passed

@@ -1,7 +1,6 @@
 """`python -m eval trtllm-check` on the stand-in: it passes, and it notices what is wrong."""
 
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,13 @@ import torch
 import transformers
 
 from build.__main__ import main as build_main
+from eval.__main__ import main
 from eval.trtllm import check as trtllm_check
 from eval.trtllm.check import (
     CONTRACT_TESTS,
     PYTHON_VARIABLE,
+    Checks,
+    DifferenceError,
     Reference,
     check_engine,
     compare_tokens,
@@ -21,10 +23,9 @@ from eval.trtllm.check import (
     run_contract_tests,
     write_config,
 )
-from eval.trtllm.report import DifferenceError, Report
 from serve.contract.config import load_config
 from serve.contract.engine import open_engine
-from serve.contract.errors import CheckpointError
+from serve.contract.errors import EarshotError, UnavailableError
 from tests.fake_trtllm.install import HERE, install, install_api
 
 
@@ -33,6 +34,7 @@ def fake(tmp_path_factory):
     """The stand-in's executor module, with everything installed."""
     with pytest.MonkeyPatch.context() as patch:
         small = {"width": 128, "encoder_layers": 1, "decoder_layers": 2}
+        patch.setattr(trtllm_check, "_SPREAD", 2.0 * small["width"] ** -0.5)
         patch.setattr(trtllm_check, "TINY", dataclasses.replace(trtllm_check.TINY, **small))
         patch.setattr(trtllm_check, "WINDOWS", 2)
         patch.setattr(trtllm_check, "MAX_TOKENS", 6)
@@ -56,36 +58,32 @@ def in_process(path):
 @pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     report = silent()
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: "9 ran")
-    trtllm_check.run(tmp_path, report, in_process)
-    assert report.checks[0].found == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: None)
+    trtllm_check.run_checks(tmp_path, report, in_process)
+    assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "logits", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
-    names = [check.what for check in report.checks]
+    names = [check.name for check in report.ended]
     assert names == ["library and GPU", "random checkpoint", *expected, "runtime contract tests"]
-    assert all(check.passed for check in report.checks)
-    rows = report.table().splitlines()
-    assert any(row.split() == ["tensorrt_llm", "1.2.1"] for row in rows)
-    assert any(re.match(r"fp16: logits +pass  within 0\.0", row) for row in rows)
-    assert re.match(r"trtllm-check: pass, 13 checks \| tensorrt_llm 1\.2\.1, .*Py", report.line())
+    assert all(check.passed for check in report.ended)
+    assert report.ended[4].detail.startswith("within 0.0")
 
 
 def silent():
-    return Report(lambda line: None)
+    return Checks(lambda line: None)
 
 
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
     report = silent()
-    monkeypatch.setattr(
-        trtllm_check, "run_contract_tests", lambda selection, results, python: " ".join(selection)
-    )
-    trtllm_check.run(tmp_path, report, in_process)
-    assert report.checks[0].found == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
-    assert report.checks[3].found == "TensorRT-LLM 1.4.0, in a process of its own"
-    words = [check.what for check in report.checks if check.what.startswith("fp16: ")]
+    ran = []
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *given: ran.append(given))
+    trtllm_check.run_checks(tmp_path, report, in_process)
+    assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
+    assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a process of its own"
+    words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
-    assert report.checks[-1].found == " ".join(CONTRACT_TESTS["tensorrt_llm_api"])
+    assert ran == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
     engine = open_engine(tmp_path / "fp16")
     config = trtllm_check.write_config(
         tmp_path, "fp16", "tensorrt_llm_api", "/there/python"
@@ -164,16 +162,7 @@ def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monke
     report = silent()
     with pytest.raises(DifferenceError, match=r"^fp16: load: TypeError: __init__"):
         check_engine(engine, config, network, report)
-    assert not report.checks[-1].passed
-    assert " FAIL at fp16: load: TypeError: __init__(): incompatible function arguments. 1. " in (
-        report.line()
-    )
-
-
-@pytest.mark.nightly
-def test_a_build_that_fails_says_so(tmp_path):
-    with pytest.raises(Exception, match="the build failed with exit code 2"):
-        trtllm_check.build_by_command_line(tmp_path / "missing.toml")
+    assert report.ended[-1].passed is False
 
 
 @pytest.mark.nightly
@@ -181,15 +170,15 @@ def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
         assert keyword_flag == "-k"
-    test, results = tmp_path / "test_config.py", tmp_path / "tests.xml"
+    test = tmp_path / "test_config.py"
     test.write_text(
         f"def test_it(): import os; assert os.environ[{PYTHON_VARIABLE!r}] == '/there/python'\n"
     )
     assert f'os.environ.get("{PYTHON_VARIABLE}", "")' in Path("tests/runtimes.py").read_text()
     quick = ["-c", "pyproject.toml", "-p", "no:cacheprovider", str(test)]
-    assert run_contract_tests(quick, results, "/there/python") == "1 ran, 0 of them skipped"
-    with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
-        run_contract_tests([*quick, "-k", "no_such_test"], results)
+    run_contract_tests(quick, "/there/python")
+    with pytest.raises(EarshotError, match="contract tests failed with exit code 5"):
+        run_contract_tests([*quick, "-k", "no_such_test"])
 
 
 @pytest.mark.nightly
@@ -201,16 +190,22 @@ def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "def test_it(): import tensorrt_llm.bindings.executor\n"
     )
-    run_contract_tests(as_here, tmp_path / "tests.xml")
+    run_contract_tests(as_here)
     test.write_text(
         "import warnings\n"
         "def test_it():\n"
         "    warnings.warn_explicit('w', UserWarning, 'a.py', 1, 'serve.contract.engine')\n"
     )
     with pytest.raises(DifferenceError, match=r"^test_it: UserWarning: w$"):
-        run_contract_tests(as_here, tmp_path / "tests.xml")
+        run_contract_tests(as_here)
 
 
-def test_without_the_demo_it_says_what_is_missing(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot take the tokenizer from"):
-        make_checkpoint(tmp_path / "checkpoint", donor=tmp_path / "nowhere")
+def test_the_first_failure_ends_the_report(monkeypatch, capsys):
+    def missing(python):
+        raise UnavailableError("TensorRT-LLM is not installed")
+
+    monkeypatch.setattr(trtllm_check, "_find", missing)
+    assert main(["trtllm-check"]) == 1
+    out = capsys.readouterr().out
+    assert "- **FAILED**: library and GPU. TensorRT-LLM is not installed" in out
+    assert "random checkpoint" not in out and "- transformers: " in out

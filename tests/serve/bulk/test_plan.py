@@ -129,7 +129,7 @@ def test_another_run_never_mixes_with_one(tmp_path):
         (["--input", "{folder}", "--output", "{folder}/b.wav/x"], "name another --output"),
         (["--input", "{folder}", "--format", "srt,xml"], "--format srt,xml; expected jsonl or pa"),
         (["--input", "{folder}", "--format", "jsonl,parquet"], "expected jsonl or parquet, and"),
-        (["--input", "{folder}", "--max-line-width", "9"], "is for --format srt and vtt"),
+        (["--input", "{folder}", "--cue", "max_line_width=9"], "is for --format srt and vtt"),
         (["--input", "nosuch://x"], "cannot reach 'nosuch://x'"),
     ],
 )

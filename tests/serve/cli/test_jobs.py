@@ -60,7 +60,7 @@ def talk(tmp_path):
 def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, monkeypatch):
     status, id, _ = jobs(
         *("submit", talk, "--prompt", "one two", "--format", "verbose_json"),
-        *("--word-timestamps", "--languages", "en,es", "--beam-size", "3", "--no-vad"),
+        *("--word-timestamps", "--option", "languages=en,es", "--beam-size", "3", "--no-vad"),
     )
     id = id.strip()
     assert (status, id.startswith("job_")) == (0, True)
@@ -71,7 +71,7 @@ def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, 
     assert head.split() == ["id", "status", "created", "audio_s", "audio"]
     assert row.split()[:2] == [id, "completed"]
     assert json.loads(jobs("result", id)[1])["words"]
-    status, text, _ = jobs("result", id, "--format", "srt", "--max-words-per-line", "1")
+    status, text, _ = jobs("result", id, "--format", "srt", "--cue", "max_words_per_line=1")
     assert (status, text.count("-->")) == (0, 2)
     (request,) = running.triton.requests.values()
     sent = {
@@ -82,7 +82,7 @@ def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, 
     monkeypatch.setenv("EARSHOT_API_KEY", "secret-bob")
     assert jobs("list")[1].count("\n") == 1
     status, _, error = jobs("show", id)
-    assert (status, "no job" in error) == (1, True)
+    assert (status, "not found" in error) == (1, True)
 
 
 def test_results_are_waited_for_and_written(jobs, running, talk, tmp_path):
@@ -223,7 +223,7 @@ def test_a_job_is_cancelled(jobs, running, talk):
         (("submit", "TALK", "--format", "doc"), 1, "expected one of json, text, srt"),
         (("submit", "TALK", "--output", "texts"), 2, "--wait"),
         (("submit", "--url", "https://elsewhere.example.org/a.mp3"), 1, "allowed_hosts"),
-        (("show", "job_none"), 1, "no job"),
+        (("show", "job_none"), 1, "not found"),
         (("list", "--limit", "0"), 1, "expected 1 to 100"),
     ],
 )

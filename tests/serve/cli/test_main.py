@@ -27,7 +27,7 @@ from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
-from serve.gateway.usage import Row, UsageFile
+from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
@@ -124,7 +124,7 @@ def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys
 
 
 def test_what_is_there_of_a_cut_file_comes_with_a_warning(toml, files, fake, capsys):
-    assert run(toml, "--partial", "--format", "json", files["a.wav"]) == 0
+    assert run(toml, "--option", "partial=true", "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["warnings"] == ["audio is cut short"]
     assert f"warning: {files['a.wav']}: audio is cut short\n" in output.err
@@ -244,7 +244,11 @@ def _limit_of_files(size):
 @pytest.mark.parametrize(
     ("name", "message", "flags"),
     [
-        ("partial", "cut short; ask with partial = true", "cut short; ask with --partial"),
+        (
+            "partial",
+            "cut short; ask with partial = true",
+            "cut short; ask with --option partial=true",
+        ),
         ("of a config", "transcriber.beam_size = 3", "transcriber.beam_size = 3"),
     ],
 )
@@ -351,15 +355,18 @@ def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
     ]
 
 
+def others(**options):
+    return [word for pair in options.items() for word in ("--option", "=".join(pair))]
+
+
 def test_options_reach_the_request(toml, files, fake):
-    options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
-    options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
-    options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
-    options += ["--multilingual", "--token-logprobs", "--languages", "es, en"]
-    options += ["--low-confidence", "0.4"]
-    options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
-    options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
-    options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3", "--no-suppress-blank"]
+    options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--word-timestamps"]
+    options += ["--no-vad", "--temperature", "0.5", "--beam-size", "5"]
+    options += others(timestamps="false", mode="sequential", hotwords="Ångström", prefix="Where")
+    options += others(clip_timestamps="0,1.5,2", multilingual="true", token_logprobs="true")
+    options += others(languages="es, en", low_confidence="0.4", max_tokens="7", best_of="4")
+    options += others(short_encoder="true", patience="2", length_penalty="0.5")
+    options += others(repetition_penalty="1.5", no_repeat_ngram_size="3", suppress_blank="false")
     assert run(toml, *options, files["a.wav"]) == 0
     (request,) = fake.requests
     assert request.languages == ("es", "en")
@@ -373,18 +380,75 @@ def test_options_reach_the_request(toml, files, fake):
     assert request.vad == "off"
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
     assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))
-    for vad in (["--vad=on"], ["--vad", "auto"], ["--vad", "--no-timestamps"], []):
+    for vad in (["--vad=on"], ["--vad", "auto"], ["--vad", "--diarize"], []):
         assert run(toml, *vad, files["a.wav"]) == 0
     assert [request.vad for request in fake.requests[1:]] == ["on", "auto", "on", None]
-    speech = ["--vad-threshold", "0.3", "--vad-min-silence-s", "0.5", "--vad-pad-s", "0.2"]
-    speech += ["--vad-min-speech-s", "0.4"]
+    speech = others(vad_threshold="0.3", vad_min_silence_s="0.5", vad_pad_s="0.2")
+    speech += others(vad_min_speech_s="0.4")
     assert run(toml, *speech, files["a.wav"]) == 0
     request = fake.requests[-1]
     assert (request.vad_threshold, request.vad_min_silence_s, request.vad_pad_s) == (0.3, 0.5, 0.2)
     assert request.vad_min_speech_s == 0.4
 
 
-@pytest.mark.parametrize("option", [["--highlight-words"], ["--max-words-per-line", "1"]])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--option", "patiense=2"], "unknown option 'patiense'; did you mean 'patience'?"),
+        (["--option", "patience"], "--option 'patience'; expected NAME=VALUE"),
+        (["--option", "patience=two"], "--option patience='two'; expected a number"),
+        (["--option", "partial=perhaps"], "--option partial='perhaps'; expected true or false"),
+        (["--cue", "max_line_width=x"], "--cue max_line_width='x'; expected a whole number"),
+        (["--beam-size", "x"], "--beam-size 'x'; expected a whole number"),
+        (["--vad", "x"], "--vad 'x'; expected auto, on, off"),
+        (["--task", "sing"], "--task 'sing'; expected one of transcribe, translate"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_told(toml, files, capsys, words, told):
+    assert run(toml, files["a.wav"], *words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (["--patience", "2"], "--patience is now --option patience=VALUE"),
+        (["--patience=2"], "--patience is now --option patience=2"),
+        (["--no-timestamps"], "--no-timestamps is now --option timestamps=false"),
+        (["--partial"], "--partial is now --option partial=true"),
+        (["--highlight-words"], "--highlight-words is now --cue highlight_words=true"),
+        (["--nothing"], "unrecognized arguments: --nothing"),
+    ],
+)
+def test_an_earlier_flag_is_told_as_it_is_now(toml, files, capsys, words, now):
+    with pytest.raises(SystemExit) as end:
+        run(toml, files["a.wav"], *words)
+    assert end.value.code == 2
+    assert now in capsys.readouterr().err
+
+
+def test_a_flag_that_a_command_never_had_is_unrecognized(toml, capsys):
+    with pytest.raises(SystemExit):
+        main(["live", "--config", str(toml), "a.wav", "--patience", "2"])
+    assert "unrecognized arguments: --patience 2" in capsys.readouterr().err
+
+
+def test_the_earlier_command_of_the_server_is_told(toml, capsys):
+    assert main(["triton", "--config", str(toml)]) == 2
+    assert "python -m serve start" in capsys.readouterr().err
+
+
+def test_options_are_listed(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["transcribe", "--help-options"])
+    assert end.value.code == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
+    assert {"patience", "language", "max_line_width"} <= listed and "draft" not in listed
+
+
+@pytest.mark.parametrize(
+    "option", [["--cue", "highlight_words=true"], ["--cue", "max_words_per_line=1"]]
+)
 def test_subtitles_of_words_ask_for_words(option, toml, files, fake, capsys):
     assert run(toml, *option, "--format", "vtt", files["a.wav"]) == 0
     assert fake.requests.pop().word_timestamps
@@ -404,11 +468,11 @@ def test_subtitles_have_the_times_of_words_where_the_engine_knows_them(toml, fil
 
 
 def test_lines_are_as_long_as_is_asked_for(toml, files, fake, capsys):
-    lines = ["--max-line-width", "9", "--max-line-count", "1"]
+    lines = ["--cue", "max_line_width=9", "--cue", "max_line_count=1"]
     assert run(toml, "--format", "srt", *lines, files["a.wav"]) == 0
     assert "\nHello &\n\n2\n" in capsys.readouterr().out
-    assert run(toml, "--format", "srt", "--max-words-per-line", "0", files["a.wav"]) == 2
-    assert "--max-words-per-line 0; expected 1 to 300" in capsys.readouterr().err
+    assert run(toml, "--format", "srt", "--cue", "max_words_per_line=0", files["a.wav"]) == 2
+    assert "--cue max_words_per_line = 0; expected 1 to 300" in capsys.readouterr().err
 
 
 def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsys):
@@ -421,12 +485,17 @@ def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsy
     )
 
 
-@pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"], ["tensors"]])
-def test_help_helps(command, capsys):
+COMMANDS = ["", "start", "reload", "transcribe", "bulk", "live", "shadow", "wyoming", "tensors"]
+COMMANDS += ["keys new", "keys usage", "phrases", "jobs submit", "jobs result"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as end:
-        main([*command, "--help"])
+        main([*command.split(), "--help"])
     assert end.value.code == 0
-    assert "--config" in capsys.readouterr().out or command in ([], ["tensors"])
+    assert 3 < len(capsys.readouterr().out.splitlines()) <= 40
 
 
 def test_tensors_are_listed_without_a_config(capsys):
@@ -474,7 +543,9 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     assert "is not there" in capsys.readouterr().err
     file = UsageFile(path)
     days = ("2026-12-31", "2027-01-01", "2027-01-31", "2027-02-01")
-    file.add([Row(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0])
+    file.add(
+        [UsageRecord(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0]
+    )
     file.close()
     assert main([*usage, "--end", "2027-01-31"]) == 0
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
@@ -495,9 +566,9 @@ def test_open_lets_everybody_in(toml, monkeypatch):
         started.append(config.server.open)
         raise EarshotError("no")
 
-    monkeypatch.setattr("serve.cli.triton.running_server", start)
+    monkeypatch.setattr("serve.cli.start.running_server", start)
     for more in ([], ["--open"]):
-        assert main(["triton", "--config", str(toml), *more]) == 1
+        assert main(["start", "--config", str(toml), *more]) == 1
     assert started == [False, True]
 
 
@@ -506,7 +577,7 @@ def test_open_lets_everybody_in(toml, monkeypatch):
 
 def triton(toml, *arguments, **options):
     return subprocess.Popen(
-        [sys.executable, "-m", "serve", "triton", "--config", str(toml), *arguments],
+        [sys.executable, "-m", "serve", "start", "--config", str(toml), *arguments],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

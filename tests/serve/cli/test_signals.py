@@ -16,7 +16,7 @@ WAIT = f"""
 import signal, sys, threading
 from pathlib import Path
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "ignored" else signal.SIG_DFL)
-from serve.cli.triton import _Signals
+from serve.cli.start import _Signals
 signals = _Signals()
 signals.armed = True
 Path(sys.argv[1]).write_text("armed")

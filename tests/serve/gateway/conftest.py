@@ -24,7 +24,7 @@ def start(tmp_path_factory):
     yield start
     for running in started:
         until(lambda running=running: is_empty(running))
-        assert running.door.admission.bytes == 0
+        assert running.services.admission.bytes == 0
         assert all(triton.cancelled_calls == 0 for triton in running.tritons)
         running.close()
 
@@ -33,7 +33,7 @@ def is_empty(running):
     """Let go of what waits, of a job also that began when another had been let go, and look."""
     for triton in running.tritons:
         triton.release()
-    return running.door.admission.requests == 0
+    return running.services.admission.requests == 0
 
 
 @pytest.fixture

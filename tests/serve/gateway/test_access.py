@@ -20,8 +20,8 @@ from serve.contract.errors import AccessError, OverloadedError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
-from serve.gateway.headers import may_be_called
-from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.edge.headers import may_be_called
+from serve.gateway.engine import SERVICE
 from serve.supervisor.gateway import is_live, is_ready
 from serve.wire.client import Client
 from serve.wire.folder import gateway_door

@@ -106,7 +106,7 @@ def test_what_has_come_as_the_server_closes_is_answered(running, connect, used):
     before = connect(running.http)
     before.sendall(ASK)
     assert answer(before)[0] == 200
-    running.door.admission.start_draining()
+    running.services.admission.start_draining()
 
     async def close():
         """In the loop, which has not seen these yet."""
@@ -130,6 +130,6 @@ def test_an_upload_that_is_not_whole_at_the_limit_is_refused(start, connect):
     running = start(drain_timeout_s=0.2)
     upload = connect(running.http)
     upload.sendall(head(FILE + END) + FILE)
-    until(lambda: running.door.admission.requests)
+    until(lambda: running.services.admission.requests)
     assert not running.run(running.gateway.drain())
     assert refused(upload)

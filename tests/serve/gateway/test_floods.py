@@ -12,8 +12,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway.listen import listening_socket
-from serve.gateway.protocols import MAX_CONTROLS, MAX_FRAGMENTS
+from serve.gateway.edge.connection import MAX_CONTROLS, MAX_FRAGMENTS
+from serve.gateway.edge.listen import listening_socket
 from tests.gateways import WAIT_S, all_from, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
@@ -105,7 +105,7 @@ def test_requests_one_behind_the_other_are_ended_with_their_client(running):
 
 
 def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkeypatch, caplog):
-    monkeypatch.setattr("serve.gateway.protocols.SEND_S", 0.3)
+    monkeypatch.setattr("serve.gateway.edge.connection.SEND_S", 0.3)
     asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
     with running.connected() as connection:
         connection.settimeout(1.0)
@@ -203,4 +203,4 @@ def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
     with contextlib.suppress(ConnectionError):
         client.socket.sendall(frame(1, bytes(3 * 2**20), length=2**23))
     assert ended_with(client) == 1008
-    until(lambda: running.door.admission.bytes == 0)
+    until(lambda: running.services.admission.bytes == 0)

@@ -72,11 +72,11 @@ def test_undeclared_size_is_refused_as_soon_as_it_is_too_large(start):
     status, error = running.infer(endless(), Inference_Header_Content_Length="100")
     assert status == 413
     assert "max_request_mb" in error
-    assert running.door.admission.bytes == 0
+    assert running.services.admission.bytes == 0
 
 
 def test_json_is_smaller_than_binary_data_may_be(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.translate.MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr("serve.gateway.kserve.http.MAX_JSON_BYTES", 1000)
     running = start()
     status, error = running.infer(b" " * 1001)
     assert (status, "binary data" in error) == (413, True)
@@ -137,11 +137,11 @@ def test_a_connection_that_says_no_more_is_closed(start, said):
 def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
     running = start(max_request_mb=1, max_inflight_mb=1)
     with running.connected(post(length=1_000_000)):
-        until(lambda: running.door.admission.bytes == 1_000_000)
+        until(lambda: running.services.admission.bytes == 1_000_000)
         status, headers, body = running.ask("POST", INFER, bytes(100_000))
         assert (status, headers["Retry-After"]) == (503, "1")
         assert json.loads(body)["error"].startswith("OverloadedError: ")
-    until(lambda: running.door.admission.bytes == 0)
+    until(lambda: running.services.admission.bytes == 0)
 
 
 def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, monkeypatch):
@@ -150,7 +150,7 @@ def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, mon
     with contextlib.ExitStack() as others:
         for number in range(1, 3):
             others.enter_context(running.connected(post(b"{", length=1000)))
-            until(lambda number=number: running.door.admission.requests == number)
+            until(lambda number=number: running.services.admission.requests == number)
         status, headers, body = running.ask("GET", "/v1/models")
         assert (status, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
         assert json.loads(body)["error"]["message"] == "too many connections are open; try again"

@@ -18,8 +18,8 @@ import pytest
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.jobs_config import JobsConfig
-from serve.gateway.jobs.places import is_inside
-from serve.gateway.jobs.table import Table
+from serve.gateway.jobs.fetch import is_private
+from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed
 from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, Running, full_disk, until
@@ -94,7 +94,7 @@ def test_large_audio_goes_by_the_disk(running):
     ended(running, accepted(running, audio)["id"])
     (file,) = running.triton.files.values()
     assert file[:] == audio
-    assert list(running.door.upstreams.uploads.iterdir()) == []
+    assert list(running.services.engines.uploads.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_job_is_cancelled_while_it_is_worked_on(start, config):
         status, _, body = running.ask("POST", f"{JOBS}/{job['id']}/cancel", b"")
         assert (status, json.loads(body)["status"]) == (200, "cancelled")
     until(lambda: running.triton.cancelled)
-    until(lambda: running.door.admission.requests == 0)
+    until(lambda: running.services.admission.requests == 0)
     third = ended(running, accepted(running)["id"])
     status, _, body = running.ask("POST", f"{JOBS}/{third['id']}/cancel", b"")
     assert (status, json.loads(body)["status"]) == (200, "completed")
@@ -252,7 +252,7 @@ def test_a_job_outlives_its_gateway(start, config):
 def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
     start, config, monkeypatch
 ):
-    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.05)
     running = start(jobs=dataclasses.replace(config, workers=1))
     ended(running, accepted(running)["id"])
     running.triton.stop()
@@ -265,14 +265,14 @@ def test_a_server_that_is_away_costs_the_jobs_that_wait_none_of_their_tries(
 
 
 def test_a_look_that_fails_is_not_the_last(start, config, monkeypatch, caplog):
-    claim, fails = Table.claim, [ValueError("odd"), FileError("the database is away")]
+    claim, fails = JobTable.claim, [ValueError("odd"), FileError("the database is away")]
 
     def claimed(*arguments):
         if fails:
             raise fails.pop(0)
         return claim(*arguments)
 
-    monkeypatch.setattr(Table, "claim", claimed)
+    monkeypatch.setattr(JobTable, "claim", claimed)
     running = start(jobs=config)
     assert ended(running, accepted(running)["id"])["status"] == "completed"
     assert "jobs cannot be looked for" in caplog.text
@@ -298,7 +298,7 @@ def test_a_full_server_is_waited_for(start, config, monkeypatch):
 
 
 def test_what_the_server_dies_of_has_failed_in_the_end(start, config, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     running = start(jobs=dataclasses.replace(config, tries=2))
     job = ended(running, accepted(running, prompt="error:UNAVAILABLE gone")["id"])
     assert (job["status"], job["tries"]) == ("failed", 3)
@@ -348,7 +348,7 @@ def test_a_webhook_that_nobody_wants_is_given_up(start, config, hearer, status, 
 
 
 def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     hearer.statuses = [503, "/a.wav"]
     running = start(jobs=config)
     options = {"languages": ["en", "es"], "beam_size": 2, "prompt": "one"}
@@ -427,7 +427,7 @@ def test_urls_of_other_places_are_refused(shared, url):
     ],
 )
 def test_addresses_of_the_house(address, inside):
-    assert is_inside(address) == inside
+    assert is_private(address) == inside
 
 
 @pytest.mark.parametrize(

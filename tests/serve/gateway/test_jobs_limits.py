@@ -12,7 +12,7 @@ import pytest
 
 from serve.contract.errors import FileError
 from serve.gateway.jobs import routes
-from serve.gateway.jobs.table import Table
+from serve.gateway.jobs.table import JobTable
 from tests.gateways import FORM, form, until
 from tests.jobs import (
     ALICE,
@@ -150,7 +150,7 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
 
 
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.runner.MOST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     running = start(jobs=dataclasses.replace(config, tries=1, fetch_mb_timeout_s=0.2))
     job = ended(running, accepted(running, None, url=f"{hearer.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)
@@ -186,7 +186,7 @@ def rendered(long_jobs, monkeypatch):
 
     The first is not written before the server has `rendered.readers` connections.
     """
-    render, asked, (running, *_) = routes.rendered, Asked(), long_jobs
+    render, asked, (running, *_) = routes.render_result, Asked(), long_jobs
     state = running.gateway.http[0].server_state
 
     def counted(fields, transcript, options):
@@ -194,7 +194,7 @@ def rendered(long_jobs, monkeypatch):
         until(lambda: len(asked) > 1 or len(state.connections) >= asked.readers)
         return render(fields, transcript, options)
 
-    monkeypatch.setattr(routes, "rendered", counted)
+    monkeypatch.setattr(routes, "render_result", counted)
     return asked
 
 
@@ -296,7 +296,7 @@ def test_a_table_of_before_is_taken_over(running, start, config):
 
 def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
     """Its client sends it again under the same key, and gets the job that has been added."""
-    add, fails = Table.add, [FileError("the answer was lost")]
+    add, fails = JobTable.add, [FileError("the answer was lost")]
 
     def added(table, job):
         kept = add(table, job)
@@ -304,7 +304,7 @@ def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
             raise fails.pop()
         return kept
 
-    monkeypatch.setattr(Table, "add", added)
+    monkeypatch.setattr(JobTable, "add", added)
     running = start(jobs=dataclasses.replace(config, below=1))
     once = {"idempotency-key": "mine"}
     assert send(running, headers=once)[0] == 503
@@ -362,7 +362,7 @@ def test_a_redirect_is_checked_by_the_address_that_is_gone_to(start, evil, serve
     allowed.statuses = [f"{evil.allowed_hosts[0]}/b"]
     running = start(jobs=evil)
     job = ended(running, accepted(running, None, url=f"{evil.allowed_hosts[0]}/led")["id"])
-    assert (job["status"], "inside" in job["error"]["message"]) == ("failed", True)
+    assert (job["status"], "private address" in job["error"]["message"]) == ("failed", True)
     assert "127.0.0.1" not in job["error"]["message"]
     assert (names.asked, allowed.asked, inside.asked) == (2, ["/led"], [])
 

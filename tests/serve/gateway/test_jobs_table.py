@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from serve.contract.config import Config
 from serve.contract.jobs_config import JobsConfig
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
-from serve.gateway.jobs.table import Job, Table
+from serve.gateway.jobs.table import JobRecord, JobTable
 from tests.gateways import FORM, form, until
 from tests.jobs import JOBS, accepted, ended, send, show
 
@@ -39,14 +39,16 @@ def table(request, tmp_path):
         request.getfixturevalue("postgresql").get_uri() if request.param == "postgresql" else ""
     )
     jobs = JobsConfig(folder=str(tmp_path), database=database)
-    with contextlib.closing(Table(Config(jobs=jobs))) as table:
+    with contextlib.closing(JobTable(Config(jobs=jobs))) as table:
         table._rows(sa.delete(JOBS_TABLE))  # of the test before, in PostgreSQL
         yield table
 
 
 def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
     for number, key in enumerate(("a", "a", "b")):
-        table.add(Job(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w"))
+        table.add(
+            JobRecord(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w")
+        )
     assert sorted(table.keys(10.0, [], [], False)) == ["a", "b"]
     assert table.keys(10.0, ["a"], [], False) == ["b"]
     jobs = [table.claim(10.0, 20.0, key, [], False) for key in ("a", "b", "a", "b")]
@@ -72,7 +74,9 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
 
 def test_workers_that_claim_at_once_never_have_the_same_job(table):
     for number in range(60):
-        table.add(Job(f"job_{number}", "a", "demo", "transcribe", "[]", idempotency=str(number)))
+        table.add(
+            JobRecord(f"job_{number}", "a", "demo", "transcribe", "[]", idempotency=str(number))
+        )
     taken, lock = [], threading.Lock()
 
     def work():
@@ -86,7 +90,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
     for thread in threads:
         thread.join()
     assert len(taken) == len(set(taken)) >= 50  # one that another has just taken counts as none
-    again = table.add(Job("other", "a", "demo", "transcribe", "[]", idempotency="7"))
+    again = table.add(JobRecord("other", "a", "demo", "transcribe", "[]", idempotency="7"))
     assert again.id == "job_7"
 
 
@@ -124,7 +128,7 @@ def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monk
 def test_a_postgresql_that_stands_still_is_not_waited_for(
     start, config, postgresql, monkeypatch, caplog
 ):
-    monkeypatch.setattr("serve.gateway.jobs.keeper.TABLE_S", 3.0)
+    monkeypatch.setattr("serve.gateway.jobs.storage.TABLE_S", 3.0)
     running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
     job = accepted(running)
     ended(running, job["id"])

@@ -3,16 +3,16 @@
 import pytest
 
 from serve.contract.server_config import LiveConfig, ServerConfig
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
 from serve.gateway.limits import (
     MAX_MARKS,
     MAX_NUMBERS,
-    Account,
     Admission,
-    Streams,
-    Unfinished,
+    PendingBytes,
+    StreamSlots,
     check_json,
 )
-from serve.gateway.refusals import Refusal
 
 MIB = 2**20
 
@@ -23,49 +23,47 @@ def admission():
 
 
 def test_a_key_has_as_many_requests_at_once_as_it_may(admission):
-    alice, bob = Account("alice"), Account("bob")
+    alice, bob = ApiKey("alice"), ApiKey("bob")
     alice.max_requests = 2
     for _ in range(3):  # what has ended leaves room
-        tickets = [admission.admit(alice) for _ in range(2)]
-        with pytest.raises(Refusal, match="alice has used up its requests_at_once"):
+        permits = [admission.admit(alice) for _ in range(2)]
+        with pytest.raises(ApiError, match="alice has used up its requests_at_once"):
             admission.admit(alice)
-        admission.admit(bob).close()
-        for ticket in tickets:
-            ticket.close()
+        admission.admit(bob).release()
+        for permit in permits:
+            permit.release()
     assert (alice.requests, admission.requests) == (0, 0)
 
 
 def test_bytes_count_up_to_the_limits_of_a_request_and_of_all(admission):
-    with admission.admit(Account("")) as first, admission.admit(Account("")) as second:
+    with admission.admit(ApiKey("")) as first, admission.admit(ApiKey("")) as second:
         first.charge(2 * MIB)
-        with pytest.raises(Refusal, match=f"{2 * MIB + 1} bytes or more"):
+        with pytest.raises(ApiError, match=f"{2 * MIB + 1} bytes or more"):
             first.charge(1)
         second.charge(MIB)
-        with pytest.raises(Refusal, match=r"requests of 3 MiB are under way, of 3"):
+        with pytest.raises(ApiError, match=r"requests in flight hold 3 MiB, the maximum is 3"):
             second.charge(1)
-    first.close()
-    second.close()
     assert admission.bytes == 0
 
 
 def test_bytes_of_a_connection_that_are_no_request_yet_count_as_often_as_they_come(admission):
-    unfinished = Unfinished(admission)
+    unfinished = PendingBytes(admission)
     for size in (MIB, 2 * MIB, MIB):
         unfinished.set(size)
         assert admission.bytes == size
     admission.bytes += 2 * MIB  # others'
-    with pytest.raises(Refusal, match="are under way"):
+    with pytest.raises(ApiError, match="in flight hold"):
         unfinished.set(MIB + 1)
     unfinished.close()
     assert admission.bytes == 2 * MIB
 
 
 def test_a_key_has_as_many_streams_as_it_may():
-    streams, account = Streams(LiveConfig()), Account("alice")
+    streams, account = StreamSlots(LiveConfig()), ApiKey("alice")
     account.max_streams = 1
     for _ in range(2):
-        with streams.one_more(account, print):
-            with pytest.raises(Refusal, match="live_streams"), streams.one_more(account, print):
+        with streams.register(account, print):
+            with pytest.raises(ApiError, match="live_streams"), streams.register(account, print):
                 pass
             assert len(streams) == account.streams == 1
     assert len(streams) == account.streams == 0
@@ -78,5 +76,5 @@ def test_a_key_has_as_many_streams_as_it_may():
 )
 def test_json_has_as_many_numbers_or_texts_as_it_may(most, one_more):
     check_json(most, "the body")
-    with pytest.raises(Refusal, match="the body has"):
+    with pytest.raises(ApiError, match="the body has"):
         check_json(most + one_more, "the body")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import grpc
 import numpy as np
@@ -10,12 +11,12 @@ import soundfile
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import RuntimeConfig
-from serve.gateway.overload.sound import Lengths, of_file, of_tensors
-from serve.gateway.overload.target import State
+from serve.gateway.kserve.messages import audio_of_tensors
+from serve.gateway.target import LatencyTarget, audio_of_file
 from tests.gateways import WAIT_S, json_request, message, until
 
 SLOTS = RuntimeConfig().slots
-REFUSED = "OverloadedError: as much is under way as is answered in time"
+REFUSED = "OverloadedError: the server is at the capacity that gateway.target_p99_s = 2 allows"
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_what_cannot_be_answered_in_time_is_refused_at_every_door_with_a_time(fu
     running, _, refused = full
     assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refused.details().startswith(REFUSED)
-    assert "(gateway.target_p99_s = 2); there may be room in 1 s" in refused.details()
+    assert "; there may be room in 1 s" in refused.details()
     assert dict(refused.trailing_metadata())["retry-after"] == "1"
     body = json.dumps(json_request()).encode()
     status, headers, answer = running.ask("POST", "/v2/models/whisper/infer", body)
@@ -62,8 +63,7 @@ def test_there_is_room_again_when_answers_have_come_or_clients_have_gone(full):
     running.triton.release()
     for call in (*calls, asked[-1]):
         assert service_pb2.ModelInferResponse.FromString(call.result()).outputs
-    state = running.door.targets.models["demo"].state()
-    assert isinstance(state, State) and state.rate > 0
+    assert not re.search(r"earshot_gateway_target_rate{.*} 0\.0", running.page())
 
 
 def test_without_a_target_nothing_is_refused_and_nothing_counted(start):
@@ -77,17 +77,17 @@ def test_files_tell_their_length_or_it_is_learnt():
     file = io.BytesIO()
     soundfile.write(file, np.zeros(48_000), 16_000, format="WAV", subtype="PCM_16")
     wav = file.getvalue()
-    assert of_file(wav[:1000], len(wav)).seconds == pytest.approx(3.0)
-    sound = of_file(b"OggS" + bytes(100), 40_000)
-    lengths = Lengths()
-    before = lengths.seconds(sound)
+    assert audio_of_file(wav[:1000], len(wav)).seconds == pytest.approx(3.0)
+    audio = audio_of_file(b"OggS" + bytes(100), 40_000)
+    target = LatencyTarget(2.0, SLOTS)
+    before = target.seconds(audio)
     for _ in range(50):
-        lengths.learn(sound, 20.0)
+        target.learn(audio, 20.0)
     assert before == pytest.approx(5.0)
-    assert lengths.seconds(of_file(b"OggS" + bytes(100), 8_000)) == pytest.approx(4.0)
+    assert target.seconds(audio_of_file(b"OggS" + bytes(100), 8_000)) == pytest.approx(4.0)
 
 
 def test_samples_are_as_long_as_they_are_many():
     request = service_pb2.ModelInferRequest.FromString(message(samples=32_000))
-    sound = of_tensors(request, tuple(map(memoryview, request.raw_input_contents)))
-    assert sound.seconds == 2.0
+    audio = audio_of_tensors(request, tuple(map(memoryview, request.raw_input_contents)))
+    assert audio.seconds == 2.0

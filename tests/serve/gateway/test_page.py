@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from serve.contract.config import Config
-from serve.gateway.door import Door
-from serve.gateway.page import state, subtitles
-from serve.gateway.page.state import State
-from serve.gateway.upstream.own import OwnEngine
+from serve.gateway.background import LoopWatch
+from serve.gateway.edge.budget import SharedBudget
+from serve.gateway.engine import EngineAddress
+from serve.gateway.page import routes, state
+from serve.gateway.page.state import EngineStateReader
+from serve.gateway.run import open_services
 from tests.gateways import json_request
 
 WEB = Path(state.__file__).parent / "web"
@@ -62,13 +64,14 @@ def told(tmp_path):
 
     def told(*pages, others=(), took_s=()):
         async def run():
-            door = Door(Config(), tmp_path, [OwnEngine("cpu", tmp_path)], tmp_path / "alive")
-            door.ready = ready
-            door.metrics.recent_s = lambda window_s: list(took_s)
-            looking = State(door, Config(), [reader(pages), *map(reader, others)])
+            watch, address = LoopWatch(tmp_path / "alive"), EngineAddress("cpu", tmp_path)
+            services = open_services(Config(), tmp_path, [address], watch, SharedBudget())
+            object.__setattr__(services, "ready", ready)
+            services.metrics.recent_s = lambda window_s: list(took_s)
+            looking = EngineStateReader(services, Config(), [reader(pages), *map(reader, others)])
             for _ in pages:
-                await looking.look()
-            await door.upstreams.close()
+                await looking.read()
+            await services.engines.close()
             return json.loads(json.dumps(looking.found))
 
         async def ready():
@@ -145,7 +148,7 @@ def test_browsers_get_the_files_and_keep_them(running):
 def test_latencies_are_those_of_requests_that_were_answered(running):
     assert running.infer(json.dumps(json_request()))[0] == 200
     assert running.infer(json.dumps(json_request("error:AudioError: no")))[0] == 400
-    running.run(running.gateway.state.look())
+    running.run(running.gateway.state.read())
     status, headers, body = running.ask("GET", "/state")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     assert json.loads(body)["recent"]["requests"] == 1
@@ -215,7 +218,7 @@ def test_what_is_no_transcript_is_refused(running, fields, told):
 
 
 def test_a_transcript_that_is_too_large_is_refused(running, monkeypatch):
-    monkeypatch.setattr(subtitles, "MOST_BYTES", 100)
+    monkeypatch.setattr(routes, "MAX_BYTES", 100)
     assert ask(running)[0] == 413
     assert running.ask("GET", "/subtitles")[0] == 405
-    assert not running.gateway.door.admission.requests
+    assert not running.services.admission.requests

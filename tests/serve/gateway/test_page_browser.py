@@ -116,12 +116,12 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(10, 1), max_request_mb=4
     )
-    running.run(running.gateway.state.look())
+    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         yield running
         running.triton.release()
-        until(lambda: running.door.admission.requests == 0)
-        assert running.door.admission.bytes == 0
+        until(lambda: running.services.admission.requests == 0)
+        assert running.services.admission.bytes == 0
 
 
 @pytest.fixture
@@ -626,7 +626,7 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
     offers = metrics(10, 1).replace(b'"en,es"', b'"ba,bo,ht,jw"')
     running = Running(tmp_path, 600.0, triton_metrics=offers)
-    running.run(running.gateway.state.look())
+    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         page = visit(running)
         names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
@@ -762,7 +762,7 @@ def with_jobs(tmp_path, config):
     folder = tmp_path / "run"
     folder.mkdir()
     running = Running(folder, 600.0, triton_metrics=metrics(10, 1), jobs=config)
-    running.run(running.gateway.state.look())
+    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         yield running
 

@@ -10,9 +10,15 @@ import pytest
 from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
-from serve.gateway import log
-from serve.gateway.log import MOST, MOST_REFUSALS, Behind, FewLines, Line
-from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.engine import SERVICE
+from serve.gateway.observe import log
+from serve.gateway.observe.log import (
+    MOST,
+    MOST_REFUSALS,
+    AsyncLogHandler,
+    LogRateLimiter,
+    LogRecord,
+)
 from serve.wire import tensors
 from tests.gateways import (
     END,
@@ -165,6 +171,29 @@ def test_a_live_stream_that_the_server_ends_says_so(start, line, monkeypatch):
         assert line(websocket.response.headers["x-request-id"])["outcome"] == "server_stopping"
 
 
+def test_a_request_ends_once_however_it_ends(start, caplog):
+    """Answered, rejected, left by its client, lost with its engine, and ended by the drain."""
+    running = start(drain_timeout_s=0.2)
+    running.call()(message(), timeout=WAIT_S)
+    assert transcribe(running, part("beem_size", b"5"))[0] == 400
+    left = running.call().future(message("wait"))
+    until(lambda: running.triton.waiting)
+    left.cancel()
+    until(lambda: running.services.admission.requests == 0)
+    assert transcribe(running, part("prompt", b"error:UNAVAILABLE Socket closed"))[0] == 503
+    ended = running.call().future(message("wait"))
+    until(lambda: running.triton.waiting)
+    assert not running.run(running.gateway.drain())
+    assert ended.code() == grpc.StatusCode.UNAVAILABLE
+    told = [record.fields["outcome"] for record in caplog.records if hasattr(record, "fields")]
+    expected = ["client_gone", "draining", "invalid_argument", "ok", "server_away"]
+    assert sorted(told) == expected
+    page = running.page()
+    for counted in (r"requests_total\{.*", r"request_seconds_count\{.*"):
+        found = re.findall(rf"earshot_gateway_{counted} ([\d.]+)", page)
+        assert sum(map(float, found)) == len(expected), counted
+
+
 # ---------------------------------------------------------------- how it is written
 
 
@@ -173,8 +202,8 @@ def written():
     """Lines as a handler writes them into a pipe, which is read at the end."""
     read, write = os.pipe()
     logger = logging.getLogger("earshot.requests")
-    handler = Behind(write)
-    handler.addFilter(FewLines())
+    handler = AsyncLogHandler(write)
+    handler.addFilter(LogRateLimiter())
     logger.addHandler(handler)
 
     def written():
@@ -191,7 +220,7 @@ def written():
 
 
 def test_text_is_one_line_of_words(written):
-    Line(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
+    LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
     (found,) = written()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO earshot\.requests: id=req_1 "
@@ -202,7 +231,7 @@ def test_text_is_one_line_of_words(written):
 
 def test_json_is_one_object_a_line(written):
     written.handler.setFormatter(log.JsonFormatter())
-    Line(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
+    LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
     assert (first["id"], first["audio_s"], first["level"]) == ("req_1", 2.0, "INFO")
@@ -211,9 +240,9 @@ def test_json_is_one_object_a_line(written):
 
 def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
     for _ in range(MOST_REFUSALS + 50):
-        Line(route="http", outcome="overloaded").write()
-        Line(route="http", outcome="ok").write()
-    Line(route="http", key="alice", outcome="overloaded").write()
+        LogRecord(route="http", outcome="overloaded").write()
+        LogRecord(route="http", outcome="ok").write()
+    LogRecord(route="http", key="alice", outcome="overloaded").write()
     found = written()
     assert sum("outcome=ok" in line for line in found) == MOST_REFUSALS + 50
     assert sum("outcome=overloaded" in line for line in found) == MOST_REFUSALS + 1
@@ -221,7 +250,7 @@ def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
 
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(30_000):  # of which the pipe takes a few hundred
-        Line(id=f"req_{number}", route="http", outcome="ok").write()
+        LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._left_out
 
@@ -237,7 +266,7 @@ def said(clock):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    handler.addFilter(FewLines(clock))
+    handler.addFilter(LogRateLimiter(clock))
     logger = logging.getLogger("tests.few_lines")
     logger.addHandler(handler)
     yield said

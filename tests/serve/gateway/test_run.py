@@ -14,8 +14,8 @@ import pytest
 import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.gateway.metrics import joined
-from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.engine import SERVICE
+from serve.gateway.observe.metrics import joined
 from serve.supervisor.run import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import folder_of
@@ -29,7 +29,7 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(running):
     until(lambda: running.triton.requests)
     assert running.ask("GET", "/health")[1]["Connection"] is None
     draining = running.submit(running.gateway.drain())
-    until(lambda: running.door.admission.draining)
+    until(lambda: running.services.admission.draining)
     with pytest.raises(grpc.RpcError) as caught:
         running.call()(message())
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -50,7 +50,7 @@ def test_what_is_left_at_the_limit_is_ended_as_unavailable(start):
     stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
     ask = threading.Event()
     idle = stream(iter(lambda: ask.wait() and None, b""), timeout=WAIT_S)
-    until(lambda: running.triton.requests and running.door.admission.requests == 2)
+    until(lambda: running.triton.requests and running.services.admission.requests == 2)
     assert not running.run(running.gateway.drain())
     with pytest.raises(grpc.RpcError) as caught:
         waiting.result(WAIT_S)
@@ -65,7 +65,7 @@ def test_the_page_has_all_parts(running):
     assert "earshot_gateway_inflight_bytes 0.0" in running.page()
     (running.folder / "supervisor.prom").write_text("earshot_restarts 1", encoding="utf-8")
     running.call()(message())
-    until(lambda: running.door.admission.requests == 0)
+    until(lambda: running.services.admission.requests == 0)
     page = running.page()
     assert "earshot_restarts 1\n" in page
     assert 'earshot_gateway_requests_total{key="",route="grpc",status="OK"} 1.0' in page
@@ -187,16 +187,16 @@ def test_requests_wait_where_there_is_none_and_are_answered_by_the_next(front, o
     front.links[0].unlink()
     calls = [front.call().future(message("hello")) for _ in range(3)]
     gone = front.call().future(message("hello"))
-    until(lambda: front.door.admission.requests == 4)
+    until(lambda: front.services.admission.requests == 4)
     assert (front.folder / USED).is_file(), "the supervisor is told"
     assert front.ask("GET", "/health")[0] == 200
     gone.cancel()
-    until(lambda: front.door.admission.requests == 3)
+    until(lambda: front.services.admission.requests == 3)
     assert not any(call.done() for call in calls) and not front.triton.requests
     exchange(front, other)
     assert all(call.result(WAIT_S) for call in calls)
     assert len(other.requests) == 3
-    until(lambda: front.door.admission.requests == 0)
+    until(lambda: front.services.admission.requests == 0)
 
 
 def test_a_request_that_waits_too_long_is_told_so(start):

@@ -20,8 +20,8 @@ from serve.gateway.shadow import monitor
 from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
-    Drift,
-    Gaps,
+    DriftCusum,
+    ScoreGaps,
     baseline_of,
     compare,
     gaps_of,
@@ -53,7 +53,7 @@ def metric(running, name):
 
 
 def compared(running, count):
-    until(lambda: running.door.shadow.compared == count)
+    until(lambda: running.services.shadow.compared == count)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, s
     chance = random.Random(20)
     expected = sum(chance.random() < share for _ in range(40))
     assert metric(running, "earshot_shadow_sampled_total") == expected
-    assert len(running.door.shadow.pending) == expected
+    assert len(running.services.shadow.pending) == expected
 
 
 def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running):
@@ -91,7 +91,7 @@ def test_a_request_of_each_door_is_sampled(running):
     compared(running, 1)
     running.call()(message("hello"))
     compared(running, 2)
-    assert [one.edits for one in running.door.shadow.window] == [1, 0]
+    assert [one.edits for one in running.services.shadow.window] == [1, 0]
 
 
 def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
@@ -99,7 +99,7 @@ def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
     compared(running, 1)
     files = list(running.triton.files.values())
     assert len(files) == 2
-    until(lambda: not list(running.door.upstreams.uploads.iterdir()))
+    until(lambda: not list(running.services.engines.uploads.iterdir()))
 
 
 def test_streams_and_answers_in_part_are_no_samples(running):
@@ -119,7 +119,7 @@ def test_the_reference_waits_until_nothing_is_under_way(running):
         until(lambda: running.triton.waiting)
         infer(running)
         running.run(asyncio.sleep(4 * LOOK_S))
-        assert (len(running.door.shadow.pending), len(asked(running))) == (1, 2)
+        assert (len(running.services.shadow.pending), len(asked(running))) == (1, 2)
         running.triton.release()
         client.result(WAIT_S)
     compared(running, 2)
@@ -144,11 +144,11 @@ def test_what_has_no_room_is_dropped_and_counted(start):
     for _ in range(3):
         running.call()(message("hello", samples=samples))
     assert metric(running, "earshot_shadow_dropped_total") == 1
-    assert len(running.door.shadow.pending) == 2
+    assert len(running.services.shadow.pending) == 2
     assert 8 * samples < metric(running, "earshot_shadow_pending_bytes") < 2**20
     running.transcribe(AUDIO)  # larger than all the room
     assert metric(running, "earshot_shadow_dropped_total") == 2
-    assert len(running.door.shadow.pending) == 2
+    assert len(running.services.shadow.pending) == 2
 
 
 def test_answers_count_in_the_room_of_samples(start):
@@ -191,7 +191,7 @@ def test_hostile_clients_count_nothing_and_hold_up_nobody(start):
     assert metric(running, "earshot_shadow_dropped_total") == 1
     for name in ("failed_total", "drift", "pending_requests", "pending_bytes"):
         assert metric(running, f"earshot_shadow_{name}") == 0
-    assert not list(running.door.upstreams.uploads.iterdir())
+    assert not list(running.services.engines.uploads.iterdir())
 
 
 def test_a_reference_that_fails_is_counted_and_the_next_sample_compared(running):
@@ -285,7 +285,7 @@ def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", s
 def test_texts_are_compared_without_case_and_punctuation():
     assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
     assert compare(transcript("well"), transcript("...")) == Comparison(
-        "en", 4, 0, Gaps(language=0.0)
+        "en", 4, 0, ScoreGaps(language=0.0)
     )
     assert compare(transcript(""), transcript("well")).cer == 1.0
 
@@ -295,8 +295,8 @@ def test_gaps_are_of_what_both_answers_tell():
     found = gaps_of(served, transcript("a", (-0.3, 2)))
     assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
     sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
-    assert gaps_of(served, sampled) == Gaps(None, pytest.approx(math.log(3)), None)
-    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == Gaps()
+    assert gaps_of(served, sampled) == ScoreGaps(None, pytest.approx(math.log(3)), None)
+    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == ScoreGaps()
 
 
 @pytest.mark.nightly
@@ -319,10 +319,10 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
     def gaps(count, rise=0.0):
         values = np.exp(chance.normal((-1.0 + rise, 1.0 + rise), (1.0, 0.5), (count, 2)))
-        return [Gaps(log, None, language) for log, language in values]
+        return [ScoreGaps(log, None, language) for log, language in values]
 
     def drifted_after(rise):
-        drift = Drift(baseline)
+        drift = DriftCusum(baseline)
         for count, found in enumerate(gaps(2000, rise), start=1):
             drift.add(found)
             if drift.value > BOUND:
@@ -336,8 +336,8 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
 
 def test_without_a_baseline_no_drift_is_told():
-    drift = Drift(ShadowBaseline())
-    drift.add(Gaps(100.0, 100.0, 100.0))
+    drift = DriftCusum(ShadowBaseline())
+    drift.add(ScoreGaps(100.0, 100.0, 100.0))
     assert drift.value == 0.0
 
 

@@ -8,7 +8,7 @@ import pytest
 from build.clips import load_clips
 from serve.contract.config import load_config
 from serve.contract.messages import Request
-from serve.gateway.shadow.figures import BOUND, Drift, baseline_of, compare
+from serve.gateway.shadow.figures import BOUND, DriftCusum, baseline_of, compare
 from serve.transcriber.open import open_transcriber
 from tests.broken_engine import break_engine
 
@@ -38,7 +38,7 @@ def heard(tmp_path_factory):
 
 def alert_after(pairs, baseline, seed):
     """The request that raises an alert, of 2,000 drawn ones; None: no request does."""
-    drift = Drift(baseline)
+    drift = DriftCusum(baseline)
     for number, pair in enumerate(random.Random(seed).choices(pairs, k=2000), start=1):
         drift.add(pair.gaps)
         if drift.value > BOUND:

@@ -1,4 +1,4 @@
-"""Traces, as a collector gets them."""
+"""RequestTracer, as a collector gets them."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ import tritonclient.grpc as triton_grpc
 
 from serve.contract.errors import ConfigError
 from serve.contract.server_config import TracesConfig
-from serve.gateway.log import JsonFormatter
-from serve.gateway.tracing import open_traces
+from serve.gateway.observe.log import JsonFormatter
+from serve.gateway.observe.spans import open_tracer
 from tests.collector import Collector, tree
 from tests.gateways import (
     TRANSCRIPTIONS,
@@ -36,7 +36,7 @@ SERVER = 2
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, collector):
-    """Spans are sent soon, to a collector that goes after those who send."""
+    """RequestSpan are sent soon, to a collector that goes after those who send."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -189,11 +189,11 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
 
 def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr("serve.gateway.telemetry.CLOSE_S", 0.05)
+    monkeypatch.setattr("serve.gateway.observe.traces.CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         running = start(traces=TracesConfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         running.transcribe()
-        running.run(running.door.traces.close())
+        running.run(running.services.tracer.close())
         assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
         assert 'state="sent"' not in running.page()
         until(lambda: not [t for t in threading.enumerate() if t.name == "spans"])
@@ -226,7 +226,7 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
         monkeypatch.setenv(name, value.format(collector.endpoint))
     running = start()
     running.transcribe()
-    running.run(running.door.traces.close())
+    running.run(running.services.tracer.close())
     assert bool(collector.spans) == posted
     for span in collector.spans:
         assert span.resource["service.name"] == "asr" and span.resource["deployment"] == "test"
@@ -242,7 +242,7 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
 def test_variables_that_cannot_be_used_are_named(monkeypatch, name, value, told):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="OTEL_"):
-        open_traces(TracesConfig("http://127.0.0.1:4318"), None)
+        open_tracer(TracesConfig("http://127.0.0.1:4318"), None)
 
 
 # ---------------------------------------------------------------- hostile headers

@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from serve.contract.server_config import ServerConfig
-from serve.gateway import memory, refusals, uploads
+from serve.gateway import errors, limits
+from serve.gateway.edge import uploads
+from serve.gateway.errors import ApiError
 from serve.gateway.limits import Admission
-from serve.gateway.refusals import Refusal
 from tests.gateways import WAIT_S, message, until
 from tests.serve.gateway.http2 import PREFACE, frame, head
 
@@ -44,22 +45,22 @@ class SlowUpload:
 def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
     running = start(upload_timeout_s=2.0)
     slow = SlowUpload(running)
-    until(lambda: running.door.admission.requests == 1)
+    until(lambda: running.services.admission.requests == 1)
     assert running.call()(message())
     slow.read_until(b"server.upload_timeout_s")
-    until(lambda: running.door.admission.requests == 0)
+    until(lambda: running.services.admission.requests == 0)
     slow.socket.close()
 
 
 def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(limits, "PATIENCE_S", 0.0)
     running = start(max_inflight=2)
     slow = []
     for count in (1, 2):
         slow.append(SlowUpload(running))
-        until(lambda count=count: running.door.admission.requests == count)
+        until(lambda count=count: running.services.admission.requests == count)
     assert running.call()(message())
-    slow[0].read_until(b"others wait")  # the oldest of them
+    slow[0].read_until(b"other requests were waiting")  # the oldest of them
     for one in slow:
         one.socket.close()
 
@@ -67,7 +68,7 @@ def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
 def test_an_upload_has_some_time_before_it_loses_its_place(start):
     running = start(max_inflight=1)
     slow = SlowUpload(running)
-    until(lambda: running.door.admission.requests == 1)
+    until(lambda: running.services.admission.requests == 1)
     with pytest.raises(grpc.RpcError, match="max_inflight"):
         running.call()(message())
     slow.socket.close()
@@ -77,25 +78,25 @@ def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
     """Each is within bounds, all together are not, and none is ever whole."""
     monkeypatch.setattr(uploads, "LARGE_BYTES", 2**10)
     running = start()
-    running.door.admission.max_bytes = 50_000
+    running.services.admission.max_bytes = 50_000
     slow = [SlowUpload(running) for _ in range(4)]
-    until(lambda: len(running.door.uploads.connections) == 4)
+    until(lambda: len(running.services.uploads.connections) == 4)
     for one in slow:
         one.send(15_000)
-    until(lambda: running.door.admission.requests == 3)  # three fit
+    until(lambda: running.services.admission.requests == 3)  # three fit
     assert 'earshot_gateway_refused_total{reason="bytes"} 1.0' in running.page()
     with pytest.raises(grpc.RpcError, match="max_inflight_mb"):
         running.call()(message(samples=5_000))
     for one in slow:
         one.socket.close()
-    until(lambda: running.door.admission.uploading_bytes() == 0)
+    until(lambda: running.services.admission.uploading_bytes == 0)
     assert running.call()(message(samples=5_000))
 
 
 def test_draining_gives_up_what_is_not_whole(start):
     running = start()
     slow = SlowUpload(running)
-    until(lambda: running.door.admission.requests == 1)
+    until(lambda: running.services.admission.requests == 1)
     assert running.run(running.gateway.drain())
     slow.read_until(b"is stopping")
     slow.socket.close()
@@ -111,13 +112,14 @@ def test_what_is_given_up_may_have_run_out_of_time_in_that_moment():
 
     async def receive():
         loop = asyncio.get_running_loop()
-        found = uploads.Uploads(Admission(ServerConfig()), lambda peers: {})
+        admission = Admission(ServerConfig())
+        found = uploads.Uploads(admission, lambda peers: {})
         upload = asyncio.create_task(found.receive(Silent(), 0.01))
         await asyncio.sleep(0)
         ended = loop.create_future()
-        loop.call_later(0.02, lambda: ended.set_result(found.end_all(refusals.failed())))
+        loop.call_later(0.02, lambda: ended.set_result(admission.end_uploads(errors.failed())))
         time.sleep(0.05)  # the loop stands still, and both happen in its next turn
-        with pytest.raises(Refusal, match="upload_timeout_s"):
+        with pytest.raises(ApiError, match="upload_timeout_s"):
             await upload
         await ended
 
@@ -135,7 +137,7 @@ def test_the_kernel_says_how_much_came_in_over_a_connection(host):
         there.sendall(bytes(12345))
         port = there.getsockname()[1]
         peer = f"ipv6:%5B::1%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-        sockets = uploads.Sockets()
+        sockets = uploads.TcpPeers()
         until(lambda: sockets.received([peer, "ipv4:1.2.3.4:5"]) == {peer: 12345})
         os.fstat(here.fileno())  # still open
         here.close()
@@ -151,21 +153,23 @@ def test_what_refers_to_itself_goes():
     held.itself = held
     seen = weakref.ref(held)
     del held
-    memory.give_back()
+    uploads.trim_memory()
     assert seen() is None
 
 
 def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):
     given = []
-    monkeypatch.setattr(memory, "give_back", lambda: given.append(running.door.admission.bytes))
+    monkeypatch.setattr(
+        uploads, "trim_memory", lambda: given.append(running.services.admission.bytes)
+    )
     running.call()(message(samples=2**18))
     until(lambda: given)
-    until(lambda: not running.door.admission.untidy)
+    until(lambda: not running.services.admission.trim_due)
     assert given[-1] == 0
     given.clear()
     assert running.infer("[" * 2**21)[0] == 400
     until(lambda: given)
-    until(lambda: not running.door.admission.untidy)
+    until(lambda: not running.services.admission.trim_due)
     given.clear()
     running.call()(message())
-    assert not running.door.admission.untidy
+    assert not running.services.admission.trim_due

@@ -6,9 +6,7 @@ import json
 import grpc
 import pytest
 
-from serve.contract.errors import UnavailableError
-from serve.gateway.refusals import Refusal
-from serve.gateway.upstream.calls import Call, Channel
+from serve.gateway.engine import InferMethod
 from tests.gateways import WAIT_S, json_request, message, until
 
 TWO = ("cuda:0", "cuda:1")
@@ -39,7 +37,7 @@ def test_of_several_engines_the_next_gets_what_one_lost_with_its_file(start):
     for triton in running.tritons:
         triton.release()
     assert all(call.result(WAIT_S) for call in calls)
-    assert list(running.door.upstreams.uploads.iterdir()) == []
+    assert list(running.services.engines.uploads.iterdir()) == []
 
 
 def test_the_least_busy_one_is_asked(start):
@@ -155,10 +153,9 @@ def test_a_server_lost_while_it_takes_a_large_request_is_away(lost_at, error):
     """What gRPC raises of its own where a message meets the call's end hides how it ended."""
 
     async def ask() -> None:
-        answers = Channel(LosingChannel(LostCall(lost_at, error))).send(LARGE, False)
-        async for _ in Call(answers, cancel=lambda: None, close=lambda: None).answers():
+        async for _ in InferMethod(LosingChannel(LostCall(lost_at, error))).send(LARGE, False):
             pass
 
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(grpc.aio.AioRpcError) as lost:
         asyncio.run(ask())
-    assert type(refusal.value.error) is UnavailableError
+    assert lost.value.code() == grpc.StatusCode.UNAVAILABLE

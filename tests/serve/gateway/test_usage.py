@@ -16,9 +16,9 @@ from serve.contract.errors import OverloadedError
 from serve.contract.keys import Key, add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
-from serve.gateway.callers import Caller
-from serve.gateway.refusals import Refusal
-from serve.gateway.usage import FILE, Row, Usage, UsageFile
+from serve.gateway.errors import ApiError
+from serve.gateway.keys import ApiKey
+from serve.gateway.usage import FILE, Usage, UsageFile, UsageRecord
 from serve.wire.client import Client
 from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
 
@@ -50,11 +50,11 @@ def usage_of(path, clock):
 
 
 def caller(most_s, name="alice"):
-    return Caller(name, Key("", audio_s_per_day=most_s))
+    return ApiKey(name, Key("", audio_s_per_day=most_s))
 
 
 def refused(usage, caller):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         usage.require(caller)
     return caught.value
 
@@ -68,7 +68,7 @@ def test_a_day_is_used_up_until_midnight_in_utc(usage, clock):
     usage.count("alice", "other", 1, 20.0)  # was under way, and is finished
     refusal = refused(usage, caller(100.0))
     assert (refusal.reason, refusal.retry_after_s) == ("insufficient_quota", 90)
-    for other in (caller(100.0, "bob"), caller(0.0), Caller("", None)):
+    for other in (caller(100.0, "bob"), caller(0.0), ApiKey("", None)):
         usage.require(other)
     clock.now_s = MIDNIGHT_S - 0.5
     assert refused(usage, caller(100.0)).retry_after_s == 1
@@ -89,22 +89,27 @@ def test_days_are_kept_apart_whenever_they_are_written(usage, clock, path):
         return await usage.rows("alice", *DAYS), await usage.rows("alice", DAYS[1], DAYS[1])
 
     both, second = asyncio.run(scene())
-    assert both == [Row(DAYS[0], "alice", "demo", 2, 15.0), Row(DAYS[1], "alice", "demo", 1, 7.0)]
+    assert both == [
+        UsageRecord(DAYS[0], "alice", "demo", 2, 15.0),
+        UsageRecord(DAYS[1], "alice", "demo", 1, 7.0),
+    ]
     assert second == both[1:]
 
 
 @pytest.mark.nightly
 def test_processes_that_write_at_once_lose_nothing(path):
     code = (
-        "import sys; from pathlib import Path; from serve.gateway.usage import Row, UsageFile\n"
+        "import sys; from pathlib import Path\n"
+        "from serve.gateway.usage import UsageFile, UsageRecord\n"
+        "row = UsageRecord('2027-01-01', 'alice', 'demo', 1, 2.0)\n"
         "for _ in range(50):\n"
         "    file = UsageFile(Path(sys.argv[1]))\n"
-        "    file.add([Row('2027-01-01', 'alice', 'demo', 1, 2.0)], '2027-01-01'); file.close()\n"
+        "    file.add([row], row.day); file.close()\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
     assert [one.wait(WAIT_S) for one in processes] == [0, 0]
     with contextlib.closing(UsageFile(path)) as file:
-        assert file.rows(*DAYS) == [Row(DAYS[1], "alice", "demo", 100, 200.0)]
+        assert file.rows(*DAYS) == [UsageRecord(DAYS[1], "alice", "demo", 100, 200.0)]
 
 
 def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
@@ -119,12 +124,12 @@ def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
                 await usage.exchange()
         assert refused(usage, caller(31.0))
         usage.require(caller(31.5))
-        with full_disk(), pytest.raises(Refusal, match="log says why") as caught:
+        with full_disk(), pytest.raises(ApiError, match="log says why") as caught:
             await usage.rows("alice", *DAYS)
         assert caught.value.status.http == 503
         return await usage.rows("alice", *DAYS)
 
-    assert asyncio.run(scene()) == [Row(DAYS[0], "alice", "demo", 4, 31.0)]
+    assert asyncio.run(scene()) == [UsageRecord(DAYS[0], "alice", "demo", 4, 31.0)]
     said = [(one.levelname, one.getMessage()) for one in caplog.records]
     assert [level for level, _ in said] == ["ERROR", "INFO"]
     assert said[0][1].startswith(f"{path} cannot be used to count usage: ")
@@ -181,7 +186,7 @@ def test_a_key_whose_day_is_used_up(start, keys_file):
     check_refused_everywhere(running)
     (row,) = rows_of(running, headers=ALICE)
     assert row == {
-        "day": running.door.usage.day,
+        "day": running.services.usage.day,
         "model": "demo",
         "requests": 2,
         "audio_seconds": 2 * ANSWER_S,
@@ -200,15 +205,15 @@ def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_
         for _ in range(2):
             client.transcribe(b"RIFF")
     until(lambda: beside.ask("POST", INFER, b"{}", ALICE)[0] == 429)  # within a second or two
-    first.run(first.door.usage.close())
+    first.run(first.services.usage.close())
     check_refused_everywhere(start(keys_file=keys_file, usage_file=str(path)))
 
 
 def test_usage_of_several_days(start, path):
     """Without keys it is everybody's."""
     before = UsageFile(path)
-    rows = [Row(day, "", model, 1, 3600.0) for day in DAYS for model in ("demo", "turbo")]
-    rows.append(Row(DAYS[0], "alice", "demo", 1, 3600.0))  # of when there were keys
+    rows = [UsageRecord(day, "", model, 1, 3600.0) for day in DAYS for model in ("demo", "turbo")]
+    rows.append(UsageRecord(DAYS[0], "alice", "demo", 1, 3600.0))  # of when there were keys
     before.add(rows, DAYS[0])
     before.close()
     running = start(usage_file=str(path))

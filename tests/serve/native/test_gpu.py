@@ -8,8 +8,7 @@ import pytest
 import torch
 import triton
 
-from eval.random_whisper.engine import random_engine
-from eval.random_whisper.shapes import published_shape
+from eval.random_whisper import published_shape, random_engine
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import UnavailableError

@@ -74,7 +74,9 @@ class Harness:
         self.slots = Slots(slots, slots)
         device = torch.device("meta")  # no CPU, which takes turns of its own
         self.intake = Intake(
-            self.encoder, self.starter, self.slots, BATCH, target_s, device, None, beside=True
+            *(self.encoder, self.starter, self.slots, BATCH, device, None),
+            beside=True,
+            decode_target_s=target_s,
         )
         self.running = collections.OrderedDict()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eval.config import load_config
-from eval.random_whisper.shapes import published_shape
+from eval.random_whisper import published_shape
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Dims, tensor_specs
 from serve.contract.errors import UnavailableError

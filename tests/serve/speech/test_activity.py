@@ -9,8 +9,8 @@ import pytest
 from faster_whisper import vad as peer
 from faster_whisper.utils import get_assets_path
 
-from serve.contract.config import TranscriberConfig
 from serve.contract.errors import EarshotError
+from serve.contract.messages import SpeechOptions
 from serve.speech import activity, audio
 from serve.speech.activity import FRAME, Detector, Listener, Options
 from serve.speech.features import SAMPLE_RATE
@@ -89,7 +89,7 @@ def test_speech_is_where_faster_whisper_finds_it_with_its_model(options, paused)
 
 
 def test_the_defaults_are_those_with_which_the_peer_packs_windows():
-    assert Options() == Options.of(TranscriberConfig())
+    assert Options() == Options.of(SpeechOptions())
     theirs = peer.VadOptions(min_silence_duration_ms=160)
     ms = SAMPLE_RATE // 1000
     same = Options(theirs.threshold, 160 * ms, theirs.speech_pad_ms * ms, 0)

@@ -118,7 +118,7 @@ def test_errors_keep_their_kind_and_words():
     ("ended_by", "kind", "words"),
     [
         (signal.SIGSEGV, AudioError, r"crashes its decoder \(SIGSEGV\)"),
-        (signal.SIGXCPU, AudioLimitError, r"more CPU time than 30 s"),
+        (signal.SIGXCPU, AudioLimitError, r"more CPU time than the 30 s"),
         (signal.SIGKILL, UnavailableError, "was killed; try again"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_died_is_started_again_ever_later(part, started, clock, caplog):
         assert part.up
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert part.restarts == 9 and len(started) == 10
-    assert "The server failed: it broke; it is started again in 0.5 s" in caplog.text
+    assert "The server failed: it broke; it restarts in 0.5 s" in caplog.text
 
 
 def test_delays_begin_anew_once_it_has_run_well(part, started, clock):

@@ -30,8 +30,8 @@ def clips(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def config(nano_config, clips):
-    return nano_config(reload_clips=clips, idle_unload_s=2.0)
+def config(nano_config):
+    return nano_config(idle_unload_s=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,19 @@ def loaded(server):
     return re.search(r"^earshot_engine_loaded{.*} (\d)", metrics_page(server), re.M)[1] == "1"
 
 
-def exchange(config, engine, **options):
-    said = []
-    give(order_for(config, str(engine), **options), said.append)
-    return said
+@pytest.fixture
+def exchange(clips):
+    def exchange(config, engine, **options):
+        said = []
+        give(order_for(config, str(engine), clips, **options), said.append)
+        return said
+
+    return exchange
 
 
-def test_requests_meet_an_exchange_and_are_answered(server, client, config, another, tmp_path):
+def test_requests_meet_an_exchange_and_are_answered(
+    server, client, config, another, exchange, tmp_path
+):
     link = tmp_path / "current"
     link.symlink_to(another)
     call, pids = client.start(Request(audio=LONG)), server.pids
@@ -82,7 +88,7 @@ def test_requests_meet_an_exchange_and_are_answered(server, client, config, anot
 
 @pytest.mark.nightly
 def test_a_damaged_engine_changes_nothing_though_the_old_one_had_to_end(
-    server, client, config, another
+    server, client, config, another, exchange
 ):
     weights = another / "weights.safetensors"
     content = bytearray(weights.read_bytes())

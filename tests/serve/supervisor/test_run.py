@@ -209,7 +209,7 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
     toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
     with tempfile.TemporaryDirectory() as left:
         parent = subprocess.Popen(
-            [sys.executable, "-m", "serve", "triton", "--config", str(toml)],
+            [sys.executable, "-m", "serve", "start", "--config", str(toml)],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": left},
             stdout=subprocess.PIPE,
@@ -228,7 +228,7 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
         (folder,) = Path(left).iterdir()
         assert shared_memory(folder), "it could not end as it should"
         again = subprocess.run(
-            [sys.executable, "-m", "serve", "triton", "--config", str(toml), "--engine", "/none"],
+            [sys.executable, "-m", "serve", "start", "--config", str(toml), "--engine", "/none"],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": left},
             stderr=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from serve.contract.errors import (
 from serve.contract.messages import Failed, Finished, SegmentReady
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
+from serve.transcriber import intake, ledger
 from tests.fakes import CAPABILITIES, Echo
 from tests.harness import (
     FOREVER,
@@ -122,7 +123,8 @@ class TestEndings(TranscriberTests):
     def test_too_much_audio_is_refused_until_some_is_decoded(self, start, tokenizer, monkeypatch):
         """What counts is the audio as it was sent, and only until its last window is cut."""
         script = Echo(tokenizer, delay=FOREVER)
-        transcriber, _ = start(script, max_audio_mb=10, max_pending_mb=20)
+        monkeypatch.setattr(ledger, "MAX_PENDING_MB", 20)
+        transcriber, _ = start(script)
         go_on = threading.Event()
         honest = audio.check_values
 
@@ -133,7 +135,7 @@ class TestEndings(TranscriberTests):
         monkeypatch.setattr("serve.speech.audio.check_values", check_values)
         long = request(audio=noise(163.0), sample_rate=2_000)  # 9.95 MiB
         clients = [Client().send(transcriber, long) for _ in range(2)]
-        with pytest.raises(OverloadedError, match=r"19\.9 MiB .* adds 9\.9 MiB; .*max_pending_mb"):
+        with pytest.raises(OverloadedError, match=r"19\.9 MiB .* adds 9\.9 MiB; .* is 20 MiB"):
             transcriber.submit(long, Client())
         clients.append(Client().send(transcriber, request()))
         clients[0].handle.cancel()
@@ -144,27 +146,32 @@ class TestEndings(TranscriberTests):
         assert transcriber.stats().rejected == 2
         go_on.set()
 
-    def test_audio_counts_until_it_is_decoded(self, start, tokenizer):
+    def test_audio_counts_until_it_is_decoded(self, start, tokenizer, monkeypatch):
         script = Echo(tokenizer, delay=FOREVER)
-        transcriber, runtime = start(script, max_audio_mb=1, max_pending_mb=1)
+        monkeypatch.setattr(ledger, "MAX_PENDING_MB", 1)
+        transcriber, runtime = start(script)
         for slots in (1, 2):
             Client().send(transcriber, request(audio=noise(14.0)))  # 0.85 MiB
             until(lambda: runtime.gauges().busy_slots == slots)  # noqa: B023 - at once
 
     @pytest.mark.parametrize(
-        ("config", "message"),
+        ("limit", "message"),
         [
-            ({"max_decoded_msamples": 1}, "expected at most 1 million"),
-            ({"max_decode_s": 1e-9}, "transcriber.max_decode_s allows"),
-            ({"max_audio_s": 99.0}, "expected at most 99 s"),
+            ({"MAX_SAMPLES": 1e6}, "expected at most 1 million"),
+            ({"MAX_DECODE_S": 1e-9}, "more CPU time than the 1e-09 s allowed"),
+            ({}, "expected at most 99 s"),
         ],
     )
-    def test_audio_beyond_a_budget_ends_its_request_only(self, start, echo, config, message):
-        transcriber, runtime = start(echo, **config)
+    def test_audio_beyond_a_budget_ends_its_request_only(
+        self, start, echo, monkeypatch, limit, message
+    ):
+        for name, value in limit.items():
+            monkeypatch.setattr(intake, name, value)
+        transcriber, runtime = start(echo, max_audio_s=3600.0 if limit else 99.0)
         client = Client().send(transcriber, request(audio=noise(100.0)))
         assert isinstance(client.error, AudioError)
         assert message in str(client.error)
-        if "max_decode_s" not in config:
+        if "MAX_DECODE_S" not in limit:
             quiescent(transcriber, runtime)
 
     def test_hundreds_of_mixed_requests_end_exactly_once_each(self, start, tokenizer):

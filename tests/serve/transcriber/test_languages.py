@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError
 from serve.runtime.protocol import Detection
 from serve.speech import words
+from serve.transcriber import detection
 from serve.transcriber.languages import Languages
 from tests.fakes import CAPABILITIES, Echo, fake_engine
 from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
@@ -33,7 +33,7 @@ class TestUnsure(TranscriberTests):
 
     def test_the_next_window_is_asked_too(self, start, tokenizer):
         script = Station(tokenizer, ("es", 0.5), *[("en", 0.95)] * 9)
-        transcriber, runtime = start(script, vad="off", language_certainty=0.85)
+        transcriber, runtime = start(script, vad="off")
         answer = transcriber.transcribe(request("so", audio=noise(100.0), language=None))
         asked = [DETECT_LANGUAGE in job.prompt for job in runtime.jobs]
         assert asked[:2] == [True, True] and not any(asked[2:])
@@ -47,13 +47,11 @@ class Tower:
         self.codes = ("es", "en", "de")
         self.languages = tokenizer.facts.languages
         self.echo = Echo(tokenizer, **play)
-        self.seen = []
+        self.seen = {}
 
     def __call__(self, job):
-        key = job.features.data_ptr()
-        if key not in self.seen:
-            self.seen.append(key)
-        code = self.codes[self.seen.index(key) % 3]
+        number = self.seen.setdefault(job.features.data_ptr(), len(self.seen))
+        code = self.codes[number % 3]
         return dataclasses.replace(self.echo(job), language=self.languages[code])
 
 
@@ -132,9 +130,9 @@ class TestSeveralByDefault(TranscriberTests):
         assert warning.startswith(f"language = en, but es is spoken at 0.0 to {times[1]:.1f} s, ")
         assert "de" not in warning.split(";")[0]
 
-    def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer):
-        heard, config = [("en", 0.99), ("es", 0.99)], {"language_switch": 0.0}
-        answer, _, runtime = self.answer(start, tokenizer, *heard, config=config)
+    def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer, monkeypatch):
+        monkeypatch.setattr(detection, "SWITCH", 0.0)
+        answer, _, runtime = self.answer(start, tokenizer, ("en", 0.99), ("es", 0.99))
         assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
         assert {segment.language for segment in answer.segments} == {None}
         (warning,) = answer.warnings
@@ -223,20 +221,18 @@ class TestDetection(TranscriberTests):
         asked = {"languages": ["German", "es", "DE"], "multilingual": each}
         known = tokenizer.facts.languages
         # Where each window has a language, none is decoded in another window's.
-        switch = 0.0 if each else TranscriberConfig.language_switch
-        expected = Detection((known["de"], known["es"]), 0.25, 3, switch)
-        config = {"language_certainty": 0.25, "language_tries": 3, "languages": ("fr",)}
-        assert self.detections(start, echo, asked, **config) == {expected}
+        switch = 0.0 if each else detection.SWITCH
+        expected = Detection(
+            (known["de"], known["es"]), detection.CERTAINTY, detection.TRIES, switch
+        )
+        assert self.detections(start, echo, asked, languages=("fr",)) == {expected}
 
     def test_where_it_says_none_they_are_as_configured(self, start, echo, tokenizer):
         french = (tokenizer.facts.languages["fr"],)
         assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
             french
         }
-        usual = TranscriberConfig()
-        expected = Detection(
-            (), usual.language_certainty, usual.language_tries, usual.language_switch
-        )
+        expected = Detection((), detection.CERTAINTY, detection.TRIES, detection.SWITCH)
         assert self.detections(start, echo, {}) == {expected}
 
     def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):

@@ -151,12 +151,12 @@ class TestWindows(TranscriberTests):
     def test_a_search_reaches_the_jobs_of_its_temperatures(self, start, tokenizer):
         able = dataclasses.replace(CAPABILITIES, beam_width=5, search_options=True)
         transcriber, runtime = start(
-            Echo(tokenizer, **UNSURE), able, temperatures=(0.0, 0.5), beam_size=4, best_of=3
+            Echo(tokenizer, **UNSURE), able, temperatures=(0.0, 0.5), beam_size=4
         )
         transcriber.transcribe(request())
         transcriber.transcribe(request(beam_size=5, best_of=2, length_penalty=0.5))
         found = [job.options for job in runtime.jobs]
-        assert [(o.beam_size, o.best_of) for o in found] == [(4, 1), (1, 3), (5, 1), (1, 2)]
+        assert [(o.beam_size, o.best_of) for o in found] == [(4, 1), (1, 4), (5, 1), (1, 2)]
         assert [o.length_penalty for o in found] == [1.0, 1.0, 0.5, 0.5]
 
     def test_a_chosen_temperature_is_the_only_one(self, start, tokenizer):

@@ -10,6 +10,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import AudioError, ConfigError, OptionError
 from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
+from serve.transcriber import audio
 from serve.transcriber.audio import MIB
 from serve.transcriber.phrases import trie_of
 from serve.transcriber.plan import check_config, plan_request, with_texts
@@ -49,36 +50,18 @@ def plan(tokenizer, engine):
 
 
 @pytest.mark.parametrize("as_file", [True, False])
-def test_audio_that_is_too_large_is_refused(plan, as_file):
-    config = TranscriberConfig(max_audio_mb=1)
+def test_audio_that_is_too_large_is_refused(plan, as_file, monkeypatch):
+    monkeypatch.setattr(audio, "MAX_AUDIO_MB", 1)
     samples = np.zeros(MIB // 4 + 1, np.float32)
     too_large = {"audio": samples.tobytes(), "sample_rate": None} if as_file else {"audio": samples}
-    with pytest.raises(
-        AudioError, match=r"audio has 1\.0 MiB; expected at most 1 \(transcriber.max_audio_mb\)"
-    ):
-        plan(config=config, **too_large)
-    plan(config=config, **too_large | {"audio": too_large["audio"][:-4]})
+    with pytest.raises(AudioError, match=r"audio has 1\.0 MiB; expected at most 1: send"):
+        plan(**too_large)
+    plan(**too_large | {"audio": too_large["audio"][:-4]})
 
 
-def test_a_file_that_may_be_sent_must_fit_what_may_wait(tokenizer):
-    with pytest.raises(ConfigError, match=r"max_audio_mb = 3 is more than .*max_pending_mb = 2"):
-        check_config(TranscriberConfig(max_audio_mb=3, max_pending_mb=2), CAPABILITIES, tokenizer)
-    check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES, tokenizer)
-
-
-def test_a_request_or_the_config_lets_audio_be_cut_short(plan):
+def test_a_request_lets_audio_be_cut_short(plan):
     assert not plan().partial
-    lenient = TranscriberConfig(partial=True)
-    assert plan(config=lenient).partial and not plan(config=lenient, partial=False).partial
     assert plan(partial=True).partial
-
-
-def test_a_runtime_without_text_in_prompts_cannot_be_configured_to_decode_in_sequence(tokenizer):
-    config = TranscriberConfig(mode="sequential")
-    with pytest.raises(ConfigError, match=r'^transcriber\.mode = "sequential", but'):
-        mute = dataclasses.replace(CAPABILITIES, previous_text=False)
-        check_config(config, mute, tokenizer)
-    check_config(config, CAPABILITIES, tokenizer)
 
 
 def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
@@ -230,11 +213,13 @@ def test_a_runtime_without_search_options_takes_those_that_change_nothing(plan):
 
 
 def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
-    config = TranscriberConfig(beam_size=5, patience=2.0, no_repeat_ngram_size=3)
-    made = plan(SEARCH, config, language="en", patience=1.5, best_of=4).options
+    config = TranscriberConfig(beam_size=5)
+    made = plan(SEARCH, config, language="en", patience=1.5, no_repeat_ngram_size=3).options
     assert (made.beam_size, made.patience, made.no_repeat_ngram_size) == (5, 1.5, 3)
-    assert (made.best_of, made.length_penalty, made.repetition_penalty) == (4, 1.0, 1.0)
-    assert plan(SEARCH, config, beam_size=1, no_repeat_ngram_size=0).options.beam_size == 1
+    assert (made.best_of, made.length_penalty, made.repetition_penalty) == (5, 1.0, 1.0)
+    made = plan(SEARCH, config, beam_size=1, best_of=4).options
+    assert (made.beam_size, made.best_of) == (1, 4)
+    assert plan(SEARCH | {"beam_sizes": (5,)}, config).options.best_of == 1, "it has no other"
 
 
 def test_stretches_of_the_audio_are_listened_to_only_where_that_is_asked_for(plan):

@@ -44,18 +44,15 @@ class Counting:
         self.facts = tokenizer.facts
         self.letters = [tokenizer.previous_text(letter) for letter in "abcdefgh"]
         self.scores = dict(scores)
-        self.seen = []
+        self.seen = {}
 
     def said(self, index):
         begin = self.facts.timestamp_begin
         return (begin + 50, *self.letters[index], begin + 100)
 
     def __call__(self, job):
-        key = job.features.data_ptr()
-        if key not in self.seen:
-            self.seen.append(key)
-        index = self.seen.index(key)
-        return Play(self.said(index), delay=index % 2, **self.scores.get(index, {}))
+        number = self.seen.setdefault(job.features.data_ptr(), len(self.seen))
+        return Play(self.said(number), delay=number % 2, **self.scores.get(number, {}))
 
 
 class TestSequence(TranscriberTests):
@@ -81,9 +78,8 @@ class TestSequence(TranscriberTests):
 
     def test_a_network_may_want_less_of_it_and_no_timestamps(self, start, tokenizer):
         script = Counting(tokenizer)
-        config = {"mode": "sequential", "previous_tokens": 2, "previous_timestamps": False}
-        transcriber, runtime = start(script, **config)
-        transcriber.transcribe(request("", audio=noise(130.0)))
+        transcriber, runtime = start(script, previous_tokens=2, previous_timestamps=False)
+        transcriber.transcribe(request("", audio=noise(130.0), mode="sequential"))
         said = ()
         for index, job in enumerate(runtime.jobs):
             assert self.text_before(tokenizer, job) == said[-2:]
@@ -94,8 +90,9 @@ class TestSequence(TranscriberTests):
     ):
         silent = {"no_speech_prob": 0.9, **UNSURE}  # at any temperature
         script = Counting(tokenizer, {1: UNSURE, 2: silent})
-        transcriber, runtime = start(script, temperatures=(0.0,), mode="sequential")
-        transcriber.transcribe(request("x", audio=noise(130.0), hotwords="fox"))
+        transcriber, runtime = start(script, temperatures=(0.0,))
+        asked = {"hotwords": "fox", "mode": "sequential"}
+        transcriber.transcribe(request("x", audio=noise(130.0), **asked))
         hotwords, x = (tokenizer.previous_text(text) for text in ("fox", "x"))
         said = [self.text_before(tokenizer, job) for job in runtime.jobs[:5]]
         assert said == [
@@ -115,8 +112,8 @@ class TestSequence(TranscriberTests):
         )
         script = Counting(tokenizer, {i: {"text_below": tokenizer.facts.eot} for i in range(8)})
         able = dataclasses.replace(CAPABILITIES, words=True)
-        transcriber, runtime = start(script, able, mode="sequential")
-        odd = {"hallucination_silence_threshold": 1.0}
+        transcriber, runtime = start(script, able)
+        odd = {"mode": "sequential", "hallucination_silence_threshold": 1.0}
         answer = transcriber.transcribe(request("", audio=noise(130.0), **odd))
         assert answer.text.startswith("a c d")
         before = [self.text_before(tokenizer, job) for job in runtime.jobs[:4]]

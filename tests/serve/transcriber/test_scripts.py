@@ -16,13 +16,11 @@ class Pages:
     """Windows that each say a text of their own, in the order in which they come."""
 
     def __init__(self, tokenizer, *texts):
-        self.tokenizer, self.texts, self.seen = tokenizer, texts, []
+        self.tokenizer, self.texts, self.seen = tokenizer, texts, {}
 
     def __call__(self, job):
-        key = job.features.data_ptr()
-        if key not in self.seen:
-            self.seen.append(key)
-        text = self.texts[min(self.seen.index(key), len(self.texts) - 1)]
+        number = self.seen.setdefault(job.features.data_ptr(), len(self.seen))
+        text = self.texts[min(number, len(self.texts) - 1)]
         begin = self.tokenizer.facts.timestamp_begin
         ((_, ids),) = self.tokenizer.phrases_ids("phrases", [text])
         tokens = (begin, *ids, begin + 50)

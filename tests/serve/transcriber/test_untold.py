@@ -41,8 +41,8 @@ class TestUntold(TranscriberTests):
         ("vad", "mode"), [("auto", "parallel"), ("on", "sequential"), ("off", "parallel")]
     )
     def test_what_is_left_of_a_window_is_decoded_from_there(self, start, tokenizer, vad, mode):
-        transcriber, runtime = start(Reader(tokenizer), vad=vad, mode=mode)
-        answer = transcriber.transcribe(request(audio=noise(14.0)))
+        transcriber, runtime = start(Reader(tokenizer), vad=vad)
+        answer = transcriber.transcribe(request(audio=noise(14.0), mode=mode))
         assert len(runtime.jobs) == 3
         assert answer.text.split() == ["one", "two", "three", "four", "five"] * 3
         starts = [segment.start for segment in answer.segments]
@@ -51,8 +51,8 @@ class TestUntold(TranscriberTests):
         quiescent(transcriber, runtime)
 
     def test_in_sequence_the_rest_knows_what_was_said(self, start, tokenizer):
-        transcriber, runtime = start(Reader(tokenizer), mode="sequential")
-        transcriber.transcribe(request(audio=noise(9.0)))
+        transcriber, runtime = start(Reader(tokenizer))
+        transcriber.transcribe(request(audio=noise(9.0), mode="sequential"))
         said = tokenizer.text_ids("prefix", " one two three four five", 99)
         first, second = (job.prompt for job in runtime.jobs)
         assert str(said)[1:-1] not in str(first) and str(said)[1:-1] in str(second)
@@ -67,7 +67,7 @@ class TestUntold(TranscriberTests):
             code, prob = ("es", 0.5) if len(asked) == 1 else ("en", 0.6)
             return dataclasses.replace(reader(job), language=languages[code], language_prob=prob)
 
-        transcriber, runtime = start(unsure, vad="off", language_certainty=0.85)
+        transcriber, runtime = start(unsure, vad="off")
         answer = transcriber.transcribe(request(audio=noise(50.0), language=None))
         assert len(asked) == 2 and answer.language == "en", "each window has one vote"
         first, rest = runtime.jobs[:2]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from serve.contract.engine import Engine
-from serve.contract.errors import ConfigError, EarshotError, OptionError
+from serve.contract.errors import EarshotError, OptionError
 from serve.contract.messages import SegmentReady
 from serve.speech import words
 from tests.fakes import CAPABILITIES, CONFIDENCE, Echo
@@ -163,7 +163,7 @@ class TestHallucinations(TranscriberTests):
     def test_odd_segments_between_silences_are_left_out(self, start, echo):
         transcriber, runtime = start(echo, ABLE)
         audio, silence = noise(30.0), "hallucination_silence_threshold"
-        for threshold_s, text in ((None, "over the fox"), (0, "over the fox"), (2.0, "")):
+        for threshold_s, text in ((0, "over the fox"), (2.0, "")):
             client = Client().send(
                 transcriber, request("over the fox", audio, **{silence: threshold_s})
             )
@@ -173,14 +173,3 @@ class TestHallucinations(TranscriberTests):
         short = transcriber.transcribe(request("over the fox", **{silence: 2.0, **TIMED}))
         assert short.text == "over the fox" and len(spoken(short)) == 3
         quiescent(transcriber, runtime)
-
-    def test_a_config_may_ask_for_it_and_a_request_do_without(self, start, echo):
-        transcriber, _ = start(echo, ABLE, hallucination_silence_threshold=2.0)
-        audio = noise(30.0)
-        assert transcriber.transcribe(request("over the fox", audio)).text == ""
-        whole = request("over the fox", audio, hallucination_silence_threshold=0.0)
-        assert transcriber.transcribe(whole).text == "over the fox"
-        with pytest.raises(
-            ConfigError, match=r"threshold = 2 needs words with times, but the runt"
-        ):
-            start(echo, hallucination_silence_threshold=2.0)

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.envelope import cancel_of
+from serve.gateway.kserve.messages import cancel_of
 from serve.wire.folder import engine_links, grpc_target
 from tests.serving import ask_triton, audio_file, audio_request, outcomes, settled, wait_until
 

@@ -56,6 +56,7 @@ FULL = Request(
     repetition_penalty=1.3,
     no_repeat_ngram_size=3,
     suppress_blank=False,
+    suppress_numerals=True,
     short_encoder=True,
     unfinished=True,
     draft=(50, 7),

@@ -32,14 +32,10 @@ def sound(seconds, level=0.1, rate=RATE):
 
 
 class Talk:
-    """One client's connection. Every event that comes is as the package `openai` has it.
+    """One client's connection. Every event that comes is as the package `openai` has it."""
 
-    `known`: false for a sample rate of 16 kHz, which the package does not have.
-    """
-
-    def __init__(self, socket, known=True):
+    def __init__(self, socket):
         self.socket = socket
-        self.known = known
         self.events = []
 
     def say(self, kind, **fields):
@@ -56,8 +52,7 @@ class Talk:
 
     def next(self):
         event = json.loads(self.socket.recv(timeout=WAIT_S))
-        if self.known:
-            openai._models.validate_type(type_=RealtimeServerEvent, value=event)
+        openai._models.validate_type(type_=RealtimeServerEvent, value=event)
         self.events.append(event)
         return event
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies
 
 from serve.contract.messages import Word
-from serve.gateway.live.agreement import Agreement
+from serve.gateway.live.agreement import LocalAgreement
 
 
 def heard(text, begin_s=0.0):
@@ -18,7 +18,7 @@ def heard(text, begin_s=0.0):
 
 def run(*texts):
     """What each hypothesis makes final, and what the end does."""
-    agreement = Agreement()
+    agreement = LocalAgreement()
     return [*(agreement.update(heard(text)) for text in texts), agreement.finish()]
 
 
@@ -48,7 +48,7 @@ def test_the_mark_behind_the_last_final_word_waits_for_the_next_word():
 
 
 def test_words_are_found_by_their_text_where_times_slip():
-    agreement = Agreement()
+    agreement = LocalAgreement()
     agreement.update(heard("we meet at the old bridge"))
     assert agreement.update(heard("we meet at the old bridge a")) == " we meet at the old bridge"
     agreement.update(heard("we meet at the old bridge at noon sharp", begin_s=0.3))
@@ -70,14 +70,14 @@ def test_a_word_that_turns_out_to_be_longer_is_not_said_twice():
 
 
 def test_words_that_did_not_stay_are_counted():
-    agreement = Agreement()
+    agreement = LocalAgreement()
     for text in ("a quay in", "a key to the", "a key to the gate"):
         agreement.update(heard(text))
     assert agreement.changed == 2
 
 
 def test_audio_is_cut_behind_a_sentence_or_in_the_longest_pause():
-    agreement = Agreement()
+    agreement = LocalAgreement()
     assert agreement.cut(0.0) is None
     for _ in "ab":
         agreement.update(heard("It rains. We stay here and"))
@@ -90,7 +90,7 @@ def test_audio_is_cut_behind_a_sentence_or_in_the_longest_pause():
 
 
 def test_one_hypothesis_may_settle_what_must_be_settled():
-    agreement = Agreement()
+    agreement = LocalAgreement()
     agreement.update(heard("on and on it goes"))
     assert agreement.settle(1.0) == " on and"
     assert [word.word for word in agreement.pending] == [" on", " it", " goes"]
@@ -107,7 +107,7 @@ words = strategies.lists(strategies.sampled_from(["a", "b,", "C", "d.", "-"]), m
 @hypothesis.settings(derandomize=True, deadline=None, database=None)
 @hypothesis.given(strategies.lists(words, max_size=6))
 def test_what_is_final_is_told_once_and_in_order(hypotheses):
-    agreement = Agreement()
+    agreement = LocalAgreement()
     told = "".join(agreement.update(heard(" ".join(words))) for words in hypotheses)
     told += agreement.finish()
     final = "".join(word.word for word in agreement.words)

@@ -11,8 +11,7 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, expire_key, hash_of, new_key, revoke_key
 from serve.gateway.client_secrets import MAX_CHARS, ClientSecret, ClientSecrets
-from serve.gateway.refusals import Refusal
-from serve.wire.folder import signing_key
+from serve.gateway.errors import ApiError
 from tests.gateways import until
 from tests.serve.gateway.live.conftest import LIVE, Talk, sound
 
@@ -31,7 +30,7 @@ PATH = "/v1/realtime/client_secrets"
 @pytest.fixture
 def keys(tmp_path, monkeypatch):
     """A file of two keys, and these."""
-    monkeypatch.setattr("serve.gateway.callers.LOOK_S", 0.0)
+    monkeypatch.setattr("serve.gateway.keys.LOOK_S", 0.0)
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("alice", "bob")}
     for name, key in keys.items():
         add_key(path, name, {"sha256": hash_of(key)})
@@ -161,8 +160,7 @@ def test_a_session_goes_on_after_it_has_expired(loud_is_speech, keyed, client_of
         client = Talk(socket)
         client.until("session.created")
         # As of another gateway of the same run, ten minutes later.
-        key = signing_key(running.folder)
-        running.door.client_secrets = ClientSecrets(key, lambda: time.time() + 601)
+        running.services.client_secrets.clock = lambda: time.time() + 601
         status, message = refused_at(running, made.value)
         assert (status, "has expired" in message) == (401, True)
         client.audio(sound(3.3))
@@ -179,7 +177,7 @@ def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
         Talk(socket).until("session.created")
         status, message = refused_at(running, made.value)
         assert (status, "live_streams" in message) == (429, True)
-    until(lambda: running.door.admission.requests == 0)
+    until(lambda: running.services.admission.requests == 0)
 
 
 @pytest.mark.parametrize(
@@ -232,5 +230,5 @@ def test_gateways_of_one_run_read_each_others_and_no_forgery():
         other.sign(secret),
         f"{content}.é",
     ):
-        with pytest.raises(Refusal, match="none of this server's"):
+        with pytest.raises(ApiError, match="none of this server's"):
             one.read(forged)

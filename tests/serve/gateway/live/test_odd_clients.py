@@ -161,10 +161,10 @@ def test_a_client_that_leaves_during_the_handshake_is_no_error(
         key = base64.b64encode(os.urandom(16)).decode()
         client.sendall(HANDSHAKE.format(query=query, host=running.http, key=key).encode())
         if not query:
-            until(lambda: running.door.admission.requests)
+            until(lambda: running.services.admission.requests)
         if leave == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     until(lambda: not server.connections)
     left.set()
-    until(lambda: not server.tasks and not running.door.admission.requests)
+    until(lambda: not server.tasks and not running.services.admission.requests)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

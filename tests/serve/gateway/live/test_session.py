@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,10 +18,9 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.arrivals import Arrivals
-from serve.gateway.live.session import Session
-from serve.gateway.live.settings import HYPOTHESIS, Settings
-from serve.gateway.metrics import LiveMetrics
+from serve.gateway.live.session import LiveSession
+from serve.gateway.live.settings import HYPOTHESIS, SessionSettings
+from serve.gateway.observe.metrics import LiveMetrics
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
@@ -112,6 +111,22 @@ def test_a_client_may_say_itself_where_an_utterance_ends(talk):
     assert not any("speech" in event["type"] for event in client.events)
 
 
+def test_audio_in_small_pieces_is_whole_at_a_commit_and_at_the_servers_end(talk):
+    """It is collected until there are 96 ms."""
+    client, data = talk(turn_detection=None), sound(1.07)
+    for end in ("commit", "drain"):
+        for i in range(0, len(data), 960):
+            client.audio(data[i : i + 960])
+        if end == "commit":
+            client.say("input_audio_buffer.commit")
+        else:
+            client.say("nothing")  # answered after the audio
+            client.until("error")
+            client.running.submit(client.running.gateway.drain())
+        seconds = client.until(".completed")["usage"]["seconds"]
+        assert seconds == pytest.approx(1.07, abs=0.05), end
+
+
 def test_a_moment_is_no_speech_and_has_no_text(talk):
     client = talk()
     client.audio(sound(0.05) + QUIET)
@@ -132,7 +147,8 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
     async def hear():
         metrics = LiveMetrics(CollectorRegistry(), ())
         say_nothing = LIVE, str, None, ignore, float
-        stream = Session(*say_nothing, LoudIsSpeech(), metrics, lambda: 1, Settings())
+        heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
+        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings())
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
@@ -146,7 +162,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
             await say("input_audio_buffer.append", audio=audio)
             if turns is None:
                 await say("input_audio_buffer.commit")
-        return stream._open.window().samples
+        return np.concatenate(stream._open.window().audio)
 
     samples = asyncio.run(hear())
     begins = int(np.argmax(np.abs(samples) > 0.01))
@@ -192,29 +208,6 @@ def test_openais_own_client_transcribes(start, loud_is_speech):
     client.close()
 
 
-def test_audio_of_16_khz_is_transcribed(start, loud_is_speech):
-    running = start(live=LIVE)
-    with connect(f"ws://{running.http}/v1/realtime?intent=transcription") as socket:
-        client = Talk(socket, known=False)
-        client.set(
-            format={"type": "audio/pcm", "rate": 16_000},
-            transcription={"model": "whisper-1", "prompt": "one two three four"},
-            turn_detection={"type": "server_vad", "silence_duration_ms": 300},
-        )
-        client.until("session.updated")
-        client.audio(sound(2.3, rate=16_000) + sound(1.0, level=0.0, rate=16_000))
-        stopped = client.until("speech_stopped")["audio_end_ms"]
-        assert 2500 <= stopped <= 2750, "at another rate it would be another time"
-        assert client.until(".completed")["transcript"] == "one two three"
-
-
-def test_events_of_the_beta_are_refused_with_those_of_today(talk):
-    client = talk()
-    client.say("transcription_session.update", session={})
-    error = client.until("error")["error"]
-    assert error["param"] == "type" and "takes session.update" in error["message"]
-
-
 # ---------------------------------------------------------------- what is wrong
 
 
@@ -257,7 +250,7 @@ def test_text_that_is_none_ends_the_session_and_leaves_no_trace(talk, caplog):
     with pytest.raises(ConnectionClosed):
         client.next()
     assert client.socket.close_code == 1007
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
     assert "Traceback" not in caplog.text
 
 
@@ -286,7 +279,7 @@ def grows(items):
 
 
 def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monkeypatch):
-    monkeypatch.setattr("serve.gateway.listen.PING_S", 0.2)
+    monkeypatch.setattr("serve.gateway.edge.listen.PING_S", 0.2)
     client = talk(prompt="wait")
     pushed = []
 
@@ -304,7 +297,7 @@ def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monk
     # Nobody reads from it now, and still it is seen to go.
     client.socket.socket.shutdown(socket.SHUT_RDWR)
     thread.join()
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(talk):
@@ -315,25 +308,8 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     client.socket.socket.shutdown(socket.SHUT_RDWR)
     until(lambda: triton.ended)
     assert triton.cancelled == triton.ended
-    until(lambda: client.running.door.admission.requests == 0)
+    until(lambda: client.running.services.admission.requests == 0)
     assert "earshot_live_streams 0.0" in client.running.page()
-
-
-def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
-    async def arrive():
-        arrivals = Arrivals(0.0)
-        for count in range(1, 10**6, 7):
-            arrivals.note(count, count / 16_000)
-        return arrivals
-
-    tracemalloc.start()
-    try:
-        arrivals = asyncio.run(arrive())
-        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
-    finally:
-        tracemalloc.stop()
-    for sample in (500_000, 999_000):
-        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +353,7 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     other = talk()
     client = talk(other.running)
     monkeypatch.setattr(
-        "serve.gateway.live.utterance.Utterance.window", lambda self: np.zeros(3) @ np.zeros(4)
+        "serve.gateway.live.utterance.LiveUtterance.window", lambda self: np.zeros(3) @ np.zeros(4)
     )
     client.audio(SPEECH)
     assert client.until("error")["error"]["type"] == "server_error"

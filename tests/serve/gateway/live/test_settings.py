@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 
 from serve.gateway.live import events
-from serve.gateway.live.events import EventError
-from serve.gateway.live.settings import ServerVad, SettingError, Settings, as_session
+from serve.gateway.live.settings import EventError, ServerVad, SessionSettings, as_session
 from serve.gateway.live.settings import updated as updated_and_warned
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
@@ -25,7 +24,7 @@ def updated(settings, changes):
 
 
 def test_an_update_changes_what_it_names_and_nothing_else():
-    first = updated(Settings(), input_of(turn_detection={"threshold": 0.7}))
+    first = updated(SessionSettings(), input_of(turn_detection={"threshold": 0.7}))
     second = updated(first, input_of(transcription={"model": "whisper-1", "language": "German"}))
     assert second.input.turn_detection.threshold == 0.7
     assert second.input.turn_detection.silence_duration_ms == 500
@@ -34,15 +33,18 @@ def test_an_update_changes_what_it_names_and_nothing_else():
     assert third.input.turn_detection is None
     assert as_session(third)["audio"]["input"]["format"] == {"type": "audio/pcmu"}
     again = updated(third, input_of(turn_detection={"type": "server_vad"}))
-    assert again.input.turn_detection == Settings().input.turn_detection
+    assert again.input.turn_detection == SessionSettings().input.turn_detection
 
 
 def test_what_asks_for_nothing_is_taken():
     vad = {"type": "server_vad", "create_response": False, "interrupt_response": None}
     transcription = {"model": None, "delay": None, "keywords": None, "prompt": None}
     changes = input_of(noise_reduction=None, turn_detection=vad, transcription=transcription)
-    assert updated(Settings(), {"type": "transcription", "include": [], **changes}) == Settings()
-    assert updated(Settings(), {}) == Settings()
+    assert (
+        updated(SessionSettings(), {"type": "transcription", "include": [], **changes})
+        == SessionSettings()
+    )
+    assert updated(SessionSettings(), {}) == SessionSettings()
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,9 @@ def test_what_asks_for_nothing_is_taken():
     ],
 )
 def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
-    after, warnings = updated_and_warned(Settings(), changes)
+    after, warnings = updated_and_warned(SessionSettings(), changes)
     include = ("earshot.hypothesis",) if "include" in changes else ()
-    assert after == dataclasses.replace(Settings(), include=include)
+    assert after == dataclasses.replace(SessionSettings(), include=include)
     assert [one.param for one in warnings] == [f"session.{param}" for param in params]
     for one in warnings:
         assert one.message.startswith(f"{one.param} = ") and "has no effect: " in one.message
@@ -72,21 +74,21 @@ def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
 
 def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
     changes = input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
-    with pytest.raises(SettingError, match="threshold = 7; expected"):
-        updated(Settings(), changes)
+    with pytest.raises(EventError, match="threshold = 7; expected"):
+        updated(SessionSettings(), changes)
     assert changes == input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
-    with pytest.raises(SettingError, match="type = 'none'; expected"):
-        updated(Settings(), input_of(turn_detection={"type": "none"}))
-    with pytest.raises(SettingError, match="include"):
-        updated(Settings(), {"include": ["speakers"]})
+    with pytest.raises(EventError, match="type = 'none'; expected"):
+        updated(SessionSettings(), input_of(turn_detection={"type": "none"}))
+    with pytest.raises(EventError, match="include"):
+        updated(SessionSettings(), {"include": ["speakers"]})
 
 
 def test_languages_are_also_those_of_locales():
     for language in ("en-US", "auto"):
-        found = updated(Settings(), input_of(transcription={"language": language}))
+        found = updated(SessionSettings(), input_of(transcription={"language": language}))
         assert found.input.transcription.language == language
     asked = {"language": "auto", "languages": ["de-DE", "en"]}
-    assert updated(Settings(), input_of(transcription=asked)).input.transcription.languages
+    assert updated(SessionSettings(), input_of(transcription=asked)).input.transcription.languages
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_languages_are_also_those_of_locales():
     ],
 )
 def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
-    with pytest.raises(SettingError, match=message) as refused:
-        updated(Settings(), changes)
+    with pytest.raises(EventError, match=message) as refused:
+        updated(SessionSettings(), changes)
     assert refused.value.code == "invalid_value"
     assert refused.value.param.startswith("session.audio") and "=" not in refused.value.param
 
@@ -127,8 +129,8 @@ def test_unknown_keys_have_no_effect_and_one_warning():
             turn_detection={"type": "server_vad", "foo": {"bar": 1}},
         ),
     }
-    after, (warning,) = updated_and_warned(Settings(), changes)
-    assert after == updated(Settings(), input_of(transcription={"language": "de"}))
+    after, (warning,) = updated_and_warned(SessionSettings(), changes)
+    assert after == updated(SessionSettings(), input_of(transcription={"language": "de"}))
     assert set(warning.param.split(", ")) == {
         *("session.voice", "session.tools", "session.audio.input.speed"),
         "session.audio.input.format.channels",
@@ -137,26 +139,28 @@ def test_unknown_keys_have_no_effect_and_one_warning():
     }
     assert "transcription.promt (did you mean prompt?)" in warning.message
     many = {f"{number}{'k' * 1000}": 1 for number in range(1000)}
-    _, (warning,) = updated_and_warned(Settings(), many)
+    _, (warning,) = updated_and_warned(SessionSettings(), many)
     assert "and 980 more" in warning.message and len(str(warning)) < 4000
 
 
 def test_numbers_may_have_a_point():
     vad = {"silence_duration_ms": 500.0, "prefix_padding_ms": 300.0, "threshold": 1}
     format = {"type": "audio/pcm", "rate": 16000.0}
-    after = updated(Settings(), input_of(turn_detection=vad, format=format)).input
+    after = updated(SessionSettings(), input_of(turn_detection=vad, format=format)).input
     assert (after.turn_detection.silence_duration_ms, after.format.rate) == (500, 16_000)
     assert type(after.format.rate) is type(after.turn_detection.prefix_padding_ms) is int
 
 
 @pytest.mark.parametrize("threshold", [0, 1.0])
 def test_a_threshold_may_be_at_either_end(threshold):
-    after = updated(Settings(), input_of(turn_detection={"threshold": threshold}))
+    after = updated(SessionSettings(), input_of(turn_detection={"threshold": threshold}))
     assert after.input.turn_detection.threshold == threshold
 
 
 def test_an_empty_language_is_to_be_detected_and_an_empty_model_is_no_change():
-    before = updated(Settings(), input_of(transcription={"language": "de", "model": "whisper-1"}))
+    before = updated(
+        SessionSettings(), input_of(transcription={"language": "de", "model": "whisper-1"})
+    )
     after = updated(before, input_of(transcription={"language": "", "model": ""}))
     assert after.input.transcription.language is None
     assert after.input.transcription.model == "whisper-1"
@@ -228,21 +232,21 @@ def test_base64_may_have_line_breaks_another_alphabet_and_no_padding():
 def test_clients_of_models_without_turns_end_them(model):
     """As LiveKit does, which sends no turn_detection for them."""
     asked = {"type": "transcription", "audio": {"input": {"transcription": {"model": model}}}}
-    assert updated(Settings(), asked).input.turn_detection is None
+    assert updated(SessionSettings(), asked).input.turn_detection is None
     asked["audio"]["input"]["turn_detection"] = {"type": "server_vad", "threshold": 0.25}
-    assert updated(Settings(), asked).input.turn_detection == ServerVad(threshold=0.25)
+    assert updated(SessionSettings(), asked).input.turn_detection == ServerVad(threshold=0.25)
     asked = {"audio": {"input": {"transcription": {"model": "gpt-4o-transcribe"}}}}
-    assert updated(Settings(), asked).input.turn_detection == ServerVad()
+    assert updated(SessionSettings(), asked).input.turn_detection == ServerVad()
 
 
 def test_turn_detection_stays_while_models_are_of_one_kind():
     def named(settings, model, **input):
         return updated(settings, input_of(transcription={"model": model}, **input))
 
-    live = named(Settings(), "gpt-live-transcribe")
+    live = named(SessionSettings(), "gpt-live-transcribe")
     explicit = named(live, "gpt-realtime-whisper", turn_detection={"threshold": 0.25})
     assert named(explicit, "gpt-live-transcribe").input.turn_detection.threshold == 0.25
     assert updated(live, input_of(transcription={"language": "de"})).input.turn_detection is None
     assert named(live, "whisper-1").input.turn_detection == ServerVad()
-    silent = named(Settings(), "whisper-1", turn_detection=None)
+    silent = named(SessionSettings(), "whisper-1", turn_detection=None)
     assert named(silent, "gpt-4o-transcribe").input.turn_detection is None

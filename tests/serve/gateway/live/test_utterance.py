@@ -5,8 +5,9 @@ import pytest
 
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.pace import Pace
-from serve.gateway.live.utterance import Utterance
+from serve.gateway.kserve.messages import request_parts
+from serve.gateway.live.session import UpdatePacer
+from serve.gateway.live.utterance import LiveUtterance
 from serve.speech.rate import SAMPLE_RATE
 
 TIMINGS = Timings(0.0, 0.0, 0.0, 0.0)
@@ -14,7 +15,7 @@ TIMINGS = Timings(0.0, 0.0, 0.0, 0.0)
 
 def spoken(item, start_s, seconds, language="en"):
     """An utterance of so much speech."""
-    utterance = Utterance(item, round(start_s * SAMPLE_RATE), language, "")
+    utterance = LiveUtterance(item, round(start_s * SAMPLE_RATE), language, "")
     utterance.add(np.full(round(seconds * SAMPLE_RATE), 0.1, np.float32), speech=True)
     return utterance
 
@@ -38,7 +39,7 @@ def finished(text, **given):
 
 
 def test_once_its_language_is_found_there_is_no_choice():
-    utterance = Utterance("first", 0, None, "", ("en", "de"))
+    utterance = LiveUtterance("first", 0, None, "", ("en", "de"))
     utterance.add(np.full(3 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     window, _ = hear(utterance, "It rains all day")
     assert (window.language, window.languages) == (None, ("en", "de"))
@@ -47,14 +48,14 @@ def test_once_its_language_is_found_there_is_no_choice():
 
 @pytest.mark.parametrize("named", [None, "zh"])
 def test_all_of_a_chinese_utterance_has_the_script_of_its_first_final_text(named):
-    utterance = Utterance("first", 0, named, "")
+    utterance = LiveUtterance("first", 0, named, "")
     utterance.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(utterance, "OK OK OK", "zh")
     assert utterance.window().language == "zh"
     hear(utterance, "OK OK OK 這個 國家", "zh")
     hear(utterance, "OK OK OK 這個 國家", "zh")
     assert utterance.window().language == "zh-Hant"
-    told = Utterance("second", 0, "zh-CN", "")
+    told = LiveUtterance("second", 0, "zh-CN", "")
     told.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(told, "这个 国家 OK OK", "zh")
     assert told.window().language == "zh-CN"
@@ -74,7 +75,7 @@ def test_how_much_the_encoder_sees_is_left_to_the_engine_or_asked_for(chosen, as
 
 
 def test_a_window_tells_where_somebody_speaks_in_it():
-    utterance = Utterance("first", 5 * SAMPLE_RATE, "en", "")
+    utterance = LiveUtterance("first", 5 * SAMPLE_RATE, "en", "")
     for speech in (False, True, True, False, True):
         utterance.add(np.zeros(SAMPLE_RATE, np.float32), speech)
     assert utterance.window().voice == (1.0, 3.0, 4.0, 5.0)
@@ -83,6 +84,18 @@ def test_a_window_tells_where_somebody_speaks_in_it():
     window = utterance.window()
     assert window.begin == pytest.approx(6.45 * SAMPLE_RATE, abs=1)
     assert window.voice == pytest.approx((0.0, 1.55, 2.55, 3.55), abs=1e-3)
+
+
+def test_a_windows_audio_is_sent_as_it_lies_in_memory():
+    utterance = LiveUtterance("first", 0, "en", "")
+    for level in (0.0, 0.1, 0.2):
+        utterance.add(np.full(512, level, np.float32), speech=True)
+        window, config = utterance.window(), LiveConfig()
+    parts = request_parts(window.request(config), samples=window.audio)
+    whole = request_parts(window.request(config, np.concatenate(window.audio)))
+    assert b"".join(parts) == b"".join(whole)
+    views = [np.frombuffer(part, np.float32) for part in parts if len(part) == 4 * 512]
+    assert [np.shares_memory(*pair) for pair in zip(views, window.audio, strict=True)] == [True] * 3
 
 
 def test_so_it_does_of_what_was_said_before():
@@ -96,7 +109,7 @@ def test_what_was_said_before_is_heard_again_and_not_told_again():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
     utterance.follow(before, 24.0)
     window, _ = hear(utterance, "It rains. We stay in")
-    assert len(window.samples) == 2 * SAMPLE_RATE and window.end == 6 * SAMPLE_RATE
+    assert window.duration_s == 2.0 and window.end == 6 * SAMPLE_RATE
     _, told = hear(utterance, "It rains! We stay")
     assert told == "We" and utterance.finish().text == " stay"
     assert utterance.text == "We stay" and utterance.duration_s == 1.0
@@ -106,7 +119,7 @@ def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
     before = finished("a b c d e f g h i j k l m n " * 3 + "so. It rains all day")
     utterance = spoken("second", 20.0, 1.0)
     utterance.follow(before, 24.0)
-    assert len(utterance.window().samples) / SAMPLE_RATE == pytest.approx(3.05)
+    assert utterance.window().duration_s == pytest.approx(3.05)
     assert utterance.window().prompt.endswith("m n so.")
 
 
@@ -119,12 +132,12 @@ def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut
     first = finished(before)
     first._agreement.words[:-1] = []
     utterance.follow(first, 24.0)
-    assert len(utterance.window().samples) == SAMPLE_RATE
+    assert utterance.window().duration_s == 1.0
 
 
 @pytest.fixture
 def pace():
-    return Pace(0.5)
+    return UpdatePacer(0.5)
 
 
 def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):

@@ -10,7 +10,7 @@ from tests.gateways import WAIT_S, Running
 def shared(tmp_path_factory):
     running = Running(tmp_path_factory.mktemp("run"), 600.0, max_request_mb=4)
     yield running
-    assert running.door.admission.bytes == running.door.admission.requests == 0
+    assert running.services.admission.bytes == running.services.admission.requests == 0
     assert running.triton.cancelled_calls == 0
     running.close()
 

@@ -421,7 +421,7 @@ def test_a_client_that_goes_frees_its_place(shared, connect):
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
     until(lambda: len(shared.triton.cancelled) == before + 2)
-    until(lambda: shared.door.admission.requests == 0)
+    until(lambda: shared.services.admission.requests == 0)
     assert sorted(shared.triton.ended) == sorted(shared.triton.requests)
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Request, Segment
+from serve.gateway.errors import ApiError
 from serve.gateway.openai.answers import Deltas, body
 from serve.gateway.openai.fields import FIELDS, read_fields
-from serve.gateway.refusals import Refusal
 from serve.speech.windows import join_text
 from tests.fakes import transcript
 
@@ -24,7 +24,7 @@ def read(*pairs, task="transcribe"):
 
 def refused(*pairs):
     """Field and message of a refusal."""
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         read(*pairs)
     return getattr(caught.value, "param", None), str(caught.value)
 
@@ -95,12 +95,12 @@ def test_chunking_as_the_server_likes_is_as_configured():
 
 @pytest.mark.parametrize("name", ["langauge", "model[]", "task"])
 def test_misspelled_fields_are_refused_although_unknown_ones_are_ignored(name):
-    with pytest.raises(Refusal, match=name.partition("[")[0]):
+    with pytest.raises(ApiError, match=name.partition("[")[0]):
         read_fields([(name, "1")], "transcribe")
 
 
 def test_unknown_fields_are_refused_where_that_is_configured():
-    with pytest.raises(Refusal, match="unknown field 'user'"):
+    with pytest.raises(ApiError, match="unknown field 'user'"):
         read_fields([("user", "u")], "transcribe", "refuse")
 
 

@@ -6,9 +6,8 @@ import heapq
 import itertools
 import random
 
-from serve.gateway.overload.forecast import work_of
-from serve.gateway.overload.target import ModelTarget
-from serve.gateway.refusals import Refusal
+from serve.gateway.errors import ApiError
+from serve.gateway.target import AudioLength, LatencyTarget, work_of
 
 MOST_TRIES = 6
 HARD = 10
@@ -38,7 +37,7 @@ class Simulation:
 
     def __init__(self, target_s, rate=300.0, slots=8, seed=0, noise=0.2, hard=0.0):
         self.now, self._events, self._numbers = 0.0, [], itertools.count()
-        self.target = ModelTarget(target_s, slots, lambda: self.now)
+        self.target = LatencyTarget(target_s, slots, lambda: self.now)
         self._rate, self._free, self._noise = rate / slots, slots, noise
         self._hard = hard  # share of requests that take ten times as long as others
         self._waiting = {priority: collections.deque() for priority in ("live", "file", "job")}
@@ -68,8 +67,8 @@ class Simulation:
     def _try(self, client):
         client.tries += 1
         try:
-            running = self.target.admit(client.seconds, client.priority, client.key)
-        except Refusal as refusal:
+            running = self.target.admit(AudioLength(client.seconds), client.priority, client.key)
+        except ApiError as refusal:
             wait_s = refusal.retry_after_s
             if client.obeys:
                 self.at(self.now + wait_s + self._random.uniform(0, 0.05), self._try, client)

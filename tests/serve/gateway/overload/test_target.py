@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.gateway.overload.target import fair_share
+from serve.gateway.target import fair_share
 from tests.serve.gateway.overload.simulation import HARD, Simulation, goodput, mean_work, p99
 
 RATE = 300.0  # of the server: 8 slots, in which the longest request takes 0.75 s, more or less

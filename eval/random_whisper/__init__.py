@@ -1,1 +1,0 @@
-"""Whispers of any published shape with random weights, as checkpoints and as engines."""

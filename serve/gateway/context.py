@@ -1,0 +1,206 @@
+"""What request handlers work with: the gateway's services, and the context of one request."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tritonclient.grpc import service_pb2
+
+from serve.contract.config import Config
+from serve.contract.messages import Transcript
+from serve.gateway.client_secrets import ClientSecrets
+from serve.gateway.edge.connection import SlowClientError
+from serve.gateway.edge.uploads import Uploads
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall, Engines
+from serve.gateway.errors import ApiError, client_gone, status_of
+from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.kserve.messages import answer_figures, read_transcript
+from serve.gateway.limits import Admission, Permit, StreamSlots
+from serve.gateway.models import Models
+from serve.gateway.observe.log import OK, LogRecord
+from serve.gateway.observe.metrics import Metrics
+from serve.gateway.observe.spans import RequestTracer
+from serve.gateway.shadow.monitor import ShadowMonitor
+from serve.gateway.target import AudioLength, LatencyTarget
+from serve.gateway.usage import Usage
+
+
+@dataclasses.dataclass(frozen=True)
+class Services:
+    """The services of a gateway that request handlers share. For one event loop."""
+
+    config: Config
+    models: Models
+    keys: ApiKeys
+    client_secrets: ClientSecrets
+    usage: Usage
+    admission: Admission
+    uploads: Uploads
+    streams: StreamSlots
+    engines: Engines
+    target: LatencyTarget | None  # None: the configuration has no latency target
+    shadow: ShadowMonitor
+    metrics: Metrics
+    tracer: RequestTracer
+
+    async def ready(self, model: str | None = None) -> bool:
+        """Return whether a request for a model, by default the served one, would be answered."""
+        return not self.admission.draining and await self.engines.ready(model)
+
+
+class RequestContext:
+    """A request for a transcript, as an async context manager: from its key to its end.
+
+    Entering it identifies the API key and counts the request. Leaving it records the end of the
+    request, once: usage, metrics, span and log record, in this order.
+
+    Args:
+        services: the gateway's services.
+        record: the request's log record, which gets the figures of the request.
+        route: the label of metrics and log.
+        identify: returns the API key, or raises an ApiError.
+        timed: whether the server determines how long the request takes.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        record: LogRecord,
+        route: str,
+        identify: Callable[[], ApiKey],
+        timed: bool = True,
+    ) -> None:
+        self.record = record
+        self.api_key: ApiKey
+        self._services = services
+        self._metrics = services.metrics
+        self._identify = identify
+        self._timed = timed
+        self._audio: AudioLength | None = None
+        self._watch: Callable[[Transcript], None] | None = None
+        self._uncounted_requests = 1
+        self._sent_s = 0.0  # audio of segments that were sent and are not counted yet
+        self._began_s = time.monotonic()
+        record.route = route
+        record.span = services.tracer.begin(record)
+        record.trace_id = record.span.trace_id
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.api_key = self._identify()
+            self.record.key = self.api_key.name
+            self.record.limit_headers = self.api_key.limit_headers
+            self._services.usage.require(self.api_key)
+            self.api_key.count_request()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, SlowClientError):
+            error = client_gone()
+        if self._sent_s:
+            self.api_key.count_audio(self._sent_s)
+            self._count(self._sent_s)
+        record, reason = self.record, ""
+        if error is None:
+            record.status, record.outcome = "OK", record.outcome or OK
+        else:
+            status, reason = status_of(error)
+            record.status, record.outcome = status.grpc, record.outcome or reason
+            if record.path and not record.http_status:  # no answer has begun: it is the error
+                kserve = record.path.startswith("/v2/")
+                record.http_status = status.kserve if kserve else status.http
+        if isinstance(error, ApiError):
+            record.param = error.param or ""
+        self._metrics.ended(record.route, record.key, record.status, reason)
+        if self._timed:
+            took_s = time.monotonic() - self._began_s
+            self._metrics.timed(record.route, took_s, answered=error is None)
+        record.span.end(record)
+        record.write()
+
+    def admit(self) -> Permit:
+        """Admit the request before its body is received.
+
+        Raises:
+            ApiError: 503, the server drains; 429, the key or the server has too many in flight.
+        """
+        return self._services.admission.admit(self.api_key)
+
+    def start(self, request: EngineRequest, permit: Permit) -> EngineCall:
+        """Give the request to an engine; its answer may become a sample of the shadow monitor.
+
+        Raises:
+            ApiError: 429, it would miss the latency target; 503, no engine takes it.
+        """
+        self._audio = request.audio
+        call = self._services.engines.start(request, permit, self.record.span)
+        self._watch = self._services.shadow.watching(request)
+        return call
+
+    def segment_sent(self, end_s: float) -> None:
+        """Note that the client gets a segment of a stream, which ends at this second."""
+        self._sent_s = max(self._sent_s, end_s)
+
+    def text_sent(self) -> None:
+        """Note that the client got some of a stream's text."""
+        if (took_s := self.record.text_sent()) is not None:
+            self._metrics.delta(self.record.route, took_s)
+
+    def answered(self, transcript: Transcript) -> None:
+        """Count the audio of the request, whose length its transcript tells."""
+        self.record.span.answered(transcript.phases)
+        self._count_answer(transcript.duration, transcript.timings.queue_s)
+        if self._watch:
+            self._watch(transcript)
+
+    def kserve_answered(self, answer: service_pb2.ModelInferResponse) -> None:
+        """Count the audio of an answer of KServe's, a segment or the whole."""
+        figures = answer_figures(answer)
+        self.record.span.answered(figures.phases)
+        if figures.segment_end_s:
+            self.segment_sent(figures.segment_end_s)
+        else:
+            self._count_answer(figures.audio_s, figures.queue_s)
+        if self._watch:
+            with contextlib.suppress(ApiError):  # the client asked for some of the outputs
+                self._watch(read_transcript(answer))
+
+    def count_live(self, seconds: float) -> None:
+        """Count live audio as it comes in.
+
+        Raises:
+            ApiError: 429, the key has had too much before it.
+        """
+        self._services.usage.require(self.api_key)
+        self.api_key.count_live(seconds)
+        self._count(seconds)
+
+    def _count_answer(self, seconds: float, queued_s: float | None) -> None:
+        self._sent_s = 0.0
+        self.api_key.count_audio(seconds)
+        self._count(seconds)
+        self.record.queued(queued_s)
+        if self._services.target is not None and self._audio is not None:
+            self._services.target.learn(self._audio, seconds)
+
+    def _count(self, seconds: float) -> None:
+        record, key = self.record, self.api_key.name
+        self._metrics.count_audio(record.route, key, seconds)
+        record.add_audio(seconds)
+        self._services.usage.count(key, record.model, self._uncounted_requests, seconds)
+        self._uncounted_requests = 0

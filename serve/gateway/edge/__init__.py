@@ -1,0 +1,1 @@
+"""The edge: connections, their limits and headers, and bodies on their way in."""

@@ -1,0 +1,409 @@
+"""Connections of HTTP and WebSockets: uvicorn's, with the limits of a public server.
+
+httptools parses requests in C, where h11 does it in Python. But it accepts heads and trailers of
+any length, reports an error before the answers that are due first, and ignores that a client may go
+on sending a rejected request.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sized
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget, IdleConnections
+from serve.gateway.errors import ApiError
+from serve.gateway.limits import Admission, PendingBytes
+
+LOST = "earshot.lost"
+"""Key in a WebSocket's scope of the event that its connection is lost."""
+
+BUDGET = "earshot.budget"
+"""Key in a scope of its connection's budget."""
+
+MAX_HEAD_BYTES = 2**16
+"""Maximum bytes of a request's head, of its trailers and of other bytes outside of its body."""
+MAX_HEADERS = 256
+MAX_QUEUED = 128
+"""Maximum of pipelined requests that wait on a connection for an earlier answer."""
+MAX_FRAGMENTS = 1024
+"""Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
+SEND_S = 60.0
+"""Seconds after which a client that takes no answer counts as gone."""
+FRESH_S = 1.0
+"""Seconds within which a new client sends its request."""
+MAX_CONTROLS = 100
+"""Maximum pings and pongs of a WebSocket in a second."""
+
+_FEW_QUEUED = 16  # up to so many, reading goes on, to notice that a client has left
+_UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
+
+
+class SlowClientError(Exception):
+    """A client does not take its answer: its connection was closed, or it left before."""
+
+
+class _Flow(FlowControl):
+    """Flow control that stops reading while many requests wait in the pipeline.
+
+    uvicorn itself resumes reading after each answer, and whenever a request asks for its body.
+    """
+
+    def __init__(self, transport: Any, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if len(self._pipeline) <= _FEW_QUEUED:
+            super().resume_reading()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One HTTP connection, behind a `ThrottledConnection`.
+
+    Args:
+        idle: the idle connections of its server.
+        admission: tells whether the server drains.
+        patience_s: seconds for which it may be idle.
+        options: uvicorn's options.
+    """
+
+    def __init__(
+        self, idle: IdleConnections, admission: Admission, patience_s: float, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._idle = idle
+        self._admission = admission
+        self._patience_s = patience_s
+        self._limit: asyncio.TimerHandle | None = None
+        self._working: RequestResponseCycle | None = None  # `cycle` is the latest request
+        self._begun = False  # the head of the request that is being received is complete
+        self._useless = 0  # bytes since the last part of a request
+        self._invalid: str | None = None  # the error after which nothing is read
+        self.budget: ConnectionBudget
+        self.transport: Any
+
+    # ------------------------------------------------------------ as a connection
+
+    @property
+    def piece_bytes(self) -> int:
+        """16 KiB of a body, 2 ms in chunks of one byte; and 1 KiB of heads, for few requests."""
+        return 2**14 if self.cycle is not None and self.cycle.more_body else 2**10
+
+    @property
+    def unread(self) -> bool:
+        return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
+
+    @property
+    def linger_s(self) -> float:
+        """Longer while the server drains: then rejected requests are no flood."""
+        return self._patience_s if self._admission.draining else LINGER_S
+
+    def connection_made(self, transport: Any) -> None:
+        self.budget = transport.budget
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
+        self._limit_idleness()
+        self._idle.make_room(self, len(self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._working is not None and not self._working.response_complete:
+            self._working.disconnected = True
+            self._working.message_event.set()
+        self._end_limit()
+
+    def data_received(self, data: bytes) -> None:
+        if self._invalid is not None:
+            return
+        self._useless += len(data)
+        super().data_received(data)
+        if self._useless > MAX_HEAD_BYTES and self._invalid is None:
+            self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
+        self._limit_idleness()
+
+    def close_idle(self) -> None:
+        """Close the connection, if it is still idle."""
+        self._end_limit()
+        if not (self._busy() or self._upgraded()):
+            self.transport.abort()
+
+    def is_owed(self, waited_s: float) -> bool:
+        """Return whether an answer is due, or will be, so long after the last connection came."""
+        if self.cycle is None and not self.transport.is_closing():
+            return waited_s < FRESH_S
+        return self._busy() or self.transport.is_closing() or self.transport.holds
+
+    def shutdown(self) -> None:
+        """Close the connection once the requests that have come are answered; see uvicorn."""
+        if self._busy() or not self.transport.holds:
+            super().shutdown()
+
+    def _limit_idleness(self) -> None:
+        """Start or end the limit of idle time.
+
+        A connection that has become a WebSocket has another protocol, and limits of its own.
+        """
+        if self._busy() or self._upgraded():
+            self._end_limit()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(self._patience_s, self.close_idle)
+            self._idle.add(self)
+
+    def _end_limit(self) -> None:
+        self._idle.remove(self)
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _busy(self) -> bool:
+        return bool(self.pipeline) or (
+            self._working is not None and not self._working.response_complete
+        )
+
+    def _upgraded(self) -> bool:
+        return self.transport.get_protocol() is not self
+
+    # ------------------------------------------------------------ as a parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun = False
+        cast(dict[str, Any], self.scope)[BUDGET] = self.budget
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, and drop a trailer."""
+        if self._begun:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_QUEUED:
+            raise ValueError("too many requests wait")
+        self._begun = True
+        self._useless = 0
+        super().on_headers_complete()
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self.cycle.keep_alive = False  # the parser takes the rest for another protocol
+
+    def on_body(self, body: bytes) -> None:
+        self._useless = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._useless = 0
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Make the connection a WebSocket."""
+        if self._busy():
+            self.send_400_response("A WebSocket cannot begin before the last answer is there.")
+            return
+        # Unread data delays pings, so it must be little.
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer an invalid request, after the answers that are due before."""
+        self._invalid = msg
+        broken = self._begun and self._working is self.cycle and self.cycle.more_body
+        if broken and self.cycle.response_started:
+            self.transport.close()
+        elif broken:  # the rest of its own body will not come
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            super().send_400_response(msg)
+        elif self._busy():
+            self.flow.pause_reading()
+        else:
+            super().send_400_response(msg)
+
+    # ------------------------------------------------------------ as a server
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._working = cycle
+        super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
+
+    def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+        """Make an answer before the end of its request's body the last of its connection.
+
+        A client that does not take an answer has gone.
+        """
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            async def watch(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    if cycle.more_body:
+                        cycle.keep_alive = False
+                    if message["status"] >= 400:
+                        self.budget.charge(REJECTED_S)
+                try:
+                    async with asyncio.timeout(SEND_S):
+                        await send(message)
+                except TimeoutError:
+                    cycle.disconnected = True
+                    self.transport.abort()
+                    raise SlowClientError from None
+
+            await app(scope, receive, watch)
+
+        return watched
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, within the budget."""
+        if self.pipeline and self.budget.spent:
+            self.budget.shared.call(self._go_on)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        super().on_response_complete()
+        if self._invalid is not None and not (self._busy() or self.transport.is_closing()):
+            super().send_400_response(self._invalid)
+        self._limit_idleness()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket, behind a `ThrottledConnection`.
+
+    It tells its application that the connection is lost, even while that receives nothing. Pings
+    of a client that takes nothing are not answered: the answers would pile up.
+
+    Args:
+        admission: counts the bytes of messages that were not taken yet.
+        options: uvicorn's options.
+    """
+
+    piece_bytes = 2**11  # 5 ms in frames of 2 bytes
+    unread = False
+    linger_s = LINGER_S
+
+    def is_owed(self, waited_s: float) -> bool:
+        """Return that none is; its session has ended by then."""
+        return False
+
+    def __init__(self, admission: Admission, **options: Any) -> None:
+        super().__init__(**options)
+        self._unfinished = PendingBytes(admission)
+        self._fragment_bytes = 0
+        self._waiting_bytes = 0  # of whole messages that were not taken yet
+        self._controls, self._second = 0, 0
+        self._accepted = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unfinished.close()
+        if hasattr(self, "lost"):
+            self.lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        try:
+            self._count()
+        except ApiError:
+            self._end(1008, "there is no room for what it sends")
+
+    async def send(self, message: Any) -> None:
+        """Send a message of ASGI to the client, of which the handshake's answer is one.
+
+        Raises:
+            SlowClientError: the client takes nothing, or left during the handshake.
+        """
+        if not self.handshake_complete and self.transport.is_closing():
+            self.disconnected = True
+        try:
+            async with asyncio.timeout(SEND_S):
+                await super().send(message)
+        except TimeoutError:
+            self.transport.abort()
+            raise SlowClientError from None
+        except ClientDisconnected:
+            self.handshake_complete = True
+            if self._accepted:
+                raise
+            raise SlowClientError from None
+        self._accepted = self._accepted or message["type"] == "websocket.accept"
+        if self.close_sent:  # by a rejection, which uvicorn does not count as an answer
+            self.handshake_complete = True
+
+    async def receive(self) -> Any:
+        """Return the next message, which its receiver counts from now on."""
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._waiting_bytes -= len(message.get("text") or message.get("bytes") or "")
+            self._count()
+        return message
+
+    def _count(self) -> None:
+        if not self.disconnected:
+            self._unfinished.set(
+                len(self.conn.reader.buffer) + self._fragment_bytes + self._waiting_bytes
+            )
+
+    def _end(self, code: int, reason: str) -> None:
+        if not (self.close_sent or self.transport.is_closing()):
+            self.conn.send_close(code, reason)
+            self.handle_parser_exception()
+
+    def handle_connect(self, event: Any) -> None:
+        self.lost = asyncio.Event()
+        super().handle_connect(event)
+        if hasattr(self, "scope"):  # the handshake was right
+            scope = cast(dict[str, Any], self.scope)
+            scope[LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
+
+    def handle_text(self, event: Any) -> None:
+        self._fragment_bytes = len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        self._fragment_bytes = len(event.data)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Any) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._end(1008, f"a message came in more than {MAX_FRAGMENTS} frames")
+            return
+        self._fragment_bytes += len(event.data)
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                text = b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # which uvicorn would log with the text
+                self._end(1007, "")
+                return
+            self._waiting_bytes += 0 if self.close_sent else len(text)
+        elif not self.close_sent:
+            self._waiting_bytes += self._fragment_bytes
+        self._fragment_bytes = 0
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answer a ping, where the answer is taken."""
+        self._control()
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def handle_pong(self, event: Any) -> None:
+        """Take a pong."""
+        self._control()
+        super().handle_pong(event)
+
+    def _control(self) -> None:
+        second = int(self.loop.time())
+        self._controls = self._controls + 1 if second == self._second else 1
+        self._second = second
+        if self._controls > MAX_CONTROLS:
+            self._end(1008, f"more than {MAX_CONTROLS} pings in a second")

@@ -1,0 +1,264 @@
+"""Listening sockets, and the HTTP servers behind them.
+
+An idle HTTP connection, which sends nothing or its headers byte by byte, is closed after the time
+limit of an upload, and before that if others need its place.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve.contract.errors import UnavailableError
+from serve.contract.server_config import ServerConfig
+from serve.gateway.edge.budget import (
+    ConnectionBudget,
+    IdleConnections,
+    SharedBudget,
+    ThrottledConnection,
+    is_readable,
+)
+from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
+from serve.gateway.limits import Admission
+
+MAX_MESSAGE_BYTES = 2**24
+"""Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
+
+CROWDED = "earshot.crowded"
+"""Key in a scope; whether more connections are open than the maximum."""
+
+logger = logging.getLogger("earshot.gateway")
+
+_BACKLOG = 1024
+_ACCEPTS = 64  # maximum of connections that are accepted in a turn of the loop
+_KEEP_ALIVE_S = 60
+PING_S = 10.0
+_STOP_S = 2  # limit of answers on their way
+_TURNS = 3  # turns of the loop in which a connection is accepted and gets its protocol
+_LOOK_S = 0.02  # between two looks at connections that are to end
+
+
+def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Acceptor":
+    """Open a TCP socket that listens at one of the configured addresses.
+
+    Args:
+        server: names the host and the ports.
+        key: the port's key.
+        shared: whether other processes of the gateway have the same port.
+
+    Raises:
+        UnavailableError: the address cannot be used.
+    """
+    port = getattr(server, key)
+    try:
+        listener = socket.create_server(
+            (server.host, port),
+            family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
+            backlog=_BACKLOG,
+            reuse_port=shared,
+        )
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
+            f"set another server.{key} in the config"
+        ) from error
+    # Connections inherit it. asyncio sets it for sockets whose protocol is TCP; this one leaves the
+    # protocol to the system, and an answer's body would wait 40 ms for its head's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _Acceptor(listener)
+
+
+def unix_listener(path: Path) -> "_Acceptor":
+    """Open a Unix socket that listens, in place of one of an earlier gateway."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    return _Acceptor(listener)
+
+
+class _Acceptor(socket.socket):
+    """A listening socket for asyncio, with a limit of connections per turn of the loop.
+
+    Without a descriptor left, asyncio would log a line for each connection that waits. Here such
+    connections are closed one by one, with a descriptor that is kept for that.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(fileno=listener.detach())
+        self._accepted = 0  # in this turn of the loop
+        self.taken = 0  # in total
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self._accepted += 1
+        if self._accepted > _ACCEPTS:
+            raise self._no_more()
+        try:
+            accepted = super().accept()
+            self.taken += 1
+            return accepted
+        except BlockingIOError:
+            raise self._no_more() from None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            logger.warning("a connection is refused: %s", error.strerror)
+            self._refuse_one()
+            raise self._no_more() from None
+
+    def close(self) -> None:
+        super().close()
+        self._close_spare()
+
+    def _no_more(self) -> BlockingIOError:
+        self._accepted = 0
+        return BlockingIOError()
+
+    def _refuse_one(self) -> None:
+        self._close_spare()
+        try:
+            super().accept()[0].close()
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+
+def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
+    """Return the credentials of TLS for gRPC.
+
+    Raises:
+        UnavailableError: their files cannot be read.
+    """
+    try:
+        key, chain = Path(server.tls_key).read_bytes(), Path(server.tls_certificate).read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
+    return grpc.ssl_server_credentials([(key, chain)])
+
+
+def _tls_files(server: ServerConfig) -> str:
+    return (
+        f"server.tls_certificate = {server.tls_certificate} with server.tls_key = {server.tls_key}"
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application at a socket; it handles no signals.
+
+    Args:
+        app: the application.
+        listener: a socket of `listening_socket`; it is closed with the server.
+        server: has the limit of idle time, and names the files for TLS.
+        admission: counts the bytes of WebSockets.
+        budget: the budget of connections beyond their own.
+        max_connections: the maximum, beyond which idle connections are closed. If none is idle,
+            the application is told by `CROWDED`, and rejects the request.
+
+    Raises:
+        UnavailableError: the files for TLS cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: _Acceptor,
+        server: ServerConfig,
+        admission: Admission,
+        budget: SharedBudget,
+        max_connections: int,
+    ) -> None:
+        idle = IdleConnections(max_connections)
+
+        def protocol(**options: Any) -> ThrottledConnection:
+            behind = HttpProtocol(idle, admission, server.upload_timeout_s, **options)
+            return ThrottledConnection(ConnectionBudget(budget), behind)
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[CROWDED] = len(self.server_state.connections) > max_connections
+            await app(scope, receive, send)
+
+        config = uvicorn.Config(
+            counted,
+            http=cast(Any, protocol),
+            ws=cast(Any, functools.partial(WebSocketProtocol, admission)),
+            ws_max_size=MAX_MESSAGE_BYTES,
+            # Pongs of a throttled client are not read, so they have no limit of time; but a ping
+            # that the client does not take ends the connection.
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=None,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            log_config=None,
+            log_level="warning",  # without a line for each WebSocket
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_STOP_S,
+            ssl_certfile=server.tls_certificate or None,
+            ssl_keyfile=server.tls_key or None,
+        )
+        try:
+            config.load()
+        except OSError as error:  # of ssl, too
+            raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
+        super().__init__(config)
+        self.max_connections = max_connections
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle no signals."""
+        yield
+
+    def start(self) -> None:
+        """Start to answer."""
+        self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
+
+    async def close(self, patience_s: float = 0.0) -> None:
+        """Accept no more connections, and close the others once no answer is due.
+
+        Args:
+            patience_s: the longest wait for answers that are due.
+        """
+        if self.should_exit:
+            return
+        await self._accept_last()
+        for server in getattr(self, "servers", ()):
+            server.close()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while (waited_s := loop.time() - began_s) < patience_s:
+            if not any(connection.is_owed(waited_s) for connection in self._connections()):
+                break
+            await asyncio.sleep(_LOOK_S)
+        self.should_exit = True
+        if self._task is not None:
+            await self._task
+
+    async def _accept_last(self) -> None:
+        """Accept the connections that clients take for established; they would be reset."""
+        taken = -1
+        while self._listener.taken != taken or is_readable(self._listener):
+            taken = self._listener.taken
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
+    def _connections(self) -> list[HttpProtocol | WebSocketProtocol]:
+        return list(cast(Any, self.server_state.connections))

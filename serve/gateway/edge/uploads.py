@@ -1,0 +1,334 @@
+"""Uploads: HTTP bodies and gRPC messages within limits of time and memory, and departed clients.
+
+gRPC tells the size of a message only once it is whole. Until then the kernel tells how many bytes
+have come in over its connection (TCP_INFO). If all requests in flight would take too much memory,
+the newest of the large uploads are evicted.
+
+The memory of large requests goes back to the system once they are gone. By itself Python finds
+reference cycles only after many objects, however large they are: a rejected request's message hangs
+on its error's traceback. And the C library keeps freed memory. Measured with 40 messages of 115 MB
+at once and a limit of 400 MiB in flight: the process took 1,800 to 3,400 MiB without this, and kept
+most of it.
+"""
+
+import asyncio
+import ctypes
+import dataclasses
+import gc
+import os
+import socket
+import struct
+import urllib.parse
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+from starlette.requests import ClientDisconnect, Request
+
+from serve.contract.codec import parse_json
+from serve.contract.errors import shown
+from serve.gateway import errors
+from serve.gateway.background import Background
+from serve.gateway.errors import ApiError
+from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload, check_json
+
+_TICK_S = 0.05
+_TICKS_TO_TRIM = 5
+_M_MMAP_THRESHOLD = -3  # numbers of glibc's malloc.h
+_M_ARENA_MAX = -8
+_ARENAS = 2
+_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
+_COUNTER = struct.Struct("@Q")
+
+T = TypeVar("T")
+
+Received = Callable[[Iterable[str]], Mapping[str, int]]
+"""Returns, for the peers of connections, the bytes that have come in over each since it began."""
+
+
+async def body_chunks(
+    request: Request, permit: Permit, check: Callable[[int], object] = int
+) -> AsyncGenerator[bytes, None]:
+    """Yield a request's body as it comes, and reject it as soon as it is known to be too large.
+
+    Args:
+        request: a request whose body has not been read.
+        permit: is charged with the declared size at first, and with what comes beyond it.
+        check: may raise an ApiError for a body of so many bytes or more.
+
+    Raises:
+        ApiError: 408, 413, 429, 499 or 503.
+    """
+    known = int(request.headers.get("content-length", 0))
+    check(known)
+    permit.charge(known)
+    stream, received = request.stream(), 0
+    end_s = asyncio.get_running_loop().time() + permit.upload_timeout_s
+    while True:
+        try:  # not around the yield, where the time is another's
+            async with asyncio.timeout_at(end_s) as limit:
+                with permit.arriving(limit):
+                    chunk = await anext(stream, None)
+        except TimeoutError:
+            if asyncio.get_running_loop().time() < end_s:  # the server stops
+                raise errors.stopping() from None
+            raise _too_slow(permit.upload_timeout_s) from None
+        except ClientDisconnect:
+            raise errors.client_gone() from None
+        if chunk is None:
+            return
+        received += len(chunk)
+        if received > known:  # it was not declared
+            check(received)
+            permit.charge(received - known)
+            known = received
+        yield chunk
+
+
+async def whole_body(request: Request, permit: Permit, check: Callable[[int], object]) -> bytes:
+    """Return a request's body; see `body_chunks`."""
+    chunks = body_chunks(request, permit, check)
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def small_body(request: Request, permit: Permit, max_bytes: int, name: str) -> bytes:
+    """Return a request's body; see `body_chunks`.
+
+    Args:
+        request: a request whose body has not been read.
+        permit: is charged with the bytes.
+        max_bytes: the maximum of its bytes.
+        name: the body's name in errors.
+    """
+
+    def check(size: int) -> None:
+        if size > max_bytes:
+            raise errors.too_large(f"{name} has {size} bytes; expected at most {max_bytes}")
+
+    return await whole_body(request, permit, check)
+
+
+async def json_object(
+    request: Request, permit: Permit, max_bytes: int, name: str, empty: bytes = b""
+) -> Mapping[str, Any]:
+    """Return a request's body as a JSON object; see `small_body`.
+
+    Args:
+        empty: the JSON for which an empty body stands.
+
+    Raises:
+        ApiError: those of `small_body`; 400, the body is no JSON object.
+    """
+    text = await small_body(request, permit, max_bytes, name)
+    check_json(text, name)
+    try:
+        found = parse_json(text or empty)
+    except ValueError as error:
+        raise errors.invalid(f"{name} is not JSON: {error}") from None
+    if not isinstance(found, Mapping):
+        raise errors.invalid(f"{name} is {shown(found)}; expected a JSON object")
+    return found
+
+
+async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
+    """Wait for an answer as long as the client does.
+
+    Raises:
+        ApiError: 499, the client went first; or the error of the answer.
+    """
+    answered = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise errors.client_gone()
+        return answered.result()
+    finally:
+        for task in (answered, gone):
+            task.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_slow(limit_s: float) -> ApiError:
+    return errors.overloaded(
+        f"the request was incomplete after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
+    )
+
+
+@dataclasses.dataclass
+class _ConnectionUploads:
+    """The bytes of a connection that belong to incomplete messages."""
+
+    begin: int  # bytes of the connection before them
+    bytes: int = 0
+
+
+class Uploads(Background):
+    """Receives gRPC messages, and measures the incomplete ones as long as it is started.
+
+    Args:
+        admission: limits the bytes in flight, and counts those of incomplete messages.
+        received: asks the kernel for the bytes of connections.
+    """
+
+    def __init__(self, admission: Admission, received: Received | None = None) -> None:
+        self._admission = admission
+        self._received = received or TcpPeers().received
+        self.connections: dict[str, _ConnectionUploads] = {}
+
+    async def receive(
+        self,
+        context: Any,
+        timeout_s: float | None = None,
+        needed: Callable[[], bool] = lambda: False,
+    ) -> bytes | None:
+        """Receive the next message of a call; None: there is no further one.
+
+        Args:
+            context: the call's context of gRPC.
+            timeout_s: the limit of time; None: that of uploads.
+            needed: whether the call must not be evicted, for it has other requests.
+
+        Raises:
+            ApiError: 408 or 429, it took too long, or there is no room for it.
+        """
+        timeout_s = self._admission.upload_timeout_s if timeout_s is None else timeout_s
+        limit = asyncio.timeout(timeout_s)
+        upload = Upload(context.peer(), asyncio.get_running_loop().time(), limit, needed)
+        self._admission.uploads[upload] = None
+        try:
+            async with limit:
+                message = await context.read()
+        except TimeoutError:
+            raise upload.error or _too_slow(timeout_s) from None
+        finally:
+            del self._admission.uploads[upload]
+        if message is grpc.aio.EOF:
+            return None
+        self._admission.trim_due |= len(message) >= LARGE_BYTES
+        connection = self.connections.get(upload.peer)
+        if connection is not None:
+            connection.begin += len(message)  # counted as a request from now on
+            connection.bytes = max(0, connection.bytes - len(message))
+            self._count()
+        return bytes(message)
+
+    def _count(self) -> None:
+        self._admission.uploading_bytes = sum(each.bytes for each in self.connections.values())
+
+    async def _run(self) -> None:
+        while True:
+            for _ in range(_TICKS_TO_TRIM):
+                await asyncio.sleep(_TICK_S)
+                self.measure(asyncio.get_running_loop().time() - _TICK_S)
+            if self._admission.trim_due:
+                self._admission.trim_due = False
+                trim_memory()
+
+    def measure(self, before_s: float) -> None:
+        """Measure the uploads that began before then, and evict the newest if need be."""
+        old = [
+            upload
+            for upload in self._admission.uploads
+            if upload.since_s <= before_s and upload.error is None
+        ]
+        peers = {upload.peer for upload in old}
+        received = self._received(peers) if peers else {}
+        for gone in self.connections.keys() - received.keys():
+            del self.connections[gone]
+        for peer, count in received.items():
+            connection = self.connections.setdefault(peer, _ConnectionUploads(count))
+            connection.bytes = count - connection.begin
+            if connection.bytes < 0:  # headers and the like, which no message counts
+                connection.begin, connection.bytes = count, 0
+        self._count()
+        self._evict_newest(old)
+
+    def _evict_newest(self, uploads: list[Upload]) -> None:
+        admission = self._admission
+        for upload in reversed(uploads):
+            if admission.bytes + admission.uploading_bytes <= admission.max_bytes:
+                return
+            connection = self.connections.get(upload.peer)
+            if connection is None or connection.bytes < LARGE_BYTES:
+                continue
+            # gRPC does not tell which message of a connection has how much: each has its share.
+            sharing = sum(other.peer == upload.peer for other in uploads if other.error is None)
+            share = connection.bytes // sharing
+            connection.begin += share
+            connection.bytes -= share
+            self._count()
+            admission.trim_due = True
+            upload.evict(
+                errors.overloaded(
+                    "the uploads in progress exceed server.max_inflight_mb; try again later",
+                    "bytes",
+                )
+            )
+
+
+class TcpPeers:
+    """This process's TCP connections by their peers, as gRPC writes them: ipv4:127.0.0.1:80."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[str, int] = {}
+
+    def received(self, peers: Iterable[str]) -> dict[str, int]:
+        """Return the bytes that have come in over each of these connections; see `Received`."""
+        wanted = set(peers)
+        counts = self._look(wanted)
+        if wanted - counts.keys():
+            looked = ((_look(int(name)), int(name)) for name in os.listdir("/proc/self/fd"))
+            self._descriptors = {found[0]: number for found, number in looked if found is not None}
+            counts = self._look(wanted)
+        return counts
+
+    def _look(self, peers: set[str]) -> dict[str, int]:
+        looked = [_look(self._descriptors[peer]) for peer in peers & self._descriptors.keys()]
+        return {found[0]: found[1] for found in looked if found is not None and found[0] in peers}
+
+
+def _look(descriptor: int) -> tuple[str, int] | None:
+    """Return a TCP connection's peer and received bytes; None: it is none, or has gone."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
+        return _peer(connection), count
+    except (OSError, struct.error):  # no TCP, or not connected
+        return None
+    finally:
+        connection.detach()  # gRPC closes it
+
+
+def _peer(connection: socket.socket) -> str:
+    host, port = connection.getpeername()[:2]
+    if connection.family == socket.AF_INET:
+        return f"ipv4:{host}:{port}"
+    if host.startswith("::ffff:"):
+        return f"ipv4:{host.removeprefix('::ffff:')}:{port}"
+    return f"ipv6:{urllib.parse.quote(f'[{host}]', safe=':')}:{port}"
+
+
+def prepare_memory() -> None:
+    """Have malloc return large blocks when they are freed; objects of now, the start, stay."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+    gc.freeze()
+
+
+def trim_memory() -> None:
+    """Free reference cycles, and return free memory to the system."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)

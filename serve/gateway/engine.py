@@ -1,0 +1,353 @@
+"""One engine: the Triton of a device behind a Unix socket, and a request that it has.
+
+The supervisor may replace an engine's Triton: new requests go to the one whose folder the device's
+link names, and the previous one finishes its requests while the gateway holds its folder. Without a
+link, as after an idle unload, requests wait for one.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from serve.contract.messages import Priority
+from serve.contract.server_config import ServerConfig
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import Chunk, cancel_of, for_triton
+from serve.gateway.models import Target
+from serve.gateway.observe.spans import RequestSpan
+from serve.gateway.target import AudioLength
+from serve.wire import uploads
+from serve.wire.alive import INTERVAL_S, STALE_S, age_s, beat
+from serve.wire.folder import ALIVE, USED, grpc_target, hold
+
+logger = logging.getLogger("earshot.gateway")
+
+SERVICE = "/inference.GRPCInferenceService/"
+FRAME_BYTES = 2**20
+"""Maximum bytes that gRPC reads or writes at a time."""
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_frame_size", FRAME_BYTES),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # the limit of a connection's handshake
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+]
+_SMALL_S = 2.0  # limit of health and metadata
+_LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
+_CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
+LOOK_S = 0.25
+"""Seconds between two looks at a device's link."""
+_ERROR_FIELD = b"\x0a"  # first byte of a ModelStreamInferResponse with an error message
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineAddress:
+    """The place of one of this run's engines."""
+
+    device: str  # the device's name
+    link: Path  # to the folder with the sockets of its Triton
+    process: int = 0  # number of the gateway's process that asks
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineRequest:
+    """A request on its way to an engine."""
+
+    target: Target
+    parts: Sequence[Chunk]  # of the serialised `ModelInferRequest`; its model's name may be any
+    streamed: bool = False  # whether it may have several answers
+    audio_file: str | None = None  # path of its audio in `Engines.uploads`, kept until the answer
+    priority: Priority = "file"
+    audio: AudioLength | None = None  # None: no latency target limits the request
+
+
+@dataclasses.dataclass(frozen=True)
+class SentRequest:
+    """A request that a Triton has."""
+
+    connection: "TritonConnection"
+    key: str  # by which it is cancelled
+    has_file: bool
+    responses: AsyncIterator[bytes]  # serialised `ModelStreamInferResponse`s
+
+    async def answers(self) -> AsyncIterator[bytes]:
+        """Yield the answers; they are read to their end, whatever they say.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        error: ApiError | None = None
+        try:
+            async for answer in self.responses:
+                if answer.startswith(_ERROR_FIELD):
+                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    error = errors.from_upstream("", message.error_message)
+                elif error is None:
+                    yield answer
+        except grpc.aio.AioRpcError as failed:
+            error = error or errors.from_upstream(failed.code().name, failed.details() or "")
+        if error is not None:
+            raise error
+
+
+class Engine:
+    """The engine of a device, whichever Triton that is now.
+
+    Args:
+        address: the engine's place.
+        model: the product that it serves.
+        server: tells whether it may be unloaded, and the limit of its start.
+    """
+
+    def __init__(self, address: EngineAddress, model: str, server: ServerConfig) -> None:
+        self.name = address.device
+        """The name in metrics and in /state."""
+        self.model = model
+        self.inflight = 0
+        """Requests that the gateway has given to it and that have not ended."""
+        self._address = address
+        self._used = address.link.parent / USED if server.idle_unload_s else None
+        self._start_timeout_s = server.start_timeout_s
+        self._current: TritonConnection | None = None
+        self._replaced: list[TritonConnection] = []  # those with unfinished requests
+
+    def is_available(self) -> bool:
+        """Return whether it may get a request: its process responds, or the request waits.
+
+        A request for a process that has stalled ends Triton.
+        """
+        now = self.connection()
+        return now is None or now.is_alive()
+
+    async def ready(self) -> bool:
+        """Return whether its Triton is ready and responds, or will once it is asked."""
+        now = self.connection()
+        return now is None or await now.ready()
+
+    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest | None:
+        """Send a request; None: there is no Triton, and one is being loaded.
+
+        Raises:
+            ApiError: 503, its audio cannot be handed over.
+        """
+        self.note_use()
+        now = self.connection()
+        return None if now is None else now.send(request, span)
+
+    async def ask(self, method: str, message: bytes) -> bytes:
+        """Ask for health or metadata; return the serialised answer.
+
+        Raises:
+            ApiError: 503 or 504, there is none.
+        """
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while (now := self.connection()) is None:
+                    self.note_use()
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise errors.server_away() from None
+        return await now.ask(method, message)
+
+    async def watch(self) -> None:
+        """Follow the link, close replaced connections that are done, and note use, for ever."""
+        while True:
+            self.connection()
+            for connection in [each for each in self._replaced if not each.busy]:
+                self._replaced.remove(connection)
+                await connection.close()
+            if self.inflight:
+                self.note_use()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in (*self._replaced, *filter(None, [self._current])):
+            await connection.close()
+
+    def connection(self) -> "TritonConnection | None":
+        """Return the connection to the Triton that the link names; None while it names none."""
+        try:
+            while self._current is None or self._current.folder != self._folder():
+                # A folder is held before it is looked up again: if it is still named, it stays.
+                self._replace(TritonConnection(self._address, self._folder()))
+        except OSError:
+            self._replace(None)
+        return self._current
+
+    def note_use(self) -> None:
+        """Keep the engine loaded, or have it loaded."""
+        if self._used is not None:
+            beat(self._used)
+
+    def _folder(self) -> Path:
+        return Path(os.path.realpath(self._address.link, strict=True))
+
+    def _replace(self, connection: "TritonConnection | None") -> None:
+        if self._current is not None:
+            self._replaced.append(self._current)
+        self._current = connection
+
+
+class TritonConnection:
+    """A connection to one Triton, which the supervisor keeps alive while this is open.
+
+    Args:
+        address: the engine's place.
+        folder: the folder with its sockets.
+
+    Raises:
+        OSError: Triton has gone, or is about to.
+    """
+
+    def __init__(self, address: EngineAddress, folder: Path) -> None:
+        self.folder = folder
+        self._name, process = address.device, address.process
+        self._calls = 0
+        self._hold = hold(folder)
+        self._uploads = uploads.make_folder(folder, process)
+        self._sender = f"{process}-{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
+        self._infer = InferMethod(self._channel)
+        self.cancel(self._new_key())  # ends the requests of an earlier gateway
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has unfinished requests."""
+        return self._calls > 0 or (bool(self._cancels) and self.is_alive())
+
+    def is_alive(self) -> bool:
+        """Return whether the model's process has shown a recent heartbeat."""
+        return age_s(self.folder / ALIVE) < STALE_S
+
+    async def ready(self) -> bool:
+        """Return whether Triton and its model are ready and respond."""
+        if not self.is_alive():
+            return False
+        request = service_pb2.ServerReadyRequest().SerializeToString()
+        try:
+            answer = await self.ask("ServerReady", request)
+        except ApiError:
+            return False
+        return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+
+    async def ask(self, method: str, message: bytes) -> bytes:
+        """Ask for health or metadata; return the serialised answer.
+
+        Raises:
+            ApiError: 503 or 504, there is none.
+        """
+        ask = self._channel.unary_unary(SERVICE + method)
+        try:
+            return bytes(await ask(message, timeout=_SMALL_S))
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise errors.no_answer_in_time(_SMALL_S) from None
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise errors.server_away() from None
+            raise errors.from_upstream(error.code().name, error.details() or "") from None
+
+    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest:
+        """Send a request; its audio is linked under the name of its key.
+
+        Raises:
+            ApiError: 503, its audio cannot be handed over.
+        """
+        key, has_file = self._new_key(), request.audio_file is not None
+        if request.audio_file is not None:
+            try:
+                uploads.give(self._uploads, key, request.audio_file)
+            except OSError as error:
+                logger.error("an upload cannot be handed on in %s: %s", self._uploads, error)
+                raise errors.no_room_for_upload() from error
+        segments = request.target.segments
+        message = for_triton(request.parts, key, segments, span.recorded, request.priority)
+        responses = self._infer.send(message, request.streamed)
+        span.given(self._name)
+        self._calls += 1
+        return SentRequest(self, key, has_file, responses)
+
+    def ended(self, sent: SentRequest) -> None:
+        """Count a call as over, and remove the request's file if Triton has left it."""
+        self._calls -= 1
+        if sent.has_file:
+            uploads.remove(self._uploads, sent.key)
+
+    def cancel(self, key: str) -> None:
+        """Cancel the request of this key, once the process responds."""
+        task = asyncio.create_task(self._send_cancel(key))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=_CLOSE_S if self.is_alive() else 0)
+        for cancel in list(self._cancels):
+            cancel.cancel()
+        await self._channel.close()
+        os.close(self._hold)
+
+    def _new_key(self) -> str:
+        return f"{self._sender}-{next(self._numbers)}"
+
+    async def _send_cancel(self, key: str) -> None:
+        while not self.is_alive():  # see `Engine.is_available`
+            await asyncio.sleep(INTERVAL_S)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the requests have gone with Triton
+            async for _ in self._infer.send(cancel_of(key), streamed=False):
+                pass
+
+
+class InferMethod:
+    """Triton's `ModelStreamInfer`, of raw bytes.
+
+    Args:
+        channel: gRPC's channel.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        # The model is decoupled and so answers by streams alone. On the wire a stream of one
+        # message is the same as a message; as a stream it frees the message once it is sent.
+        self._unary = channel.unary_unary(f"{SERVICE}ModelStreamInfer")
+        self._stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+
+    def send(self, message: bytes, streamed: bool) -> AsyncIterator[bytes]:
+        """Send a serialised `ModelInferRequest`; return its answers.
+
+        Args:
+            message: the request.
+            streamed: whether it may have several answers.
+        """
+        if not streamed and len(message) <= _LARGE_BYTES:
+            return self._as_iterator(self._unary(message))
+        return self._by_stream(self._stream(), message)
+
+    @staticmethod
+    async def _as_iterator(call: grpc.aio.UnaryUnaryCall) -> AsyncIterator[bytes]:
+        yield await call
+
+    @staticmethod
+    async def _by_stream(call: grpc.aio.StreamStreamCall, message: bytes) -> AsyncIterator[bytes]:
+        # The call may end before or while the message is sent: reading it tells how.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+            await call.write(message)
+            del message
+            await call.done_writing()
+        async for answer in call:
+            yield answer

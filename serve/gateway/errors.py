@@ -1,0 +1,288 @@
+"""Errors that clients get in place of an answer, and the table of their statuses.
+
+An error is written in three forms: OpenAI's JSON below /v1 and before routing, KServe's JSON below
+/v2, and a status of gRPC. Every form is made from a `Status`: the class of the error in
+`serve.contract.errors` has one, and `REASONS` has one for each reason of the gateway. A message
+never repeats Triton's own words, for they name shared-memory regions, paths and addresses.
+
+OpenAI's form is {"error": {"message", "type", "param", "code"}}:
+https://developers.openai.com/api/docs/guides/error-codes
+"""
+
+import asyncio
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve.contract.errors import (
+    AudioError,
+    CancelledError,
+    DeadlineError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+    RequestError,
+    Status,
+    UnavailableError,
+)
+from serve.wire import tensors
+
+logger = logging.getLogger("earshot.gateway")
+
+REASONS = {
+    "draining": Status("UNAVAILABLE", 503, "draining", close=1012),
+    "server_stopping": Status("UNAVAILABLE", 503, "draining", close=1012),
+    "slow_upload": Status("UNAVAILABLE", 408, "upload_timeout"),
+    "connections": Status("UNAVAILABLE", 503, "overloaded"),
+    "key_limit": Status("UNAVAILABLE", 429, "rate_limit_exceeded"),
+    "insufficient_quota": Status("RESOURCE_EXHAUSTED", 429, "insufficient_quota"),
+    "latency_target": Status("RESOURCE_EXHAUSTED", 429, "overloaded"),
+    "too_large": Status("RESOURCE_EXHAUSTED", 413, "request_too_large"),
+    "media_type": Status("INVALID_ARGUMENT", 415, "unsupported_media_type"),
+    "not_found": Status("NOT_FOUND", 404, "not_found"),
+    "method": Status("NOT_FOUND", 405, "method_not_allowed"),
+    "origin": Status("PERMISSION_DENIED", 403, "origin_not_allowed"),
+    "reader": Status("PERMISSION_DENIED", 403, "reader_not_allowed"),
+    "host": Status("PERMISSION_DENIED", 421, "host_not_allowed"),
+    "job_open": Status("INVALID_ARGUMENT", 409, "job_open"),
+    "job_failed": Status("INVALID_ARGUMENT", 409, "job_failed"),
+    "idempotency": Status("INVALID_ARGUMENT", 422, "idempotency_key_reused"),
+    "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
+    "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
+}
+"""Statuses by the gateway's own reasons; an error without such a reason has its class's status."""
+
+_RETRY_AFTER_S = 1
+_SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
+_SERVER_AWAY = "the engine process is restarting; try again"
+_SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
+# Triton's words, with status INTERNAL, for a model's process that has stalled or died.
+_STALLED = ("is not healthy", "Failed to obtain the health mutex")
+
+
+class ApiError(Exception):
+    """The error that a client gets in place of an answer.
+
+    Args:
+        error: the error to write; its class gives the status unless `reason` does.
+        reason: a key of `REASONS` or another label for metrics and log; empty: the gRPC status.
+        grpc: the gRPC status, where it differs from that of the reason or class.
+    """
+
+    def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.text = tensors.error_to_text(error)
+        self.reason = reason or (grpc or error.status.grpc).lower()
+        self.status = REASONS.get(self.reason, error.status)
+        if grpc:
+            self.status = dataclasses.replace(self.status, grpc=grpc)
+        self.param: str | None = None
+        """The field that is wrong, if one is."""
+        self.retry_after_s = _RETRY_AFTER_S
+        """The wait before a retry, if a retry helps."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of an HTTP answer: the wait before a retry, or the missing authorization."""
+        if self.status.again:
+            return {"Retry-After": str(self.retry_after_s)}
+        return {"WWW-Authenticate": "Bearer"} if self.status.http == 401 else {}
+
+
+# ------------------------------------------------------------ from an exception to an answer
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Return the status and the reason with which an exception ends its request."""
+    if isinstance(error, ApiError):
+        return error.status, error.reason
+    if isinstance(error, asyncio.CancelledError):
+        return CancelledError.status, "client_gone"
+    return EarshotError.status, "internal"
+
+
+def as_openai(
+    error: ApiError, fields: Collection[str] = (), headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Write an error as a response of OpenAI's API.
+
+    Args:
+        error: the error.
+        fields: field names; a message that begins with one is about that field.
+        headers: further headers.
+    """
+    more = (headers or {}) | error.headers
+    return JSONResponse(openai_error(error, fields), error.status.http, more)
+
+
+def as_kserve(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Write an error as a response of KServe's HTTP."""
+    return JSONResponse({"error": error.text}, error.status.kserve, (headers or {}) | error.headers)
+
+
+def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response], offered: str) -> Any:
+    """Return Starlette's exception handlers of one application.
+
+    Args:
+        render: writes an error in the form of the application's API, with further headers.
+        offered: a sentence that lists the application's routes.
+    """
+
+    async def known(request: Request, error: ApiError) -> Response:
+        return render(error, {})
+
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        text = f"no {request.method} at this address; {offered}"
+        reason = "method" if error.status_code == 405 else "not_found"
+        response = render(ApiError(RequestError(text), reason), dict(error.headers or {}))
+        response.status_code = error.status_code
+        return response
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        return render(failed(), {})
+
+    return {ApiError: known, HTTPException: no_route, Exception: unknown}
+
+
+def openai_error(error: ApiError, fields: Collection[str]) -> dict[str, Any]:
+    """Write the body of an error; see `as_openai`."""
+    told = {
+        "message": str(error),
+        "type": error.status.kind,
+        "param": _param(error, fields),
+        "code": error.status.code,
+    }
+    return {"error": told}
+
+
+def _param(error: ApiError, fields: Collection[str]) -> str | None:
+    if error.param is not None:
+        return error.param
+    if isinstance(error.error, AudioError):
+        return "file"
+    named = _SUBJECT.match(str(error))
+    if isinstance(error.error, OptionError) and named and named[1].lower() in fields:
+        return named[1].lower()
+    return None
+
+
+# ------------------------------------------------------------ errors of the gateway
+
+
+def field_error(param: str, message: str, code: str | None = None, reason: str = "") -> ApiError:
+    """Return the error of a wrong field.
+
+    Args:
+        param: the field's name.
+        message: what was found and what was expected.
+        code: OpenAI's code for this mistake, if there is one.
+        reason: see `ApiError`.
+    """
+    error = ApiError(OptionError(message), reason)
+    error.param = param
+    if code is not None:
+        error.status = dataclasses.replace(error.status, code=code)
+    return error
+
+
+def invalid(message: str) -> ApiError:
+    """Return the error of a wrong request."""
+    return ApiError(RequestError(message))
+
+
+def not_found(message: str) -> ApiError:
+    """Return the error of a model, a version or an address that does not exist."""
+    return ApiError(RequestError(message), "not_found")
+
+
+def too_large(message: str) -> ApiError:
+    """Return the error of a request that exceeds the limit of a single one."""
+    return ApiError(RequestError(message), "too_large")
+
+
+def media_type(message: str) -> ApiError:
+    """Return the error of a body of an unexpected type."""
+    return ApiError(RequestError(message), "media_type")
+
+
+def overloaded(message: str, reason: str, retry_after_s: int = _RETRY_AFTER_S) -> ApiError:
+    """Return the error of a request for which there is no room, or no time, now."""
+    error = ApiError(OverloadedError(message), reason)
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def stopping() -> ApiError:
+    """Return the error of a request that reaches a draining server."""
+    return overloaded("the server is stopping; try again later", "draining")
+
+
+def key_limit(
+    limit: str, name: str, wait_s: float | None = None, reason: str = "key_limit"
+) -> ApiError:
+    """Return the error of a key that has used up a limit.
+
+    Args:
+        limit: the limit's name.
+        name: the key's name.
+        wait_s: seconds until the key may send again, if they are known.
+        reason: see `ApiError`.
+    """
+    when = "later" if wait_s is None else f"in {math.ceil(wait_s)} s"
+    retry_after_s = _RETRY_AFTER_S if wait_s is None else math.ceil(wait_s)
+    message = f"the key {name} has used up its {limit}; try again {when}"
+    return overloaded(message, reason, retry_after_s)
+
+
+def no_answer_in_time(limit_s: float) -> ApiError:
+    """Return the error of a request that Triton has had for too long."""
+    return ApiError(DeadlineError(f"no answer within {limit_s:g} s; try again"), "deadline")
+
+
+def server_away() -> ApiError:
+    """Return the error of a request that no engine can take."""
+    return ApiError(UnavailableError(_SERVER_AWAY), "server_away")
+
+
+def from_upstream(status: str, text: str) -> ApiError:
+    """Return the error to tell a client when Triton answered with one.
+
+    Args:
+        status: the gRPC status of the call; empty for a message of its stream.
+        text: Triton's text, or the model's in the form of `serve.wire.tensors`.
+    """
+    error = tensors.error_from_text(text, "")
+    named = type(error) is not EarshotError
+    if named and error.status.grpc != "INTERNAL":
+        return ApiError(error, grpc=status)
+    logger.error("a server answered %s: %s", status or "an error", text)
+    if named:  # its class may be known, its words may hold anything
+        return ApiError(type(error)(_SERVER_FAILED), grpc=status)
+    if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
+        return server_away()
+    if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
+        return ApiError(UnavailableError(_SERVER_FAILED))  # Triton failed, not the model
+    return ApiError(EarshotError(_SERVER_FAILED))
+
+
+def no_room_for_upload() -> ApiError:
+    """Return the error of a file that cannot be spooled or handed to an engine."""
+    return ApiError(UnavailableError("the server has no room for the file just now; try again"))
+
+
+def client_gone() -> ApiError:
+    """Return the error of a client that left; nobody reads it."""
+    return ApiError(CancelledError("the client has gone"), "client_gone")
+
+
+def failed() -> ApiError:
+    """Return the error of a fault of the gateway, which is in the log."""
+    return ApiError(EarshotError(_SERVER_FAILED))

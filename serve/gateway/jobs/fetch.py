@@ -1,0 +1,333 @@
+"""HTTP to other servers: fetches the audio of jobs by its url, and posts webhooks.
+
+A url names one of `jobs.allowed_hosts`. The owner of a name can let it resolve to any address, and
+to another one the next moment. So the name is resolved here, every address that it has is checked,
+and the connection goes to one of these.
+"""
+
+import asyncio
+import dataclasses
+import ipaddress
+import re
+import socket
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpcore2
+
+from serve.contract.config import Config
+from serve.contract.errors import UnavailableError, shown
+from serve.contract.jobs_config import PLACE, JobsConfig
+from serve.gateway import errors
+from serve.gateway.errors import ApiError, field_error
+
+URL_AWAY = "url_away"
+"""The reason of errors after which a later try may succeed."""
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_REDIRECTS = 5
+_AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
+_CONNECT_S, _READ_S = 10.0, 30.0
+_POST_S = 20.0
+_MIB = 2**20
+_THREADS = 128  # that resolve names, which may take long
+_MAX_IDLE = 10  # connections that are kept for the next request
+_TIMEOUTS = {"timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _READ_S}}
+_AGENT = ("User-Agent", "Earshot")
+_FAILED = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
+_MAX_URL = 4096  # characters; signed urls are long
+_PLAIN = re.compile(r"[!-~]+")
+# Other names end in errors of the resolver that look as if it had no answer just now.
+_HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", re.ASCII)
+_PORTS = {"https": 443, "http": 80}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_IPv4_BITS = 0xFFFF_FFFF
+
+
+class PrivateAddressError(Exception):
+    """A host has a private address."""
+
+
+class OutboundClient:
+    """An HTTP client for allowed hosts alone. For one event loop.
+
+    Args:
+        config: the allowed hosts, and the limits of size and time.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.allowlist = UrlAllowlist(config.jobs)
+        self._limit_s = config.jobs.fetch_timeout_s
+        self._mib_s = config.jobs.fetch_mb_timeout_s
+        self._max_bytes = config.server.max_request_mb * _MIB
+        self._threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-outside")
+        networks = [ipaddress.ip_network(text) for text in config.jobs.allowed_networks]
+        self._pool = httpcore2.AsyncConnectionPool(
+            network_backend=_CheckedBackend(networks, self._threads),
+            max_connections=None,  # callers limit them, for each key
+            max_keepalive_connections=_MAX_IDLE,
+            keepalive_expiry=10.0,
+        )
+
+    async def fetch(self, url: str, to: Path) -> int:
+        """Fetch audio into a file; return its bytes.
+
+        Raises:
+            ApiError: it cannot be had; `URL_AWAY` is its reason if a later try may succeed.
+        """
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._get(url, to)
+        except TimeoutError:
+            raise _away(
+                f"url was not whole after {self._limit_s:g} s (jobs.fetch_timeout_s)"
+            ) from None
+        except PrivateAddressError as error:
+            raise field_error(
+                "url",
+                f"url: {error} resolves to a private address; expected a public one, or a network "
+                "in jobs.allowed_networks",
+            ) from None
+        except _FAILED as error:
+            raise _away(f"url cannot be fetched: {error or type(error).__name__}") from error
+
+    async def _get(self, url: str, to: Path) -> int:
+        headers = [_AGENT, ("Accept-Encoding", "identity")]
+        for _ in range(_MAX_REDIRECTS + 1):
+            self.allowlist.require(url, "url")
+            url = urllib.parse.urldefrag(url).url
+            async with self._pool.stream(
+                "GET", url, headers=headers, extensions=_TIMEOUTS
+            ) as answer:
+                if answer.status in _REDIRECTS:
+                    fields = {name.lower(): value for name, value in answer.headers}
+                    url = _redirected(url, fields.get(b"location", b"").decode("latin-1"))
+                    continue
+                if answer.status != 200:
+                    raise _bad_status(answer.status)
+                return await self._save(answer, to)
+        raise field_error("url", f"url leads on more than {_MAX_REDIRECTS} times")
+
+    async def _save(self, answer: httpcore2.Response, to: Path) -> int:
+        size, now = 0, asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self._mib_s) as limit:
+                with to.open("wb") as file:
+                    async for chunk in answer.aiter_stream():
+                        if size // _MIB < (size + len(chunk)) // _MIB:
+                            limit.reschedule(now() + self._mib_s)
+                        size += len(chunk)
+                        if size > self._max_bytes:
+                            raise errors.too_large(
+                                f"url has more than {self._max_bytes} bytes (server.max_request_mb)"
+                            )
+                        file.write(chunk)
+        except TimeoutError:
+            raise _away(
+                f"url brought less than 1 MiB within {self._mib_s:g} s (jobs.fetch_mb_timeout_s)"
+            ) from None
+        return size
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Post a webhook; return the answer's status.
+
+        Raises:
+            ApiError: there is no answer, or the url is not allowed.
+        """
+        self.allowlist.require(url, "webhook_url")
+        fields = [_AGENT, *headers.items()]
+        try:
+            async with asyncio.timeout(_POST_S):
+                async with self._pool.stream(
+                    "POST", url, headers=fields, content=body, extensions=_TIMEOUTS
+                ) as answer:
+                    return int(answer.status)
+        except PrivateAddressError as error:
+            raise field_error("webhook_url", f"{error} resolves to a private address") from None
+        except (TimeoutError, *_FAILED) as error:
+            raise _away(str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _redirected(url: str, target: str) -> str:
+    """Return the url to which an answer's `Location` leads.
+
+    Raises:
+        ApiError: it is no url.
+    """
+    try:
+        return urllib.parse.urljoin(url, target)
+    except ValueError as error:
+        raise field_error("url", f"url leads to {shown(target)}, no url: {error}") from error
+
+
+def _away(message: str) -> ApiError:
+    return ApiError(UnavailableError(message), URL_AWAY)
+
+
+def _bad_status(status: int) -> ApiError:
+    message = f"url answered with status {status}; expected 200 and audio"
+    if status >= 500 or status in _AGAIN:
+        return _away(message)
+    return field_error("url", message)
+
+
+# ---------------------------------------------------------------- urls
+
+
+@dataclasses.dataclass(frozen=True)
+class _AllowedHost:
+    scheme: str
+    host: str  # which may begin with *.
+    port: int | None
+
+    @classmethod
+    def of(cls, text: str) -> "_AllowedHost":
+        found = PLACE.fullmatch(text)
+        assert found, text  # the configuration was checked
+        scheme = found[1] or "https"
+        return cls(scheme, found[2].lower(), int(found[3]) if found[3] else _PORTS[scheme])
+
+    def allows(self, scheme: str, host: str, port: int | None) -> bool:
+        named = host == self.host
+        if self.host.startswith("*."):
+            named = host.endswith(self.host[1:])
+        return named and (scheme, port) == (self.scheme, self.port)
+
+
+class UrlAllowlist:
+    """The hosts that urls may name.
+
+    Args:
+        config: `allowed_hosts`.
+    """
+
+    def __init__(self, config: JobsConfig) -> None:
+        self._texts = config.allowed_hosts
+        self._hosts = [_AllowedHost.of(text) for text in config.allowed_hosts]
+
+    def require(self, url: str, field: str) -> None:
+        """Refuse a url of another host.
+
+        Args:
+            url: a client's url, or that of a redirect.
+            field: the client's field that it came by.
+
+        Raises:
+            ApiError: nothing is fetched from there.
+        """
+        if not self._hosts:
+            raise field_error(
+                field,
+                f"{field} is an external URL, but this server allows none; add the host to "
+                "jobs.allowed_hosts in its config",
+            )
+        parts = _parts(url, field)
+        host, port = (parts.hostname or "").lower().rstrip("."), parts.port
+        port = _PORTS[parts.scheme] if port is None else port
+        if not any(one.allows(parts.scheme, host, port) for one in self._hosts):
+            raise field_error(
+                field,
+                f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
+                f"{', '.join(self._texts)} (jobs.allowed_hosts)",
+            )
+
+
+def _parts(url: str, field: str) -> urllib.parse.SplitResult:
+    if len(url) > _MAX_URL or not _PLAIN.fullmatch(url):
+        raise field_error(
+            field, f"{field} = {shown(url)}; expected at most {_MAX_URL} characters of ASCII"
+        )
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise field_error(field, f"{field} = {shown(url)} is no url: {error}") from error
+    if parts.scheme not in _PORTS or not _HOST.fullmatch(parts.hostname or "") or port == 0:
+        raise field_error(
+            field,
+            f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of "
+            "an object store",
+        )
+    if parts.username is not None or parts.password is not None:
+        raise field_error(field, f"{field} holds a user's name or password; leave them out")
+    return parts
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def is_private(text: str) -> bool:
+    """Tell whether an address is this machine's, its network's, or not a host's."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            carried.append(ipaddress.IPv4Address(int(address) & _IPv4_BITS))
+        if any(_is_private(inner) for inner in carried if inner is not None):
+            return True
+        if address.ipv4_mapped is not None:
+            return False  # it is that public address
+    return _is_private(address)
+
+
+def _is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return not address.is_global or address.is_multicast or address.is_reserved
+
+
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to addresses that have been checked; for a pool of httpcore's.
+
+    Args:
+        networks: the private networks that are allowed.
+        threads: resolve names.
+    """
+
+    def __init__(self, networks: Sequence[Any], threads: Executor) -> None:
+        self._networks = networks
+        self._threads = threads
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Resolve the host, check its addresses, and connect to the first that answers.
+
+        Raises:
+            PrivateAddressError: the host has a private address.
+            httpcore2.ConnectError: it has none, or none answers.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self._addresses(host, port)
+        except OSError as error:  # TimeoutError is one
+            raise httpcore2.ConnectError(f"{host} cannot be found") from error
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.connect_tcp(address, port, timeout)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        return await self._inner.connect_tcp(addresses[-1], port, timeout)
+
+    async def _addresses(self, host: str, port: int) -> list[str]:
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        for address in addresses:
+            plain = ipaddress.ip_address(address.partition("%")[0])
+            if is_private(address) and not any(plain in network for network in self._networks):
+                raise PrivateAddressError(host)
+        return addresses

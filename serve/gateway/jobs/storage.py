@@ -1,0 +1,209 @@
+"""The table and the audio of jobs, for an event loop: threads wait for the disk or the database."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, ParamSpec, TypeVar
+
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError, FileError, UnavailableError
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+from serve.gateway.jobs.table import JobTable
+
+logger = logging.getLogger("earshot.gateway")
+
+TABLE_S = 15.0
+"""Seconds of the longest call of the table; more than `table._BUSY_S`."""
+ORPHAN_S = 3600.0
+"""Seconds after which a file of no job is removed; a younger one may be of a job to come."""
+_THREADS = 4  # of each pool: a database that is away leaves the disk's threads free
+_AUDIO = "audio"  # in the jobs' folder
+_CHUNK_BYTES = 2**20
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class JobStorage:
+    """The table of jobs and the folder of their audio. For one event loop.
+
+    Args:
+        config: where they are.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.audio = AudioFolder(Path(config.jobs.folder))
+        self.table = JobTable(config)
+        # A call of the table is short, and must not wait until audio has been copied: it renews
+        # the lease of a job.
+        self.for_audio, self._for_table = _BlockingPool("audio"), _BlockingPool("table", TABLE_S)
+        self.do, self.quietly = self._for_table.do, self._for_table.quietly
+
+    def discard(self, id: str) -> None:
+        """Have a job's audio removed, soon."""
+        self.for_audio.begin(self.audio.remove, id)
+
+    def close(self) -> None:
+        """Wait for the calls that have begun, and close both."""
+        self.for_audio.close()
+        self._for_table.close()
+        self.table.close()
+
+
+class _BlockingPool:
+    """Threads that wait for a disk or a database. For one event loop.
+
+    Args:
+        name: the threads' name.
+        limit_s: seconds after which a call is not waited for any more; None: any. It goes on.
+    """
+
+    def __init__(self, name: str, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
+        self._works = True
+
+    def begin(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make a call, and do not wait for it."""
+        with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
+            self._threads.submit(call, *args, **kwargs)
+
+    async def do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a call that blocks, and return its result.
+
+        Raises:
+            ApiError: the disk or the database cannot be used now; the log says why.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limit_s) as limit:
+                found = await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+        except FileError as error:
+            self._log(error)
+            raise _unavailable() from error
+        except OSError as error:
+            if limit.expired():
+                self._log(FileError(f"jobs cannot be kept: no answer within {self._limit_s:g} s"))
+                raise _unavailable() from error
+            logger.error("a job's audio cannot be kept: %s", error)
+            raise errors.no_room_for_upload() from error
+        self._log(None)
+        return found
+
+    async def quietly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Make a call like `do`; return None if that is not possible now."""
+        try:
+            return await self.do(call, *args, **kwargs)
+        except ApiError:
+            return None
+
+    def close(self) -> None:
+        """Wait for the calls that have begun."""
+        self._threads.shutdown()
+
+    def _log(self, error: FileError | None) -> None:
+        """Log the first failure, and the first success after it."""
+        if error and self._works:
+            logger.error("%s; jobs wait until they can be, everything else goes on", error)
+        if not (error or self._works):
+            logger.info("jobs are kept again")
+        self._works = error is None
+
+
+def _unavailable() -> ApiError:
+    message = "jobs are not available just now, everything else is; the server's log says why"
+    return ApiError(UnavailableError(message))
+
+
+class AudioFolder:
+    """The audio of jobs that have not ended. A file is there whole or not at all.
+
+    Args:
+        folder: the jobs' folder; it is made if it does not exist.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute() / _AUDIO
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"jobs.folder = {folder} cannot be made: {error.strerror}") from error
+
+    def path(self, id: str) -> Path:
+        """Return the path of a job's audio."""
+        return self._folder / id
+
+    def part(self, id: str, token: str) -> Path:
+        """Return the path of audio that is not whole yet; see `seal`."""
+        return self._folder / f"{id}.{token}.part"
+
+    def keep(self, id: str, source: BinaryIO) -> str:
+        """Write a file's content, so that it survives a loss of power; return its SHA-256.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        part, digest = self.part(id, "new"), hashlib.sha256()
+        try:
+            with part.open("wb") as file:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    file.write(chunk)
+            self.seal(part, id)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return digest.hexdigest()
+
+    def seal(self, part: Path, id: str) -> None:
+        """Make a part, which is whole now, the audio of a job.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        _sync(part)
+        part.replace(self.path(id))
+        _sync(self._folder)
+
+    def copy(self, id: str, to: Path) -> None:
+        """Copy a job's audio.
+
+        Raises:
+            OSError: it is not there, or there is no room.
+        """
+        shutil.copyfile(self.path(id), to)
+
+    def remove(self, id: str) -> None:
+        """Remove a job's audio, if it is there. A file that cannot be removed becomes an orphan."""
+        with contextlib.suppress(OSError):
+            self.path(id).unlink(missing_ok=True)
+
+    def remove_orphans(self, ids: Collection[str]) -> None:
+        """Remove the files that belong to none of these jobs: processes that died left them."""
+        oldest = time.time() - ORPHAN_S
+        for path in self._folder.iterdir():
+            with contextlib.suppress(OSError):
+                if path.name not in ids and path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,351 @@
+"""ApiKeys: their API keys, and what each may ask for in a minute.
+
+Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
+clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
+"""
+
+import hmac
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+
+from serve.contract.config import Config
+from serve.contract.errors import AccessError, ConfigError
+from serve.contract.keys import (
+    CLIENT_SECRET_PREFIX,
+    ENVIRONMENT,
+    Key,
+    environment_keys,
+    hash_of,
+    read_keys,
+)
+from serve.contract.server_config import ServerConfig
+from serve.gateway import errors
+from serve.gateway.errors import ApiError
+
+logger = logging.getLogger("earshot.gateway")
+
+LOOK_S = 1.0  # between two looks at the file
+_MINUTE_S = 60.0
+
+Clock = Callable[[], float]
+
+
+class _TokenBucket:
+    """An allowance per minute, of which a minute's worth is there at once; it may go into debt."""
+
+    def __init__(self, per_minute: float, clock: Clock) -> None:
+        self._capacity = per_minute
+        self._tokens = per_minute
+        self._clock = clock
+        self._updated_s = clock()
+
+    def wait_s(self, needed: float) -> float:
+        """Return the seconds until so many tokens are there."""
+        now = self._clock()
+        self._tokens += (now - self._updated_s) * self._capacity / _MINUTE_S
+        self._tokens, self._updated_s = min(self._tokens, self._capacity), now
+        return max(0.0, (needed - self._tokens) * _MINUTE_S / self._capacity)
+
+    def headers(self, name: str) -> dict[str, str]:
+        """Return the headers of OpenAI's API that describe the bucket."""
+        reset_s = self.wait_s(self._capacity)
+        return {
+            f"x-ratelimit-limit-{name}": f"{self._capacity:g}",
+            f"x-ratelimit-remaining-{name}": f"{max(0, math.floor(self._tokens))}",
+            f"x-ratelimit-reset-{name}": f"{reset_s:.3g}s",
+        }
+
+    def take(self, amount: float) -> None:
+        self._tokens -= amount
+
+
+class ApiKey:
+    """One caller: its key's limits, its token buckets, and what it has in flight.
+
+    Args:
+        name: the key's name; empty where the server has no keys.
+        key: the key's limits; None: there are none.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, name: str, key: Key | None = None, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.key = key
+        self.requests = self.streams = self.bytes = 0
+        """What is in flight."""
+        self.max_requests = self.max_streams = self.max_bytes = math.inf
+        requests = key.requests_per_minute if key else None
+        audio_s = key.audio_s_per_minute if key else None
+        self._requests = None if requests is None else _TokenBucket(requests, clock)
+        self._audio_s = None if audio_s is None else _TokenBucket(audio_s, clock)
+
+    def limit_headers(self) -> dict[str, str]:
+        """Return headers that tell what the key may still have in this minute, if it has limits."""
+        buckets = (("requests", self._requests), ("audio-seconds", self._audio_s))
+        headers: dict[str, str] = {}
+        for name, bucket in buckets:
+            headers |= bucket.headers(name) if bucket is not None else {}
+        return headers
+
+    def require_request(self) -> None:
+        """Reject one more request in flight if there are enough.
+
+        Raises:
+            ApiError: 429, there are.
+        """
+        if self.requests >= self.max_requests:
+            raise errors.key_limit("requests_at_once", self.name)
+
+    def require_room(self, more: int) -> None:
+        """Reject so many more bytes in flight if they are too many.
+
+        Raises:
+            ApiError: 429, they are.
+        """
+        if self.bytes + more > self.max_bytes:
+            raise errors.key_limit("share of server.max_inflight_mb", self.name)
+
+    def count_request(self) -> None:
+        """Count a request for a transcript.
+
+        Raises:
+            ApiError: 429, the key has had too many requests, or too much audio, in this minute.
+        """
+        self._require_audio()
+        if self._requests is not None:
+            if wait_s := self._requests.wait_s(1.0):
+                raise errors.key_limit("requests_per_minute", self.name, wait_s)
+            self._requests.take(1.0)
+
+    def count_audio(self, audio_s: float) -> None:
+        """Count the audio of a request; its length is known once it is answered."""
+        if self._audio_s is not None:
+            self._audio_s.take(audio_s)
+
+    def count_live(self, audio_s: float) -> None:
+        """Count live audio as it comes in.
+
+        Raises:
+            ApiError: 429, the key has had too much before it.
+        """
+        self._require_audio()
+        self.count_audio(audio_s)
+
+    def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
+        """Reject a KServe request whose answer would not tell how much audio it had.
+
+        Args:
+            outputs: the outputs that it asks for; none: all of them.
+            streamed: whether segments come one by one; they count where the client leaves.
+
+        Raises:
+            ApiError: 400, the outputs do not tell it.
+        """
+        a_day = self.key.audio_s_per_day if self.key else 0.0
+        counts = a_day or self._audio_s is not None
+        needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
+        if counts and outputs and not set(needed) <= set(outputs):
+            raise errors.invalid(
+                f"the outputs lack {' or '.join(needed)}, by which this key's audio is counted; "
+                "ask for it too"
+            )
+
+    def _require_audio(self) -> None:
+        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+            raise errors.key_limit("audio_s_per_minute", self.name, wait_s)
+
+
+class ApiKeys:
+    """The API keys of the server, read again when their file changes. For one event loop.
+
+    Args:
+        config: names the file of keys and has the limits of which each key gets a share.
+        clock: monotonic seconds.
+
+    Raises:
+        ConfigError: the keys cannot be read, or others reach the server and there are none.
+    """
+
+    def __init__(self, config: Config, clock: Clock = time.monotonic) -> None:
+        server = config.server
+        self._config = config
+        self._processes = config.gateway.processes
+        self._path = Path(server.keys_file) if server.keys_file else None
+        self._clock = clock
+        self._anyone = ApiKey("")
+        self._fixed = environment_keys()
+        self.required = self._path is not None or ENVIRONMENT in os.environ
+        """Whether a request needs a key."""
+        self._keys: dict[str, ApiKey] = {}
+        self._version = self._look()
+        self._looked_s = clock()
+        self._read()
+        _require_keys(server, self.required)
+
+    def identify(self, authorization: str | None) -> ApiKey:
+        """Return the API key that a request's `Authorization` header names.
+
+        Raises:
+            ApiError: 401, it names none, or an unknown or expired one.
+        """
+        if not self.required:
+            return self._anyone
+        self._refresh()
+        key = bearer_token(authorization)
+        if not key:
+            raise ApiError(
+                AccessError(
+                    "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
+                    "commands take it from the variable EARSHOT_API_KEY"
+                )
+            )
+        digest = hash_of(key)
+        # Every key is compared in constant time, so that timing tells nothing about a near miss.
+        fitting = [
+            known
+            for known in self._keys.values()
+            if known.key and hmac.compare_digest(known.key.sha256, digest)
+        ]
+        if not fitting and key.startswith(CLIENT_SECRET_PREFIX):
+            raise ApiError(
+                AccessError(
+                    "a client secret opens live sessions at /v1/realtime only; send an API key here"
+                )
+            )
+        if not fitting:
+            raise ApiError(AccessError("this API key is unknown"))
+        self._require_unexpired(fitting[0])
+        return fitting[0]
+
+    def of_request(self, request: HTTPConnection) -> ApiKey:
+        """Return the API key of an HTTP request; see `identify`."""
+        return self.identify(request.headers.get("authorization"))
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several keys, of which each has its share."""
+        return len(self._keys) > 1
+
+    def named_as(self, name: str) -> ApiKey:
+        """Return the key of this name, for a job that was accepted earlier.
+
+        Raises:
+            ApiError: 401, the key has been removed or has expired.
+        """
+        if not (self.required or name):
+            return self._anyone
+        self._refresh()
+        api_key = self._keys.get(name)
+        if api_key is None or (api_key.key and api_key.key.expired):
+            raise ApiError(AccessError(f"the API key {name} was removed or has expired"))
+        return api_key
+
+    def with_public_id(self, public_id: str) -> ApiKey:
+        """Return the API key that made a client secret.
+
+        Args:
+            public_id: `Key.public_id`; empty where the server has no keys.
+
+        Raises:
+            ApiError: 401, the key has been removed or replaced, or has expired.
+        """
+        if not self.required:
+            return self._anyone
+        self._refresh()
+        for api_key in self._keys.values():
+            if api_key.key and api_key.key.public_id == public_id:
+                self._require_unexpired(api_key)
+                return api_key
+        raise ApiError(AccessError("the API key that made this client secret is unknown"))
+
+    def require_good(self, api_key: ApiKey) -> None:
+        """Reject a key that was identified before and may not go on.
+
+        Raises:
+            ApiError: 401, the key has been removed or replaced, or has expired, since then.
+        """
+        if api_key.key is None:
+            return
+        self._refresh()
+        now = self._keys.get(api_key.name)
+        if now is None or now.key is None or now.key.sha256 != api_key.key.sha256:
+            raise ApiError(AccessError("this API key is unknown"))
+        self._require_unexpired(now)
+
+    @staticmethod
+    def _require_unexpired(api_key: ApiKey) -> None:
+        if api_key.key and api_key.key.expired:
+            raise ApiError(AccessError(f"this API key has expired, {api_key.key.expires}"))
+
+    def _refresh(self) -> None:
+        """Read the file again if it has changed; an unreadable file changes nothing."""
+        now = self._clock()
+        if now < self._looked_s + LOOK_S:
+            return
+        self._looked_s = now
+        version = self._look()
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._read()
+        except ConfigError as error:
+            logger.error("cannot reload the API keys; the previous ones stay in use: %s", error)
+        else:
+            logger.info("reloaded %s: %d keys", self._path, len(self._keys))
+
+    def _look(self) -> tuple[int, ...]:
+        """Return a value that differs when the file does."""
+        try:
+            stat = os.stat(self._path) if self._path else None
+        except OSError:
+            stat = None
+        return (stat.st_ino, stat.st_ctime_ns, stat.st_size) if stat else ()
+
+    def _read(self) -> None:
+        keys = dict(self._fixed)
+        for name, key in (read_keys(self._path) if self._path else {}).items():
+            if name in keys:
+                raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
+            keys[name] = key
+        keys = {name: key.share(self._processes) for name, key in keys.items()}
+        if not self._config.server.usage_file and any(k.audio_s_per_day for k in keys.values()):
+            logger.warning(
+                "keys have audio_s_per_day, and no server.usage_file is named: their usage is lost "
+                "when the server stops"
+            )
+        before = self._keys
+        self._keys = {
+            name: before[name]
+            if name in before and before[name].key == key
+            else ApiKey(name, key, self._clock)
+            for name, key in keys.items()
+        }
+        share = self._config.server.key_share if self.several else 1.0
+        server, live = self._config.server, self._config.live
+        for name, key in keys.items():
+            limits = self._keys[name]
+            limits.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
+            limits.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
+            limits.max_streams = key.live_streams or math.ceil(share * live.max_streams)
+
+
+def bearer_token(authorization: str | None) -> str:
+    """Return the token of an `Authorization: Bearer` header; empty where there is none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _require_keys(server: ServerConfig, named: bool) -> None:
+    if not (named or server.open or server.on_loopback):
+        raise ConfigError(
+            f"server.host = {server.host} accepts remote connections, but no API keys are "
+            "configured; create one with `python -m serve keys new` and set server.keys_file, or "
+            "turn authentication off with --open (server.open = true)"
+        )

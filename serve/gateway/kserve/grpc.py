@@ -1,0 +1,357 @@
+"""KServe v2 over gRPC: health, metadata, and requests, one by one or as a stream.
+
+Tensors pass through as the bytes that they are. Every method is handled as a stream, which is the
+same on the wire: the handler of a stream is entered before the first message is read, so that a
+request can be rejected before it is received.
+
+Each request of a client's stream is a call to an engine of its own, and their answers share the
+stream. So a client that leaves leaves nothing behind but requests that are cancelled by their keys
+and read to their ends.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import errors
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
+from serve.gateway.engines import EngineCall
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import (
+    audio_of_tensors,
+    check_request,
+    check_streamed,
+    read_envelope,
+)
+from serve.gateway.limits import EXPANSION, MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Permit
+from serve.gateway.observe.log import LogRecord
+
+logger = logging.getLogger("earshot.gateway")
+
+Rpc = Any
+"""grpc.aio.ServicerContext, or a stand-in for it."""
+Method = Callable[[Rpc, LogRecord], Awaitable[None]]
+
+MAX_CALLS = 512
+"""Maximum of calls in flight on one connection; a client's further calls wait in the client."""
+# gRPC keeps the calls that no handler has taken yet in one queue, some 5 kB each. From so many on,
+# by default 1,000, it ends new calls at random, and from twice as many on each: with CANCELLED.
+_MAX_QUEUED = 10_000
+_IDLE_S = 600.0  # limit of the time that a stream is open without a request
+_WRITE_S = 60.0  # a client that takes no answer for so long has gone
+_TRITON_ERROR = "triton_grpc_error"
+
+
+def server_options(
+    max_request_bytes: int, max_connections: int, shared: bool
+) -> list[tuple[str, int]]:
+    """Return the gRPC server's options; `shared`: other processes listen on the same port."""
+    return [
+        ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these, 10 s of
+        # audio as WAV pass through in 1.2 ms rather than 2.6.
+        ("grpc.http2.max_frame_size", FRAME_BYTES),
+        ("grpc.http2.lookahead_bytes", FRAME_BYTES),
+        # Identity alone: the size of a compressed message would not tell its memory.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
+        ("grpc.server.max_pending_requests", _MAX_QUEUED),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+        # Calls that have begun go on; the next ones take a new connection, for which a client looks
+        # anew who serves: so it finds servers that were added, and leaves those that drain.
+        ("grpc.max_connection_age_ms", 300_000),
+        ("grpc.so_reuseport", int(shared)),  # a second gateway must not share the port unnoticed
+    ]
+
+
+class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The methods that a client can call."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        methods: dict[str, Method] = {
+            "ServerLive": self._small(self._server_live),
+            "ServerReady": self._small(self._server_ready),
+            "ModelReady": self._small(self._model_ready),
+            "ServerMetadata": self._small(self._server_metadata, needs_key=True),
+            "ModelMetadata": self._small(self._model_metadata, needs_key=True),
+            "ModelInfer": self._infer,
+            "ModelStreamInfer": self._stream,
+        }
+        self._handlers = {
+            SERVICE + name: _handler(name, method) for name, method in methods.items()
+        }
+        self._unknown = _handler("unknown", self._reject)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler of a call, for gRPC."""
+        return self._handlers.get(handler_call_details.method, self._unknown)
+
+    async def _reject(self, rpc: Rpc, record: LogRecord) -> None:
+        names = ", ".join(sorted(path.removeprefix(SERVICE) for path in self._handlers))
+        await rpc.abort(
+            grpc.StatusCode.UNIMPLEMENTED, f"this server offers {names} of {SERVICE.strip('/')}"
+        )
+
+    # ------------------------------------------------------------ transcripts
+
+    async def _infer(self, rpc: Rpc, record: LogRecord) -> None:
+        async with _context(self._services, rpc, record, "grpc") as context:
+            with context.admit() as permit:
+                message = await self._services.uploads.receive(rpc)
+                if message is None:
+                    raise errors.invalid("the call ended without a message")
+                call = _start(self._services, context, message, permit, streamed=False)
+                del message
+            with call:
+                answer = await call.response()
+            context.kserve_answered(answer)
+            await _write(rpc, answer.SerializeToString())
+
+    async def _stream(self, rpc: Rpc, record: LogRecord) -> None:
+        await InferStream(self._services, rpc, record).run()
+
+    # ------------------------------------------------------------ health and metadata
+
+    def _small(self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False) -> Method:
+        async def handle(rpc: Rpc, record: LogRecord) -> None:
+            if needs_key:
+                self._services.keys.identify(_metadata(rpc, "authorization"))
+            message = await self._services.uploads.receive(rpc)
+            if message is None or len(message) > MAX_SMALL_BYTES:
+                raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
+            await _write(rpc, (await answer(message)).SerializeToString())
+
+        return handle
+
+    async def _server_live(self, message: bytes) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, message: bytes) -> Any:
+        return service_pb2.ServerReadyResponse(ready=await self._services.ready())
+
+    async def _model_ready(self, message: bytes) -> Any:
+        request = _parse(service_pb2.ModelReadyRequest, message)
+        target = self._services.models.target(request.name, request.version)
+        ready = await self._services.ready(target.model)
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    async def _server_metadata(self, message: bytes) -> Any:
+        return await self._services.engines.server_metadata()
+
+    async def _model_metadata(self, message: bytes) -> Any:
+        request = _parse(service_pb2.ModelMetadataRequest, message)
+        target = self._services.models.target(request.name, request.version)
+        return await self._services.engines.metadata(target, request.version)
+
+
+class InferStream:
+    """A client's stream of requests.
+
+    Args:
+        services: the gateway's services.
+        rpc: gRPC's context of the call.
+        record: the log record of the stream as a whole.
+    """
+
+    def __init__(self, services: Services, rpc: Rpc, record: LogRecord) -> None:
+        self._services = services
+        self._rpc = rpc
+        self._record = record
+        self._count = 0  # of its requests
+        # A client that asks for it gets the first error as the stream's status, as from Triton.
+        self._error_is_status = _metadata(rpc, _TRITON_ERROR) == "true"
+        self._writing = asyncio.Lock()
+        self._requests: set[asyncio.Task[None]] = set()
+        # From a client that takes no answers no more is read than could have been admitted.
+        self._room = asyncio.Semaphore(services.admission.max_requests)
+
+    async def run(self) -> None:
+        """Answer requests until the client has no more.
+
+        Raises:
+            ApiError: the stream cannot go on; the requests that it had accepted are answered.
+        """
+        api_key = self._services.keys.identify(_metadata(self._rpc, "authorization"))
+        end: ApiError | None = None
+        with self._services.admission.admit(api_key):  # a stream counts, for it may be idle
+            try:
+                async with asyncio.TaskGroup() as group:
+                    try:
+                        await self._take_all(group)
+                    except ApiError as error:
+                        end = error
+            except* ApiError as failed:
+                end = next(iter(failed.exceptions))  # type: ignore[assignment]
+        if end is not None:
+            raise end
+
+    async def _take_all(self, group: asyncio.TaskGroup) -> None:
+        wait_s: float | None = None
+        while True:
+            message = await self._services.uploads.receive(
+                self._rpc, wait_s, needed=lambda: bool(self._requests)
+            )
+            if message is None:
+                return
+            wait_s = _IDLE_S
+            await self._room.acquire()
+            if self._services.admission.draining:  # since the message came
+                raise errors.stopping()
+            task = group.create_task(self._answer(message))
+            self._requests.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        self._room.release()
+
+    async def _answer(self, message: bytes) -> None:
+        """Answer a request; raise its error if that is to be the stream's status."""
+        answering = self._answered(message)
+        del message  # a rejected message is not counted, and its client may take no answers
+        if (error := await answering) is not None:
+            answer = service_pb2.ModelStreamInferResponse(error_message=error)
+            await self._write(answer.SerializeToString())
+
+    async def _answered(self, message: bytes) -> str | None:
+        """Pass on the answers of a request; return the text of the error that ends it, if one does.
+
+        An exception would keep the message in its traceback.
+        """
+        self._count += 1
+        record = LogRecord(f"{self._record.id}.{self._count}", header=self._record.header)
+        try:
+            async with _context(self._services, self._rpc, record, "grpc_stream") as context:
+                with context.admit() as permit:
+                    call = _start(self._services, context, message, permit, streamed=True)
+                    del message
+                with call:
+                    await self._pass_on(call, context)
+        except ApiError as error:
+            if self._error_is_status:
+                raise
+            return error.text
+        except Exception:
+            logger.exception("request %s failed in the gateway", record.id)
+            return errors.failed().text
+        return None
+
+    async def _pass_on(self, call: EngineCall, context: RequestContext) -> None:
+        while (answer := await call.next()) is not None:
+            parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
+            context.kserve_answered(parsed.infer_response)
+            await self._write(answer)
+            context.text_sent()
+
+    async def _write(self, answer: bytes) -> None:
+        async with self._writing:
+            await _write(self._rpc, answer)
+
+
+def _context(services: Services, rpc: Rpc, record: LogRecord, route: str) -> RequestContext:
+    identify = functools.partial(services.keys.identify, _metadata(rpc, "authorization"))
+    return RequestContext(services, record, route, identify)
+
+
+def _start(
+    services: Services, context: RequestContext, message: bytes, permit: Permit, streamed: bool
+) -> EngineCall:
+    """Check a serialised `ModelInferRequest`, count it, and give it to an engine.
+
+    Args:
+        services: the gateway's services.
+        context: the request's context.
+        message: the request.
+        permit: the request's permit.
+        streamed: whether several answers can be sent.
+
+    Raises:
+        ApiError: the request is wrong, or cannot be taken now.
+    """
+    envelope = read_envelope(message)
+    permit.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
+    request = envelope.request
+    target = services.models.target(request.model_name, request.model_version)
+    context.record.model = target.model
+    check_streamed(target, streamed)
+    check_request(request, envelope.raw, streamed)
+    context.api_key.require_duration([each.name for each in request.outputs], target.segments)
+    audio = audio_of_tensors(request, envelope.raw)
+    return context.start(EngineRequest(target, [message], streamed, audio=audio), permit)
+
+
+def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
+    """Return a method as gRPC's handler; errors become the call's status and are in the log."""
+
+    async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
+        record = LogRecord(header=functools.partial(_metadata, rpc))
+        rpc.set_trailing_metadata(_names(record))
+        error: ApiError | None = None
+        try:
+            await method(rpc, record)
+            rpc.set_trailing_metadata(_names(record))  # which has a trace by now
+        except ApiError as failed:
+            error = failed
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            logger.exception("call %s failed in the gateway", record.id)
+            error = errors.failed()
+        if error is None:
+            return
+        if not record.route:  # else its context has written the record
+            record.route, record.outcome = name, errors.status_of(error)[1]
+            record.write()
+        status = error.status
+        wait = (("retry-after", str(error.retry_after_s)),) if status.again else ()
+        await rpc.abort(grpc.StatusCode[status.grpc], error.text, _names(record) + wait)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def _names(record: LogRecord) -> tuple[tuple[str, str], ...]:
+    """Return metadata that name a call, as in the log, and its trace."""
+    return (("x-request-id", record.id), *record.span.answer_headers().items())
+
+
+def _metadata(rpc: Rpc, name: str) -> str | None:
+    """Return the metadata of a call that have this name."""
+    return dict(rpc.invocation_metadata() or ()).get(name)
+
+
+async def _write(rpc: Rpc, answer: bytes) -> None:
+    """Send an answer.
+
+    Raises:
+        ApiError: 504, the client does not take it.
+    """
+    try:
+        async with asyncio.timeout(_WRITE_S):
+            await rpc.write(answer)
+    except TimeoutError:
+        raise errors.no_answer_in_time(_WRITE_S) from None
+
+
+def _parse(kind: Any, message: bytes) -> Any:
+    """Parse a small message.
+
+    Raises:
+        ApiError: 400, it is malformed.
+    """
+    try:
+        return kind.FromString(message)
+    except Exception as error:  # no module has DecodeError in all versions of protobuf
+        raise errors.invalid(
+            f"the message is not a valid KServe v2 {kind.DESCRIPTOR.name}"
+        ) from error

@@ -1,0 +1,385 @@
+"""KServe v2 over HTTP: its routes, and its JSON from and to the messages of KServe's gRPC.
+
+    GET  /v2, /v2/health/live, /v2/health/ready
+    GET  /v2/models/{name}[/versions/{version}][/ready]
+    POST /v2/models/{name}[/versions/{version}]/infer
+
+A request is JSON, or JSON followed by the raw bytes of its tensors (the binary tensor data
+extension: the header `Inference-Header-Content-Length` tells where they begin). It is checked as
+strictly as a config: an unknown key or parameter is rejected by name.
+https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.json_format import MessageToDict
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
+
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import RequestError
+from serve.gateway import errors
+from serve.gateway.context import RequestContext, Services
+from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
+from serve.gateway.edge.connection import BUDGET
+from serve.gateway.edge.headers import RECORD
+from serve.gateway.edge.uploads import while_client_waits, whole_body
+from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineCall
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.messages import (
+    LENGTH,
+    Chunk,
+    audio_of_tensors,
+    check_names,
+    check_parameters,
+    check_request,
+    check_streamed,
+    raw_chunks,
+)
+from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
+from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
+
+_MAX_FLOAT = float(np.finfo(np.float32).max)
+_DEFAULT_BINARY = "binary_data_output"
+_BINARY = "binary_data"
+_BINARY_SIZE = "binary_data_size"
+
+Parameters = Mapping[str, Any]
+Float = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT, allow_inf_nan=False)]
+Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Dim = Annotated[int, Field(ge=0, lt=2**31)]
+Shape = Annotated[tuple[Dim, ...], Field(max_length=8)]
+
+
+_HEADER = "Inference-Header-Content-Length"
+
+
+def kserve_routes(services: Services) -> list[BaseRoute]:
+    """Return the routes below /v2."""
+
+    async def server_metadata(request: Request) -> Response:
+        services.keys.of_request(request)
+        return _message(await services.engines.server_metadata())
+
+    async def model_metadata(request: Request) -> Response:
+        services.keys.of_request(request)
+        name, version = _model(request)
+        target = services.models.target(name, version)
+        return _message(await services.engines.metadata(target, version))
+
+    async def ready(request: Request) -> Response:
+        if not await services.ready():
+            raise errors.server_away()
+        return Response()
+
+    async def model_ready(request: Request) -> Response:
+        if not await services.ready(services.models.target(*_model(request)).model):
+            raise errors.server_away()
+        return Response()
+
+    routes: list[BaseRoute] = [
+        Route("/v2", server_metadata),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+    ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(model, model_metadata),
+            Route(f"{model}/ready", model_ready),
+            Route(f"{model}/infer", _InferRoute(services), methods=["POST"]),
+        ]
+    return routes
+
+
+async def live(request: Request) -> Response:
+    """Answer that the process is alive."""
+    return Response()
+
+
+def _model(request: Request) -> tuple[str, str]:
+    return request.path_params["name"], request.path_params.get("version", "")
+
+
+def _message(message: Any) -> Response:
+    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
+    content = MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
+        tensor["shape"] = [int(size) for size in tensor["shape"]]
+    return JSONResponse(content)
+
+
+class _InferRoute:
+    """The route of infer, as an ASGI application."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        identify = functools.partial(self._services.keys.of_request, request)
+        async with RequestContext(
+            self._services, scope["state"][RECORD], "http", identify
+        ) as context:
+            with context.admit() as permit:
+                call, translated = await self._start(request, permit, context)
+            with call:
+                answer = await while_client_waits(request, call.response())
+            context.kserve_answered(answer)
+            body, json_size = answer_to_http(answer, translated)
+            headers = {} if json_size is None else {_HEADER: str(json_size)}
+            kind = "json" if json_size is None else "octet-stream"
+            response = Response(body, headers=headers, media_type=f"application/{kind}")
+            await response(scope, receive, send)
+
+    async def _start(
+        self, request: Request, permit: Permit, context: RequestContext
+    ) -> tuple[EngineCall, "Translated"]:
+        name, version = _model(request)
+        target = self._services.models.target(name, version)
+        context.record.model = target.model
+        check_streamed(target, streamed=False)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise errors.invalid("the body has a Content-Encoding; send it as it is")
+        header = request.headers.get(_HEADER)
+        body = await whole_body(request, permit, lambda size: json_bytes(size, header))
+        json_size = json_bytes(len(body), header)
+        permit.charge((EXPANSION - 1) * json_size)
+        budget: ConnectionBudget = request.scope[BUDGET]
+        await budget.pay(json_size * JSON_S_PER_BYTE)
+        translated = request_from_http(name, version, body, json_size)
+        context.api_key.require_duration([each.name for each in translated.request.outputs])
+        parts: list[Chunk] = [translated.request.SerializeToString(), *raw_chunks(translated.raw)]
+        audio = audio_of_tensors(translated.request, translated.raw)
+        return context.start(EngineRequest(target, parts, audio=audio), permit), translated
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    name: str
+    shape: Shape
+    parameters: Parameters = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _StringTensor(_Tensor):
+    datatype: Literal["BYTES"]
+    data: Annotated[list[str], Field(fail_fast=True)] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FloatTensor(_Tensor):
+    datatype: Literal["FP32", "FP64"]
+    data: Annotated[list[Float], Field(fail_fast=True)] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _IntTensor(_Tensor):
+    datatype: Literal["INT32"]
+    data: Annotated[list[Int], Field(fail_fast=True)] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _BoolTensor(_Tensor):
+    datatype: Literal["BOOL"]
+    data: Annotated[list[bool], Field(fail_fast=True)] | None = None
+
+
+_AnyTensor = Annotated[
+    _StringTensor | _FloatTensor | _IntTensor | _BoolTensor, Field(discriminator="datatype")
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    name: str
+    parameters: Parameters = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InferRequest:
+    inputs: Annotated[tuple[_AnyTensor, ...], Field(max_length=len(INPUTS))]
+    outputs: Annotated[tuple[_Output, ...], Field(max_length=len(OUTPUTS))] = ()
+    id: str = ""
+    parameters: Parameters = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated:
+    """A request over HTTP as a message of gRPC."""
+
+    request: service_pb2.ModelInferRequest  # without raw_input_contents
+    raw: tuple[memoryview, ...]  # these; views of the body if it has them
+    binary: Mapping[str, bool]  # whether outputs that were named are wanted as binary data
+    binary_default: bool  # whether the other outputs are
+
+
+def json_bytes(body_bytes: int, header: str | None) -> int:
+    """Return the number of bytes of a body that are JSON.
+
+    Args:
+        body_bytes: the size of the body, or of the part that is known.
+        header: the value of `Inference-Header-Content-Length`, if there is one.
+
+    Raises:
+        ApiError: 400, the header is wrong; 413, they are too many.
+    """
+    size = body_bytes
+    if header is not None:
+        if not (header.isascii() and header.isdigit() and len(header) < 20):
+            raise errors.invalid(
+                "Inference-Header-Content-Length is no number; expected how many bytes of the "
+                "body are JSON"
+            )
+        size = int(header)
+    if size > MAX_JSON_BYTES:
+        raise errors.too_large(
+            f"the request has {size} bytes of JSON or more; expected at most {MAX_JSON_BYTES}: "
+            "send tensors as binary data, or over gRPC"
+        )
+    return size
+
+
+def request_from_http(name: str, version: str, body: bytes, json_size: int) -> Translated:
+    """Read the body of a request to infer.
+
+    Args:
+        name: the model's name in the URL.
+        version: the model's version in the URL; empty: any.
+        body: JSON, followed by binary tensors.
+        json_size: the number of bytes of the body that are JSON.
+
+    Raises:
+        ApiError: 400, the message tells what is wrong and what was expected.
+    """
+    if not 0 < json_size <= len(body):
+        raise errors.invalid(
+            f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
+            "with JSON, and Inference-Header-Content-Length says how long it is"
+        )
+    content = _parse(body if json_size == len(body) else body[:json_size])
+    check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
+    # `check_request` repeats it at the end; messages before it name inputs and outputs.
+    check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
+    check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
+    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
+    binary = {}
+    for output in content.outputs:
+        request.outputs.add(name=output.name)
+        check_parameters(output.name, output.parameters, (_BINARY,))
+        if _BINARY in output.parameters:
+            binary[output.name] = _flag(output.name, output.parameters, _BINARY)
+    for tensor in content.inputs:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
+    check_request(request, raw, streamed=False)
+    default = _flag("the request", content.parameters, _DEFAULT_BINARY)
+    return Translated(request, raw, binary, default)
+
+
+def _parse(text: bytes) -> _InferRequest:
+    check_json(text, "the request")
+    try:
+        return from_json(_InferRequest, text, "the request", error=RequestError)
+    except RequestError as error:
+        raise ApiError(error) from error
+
+
+def _flag(where: str, parameters: Parameters, name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise errors.invalid(f"{where}: the parameter {name} is not true or false")
+    return value
+
+
+def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryview]:
+    """Return the raw bytes of each tensor; `binary` follows the JSON."""
+    contents, begin = [], 0
+    for tensor in tensors:
+        check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
+        size = tensor.parameters.get(_BINARY_SIZE)
+        if (size is None) == (tensor.data is None):
+            raise errors.invalid(
+                f"{tensor.name} has {'neither' if size is None else 'both'} data "
+                f"{'nor' if size is None else 'and'} {_BINARY_SIZE}; expected one of them"
+            )
+        if tensor.data is not None:
+            contents.append(memoryview(_raw(tensor)))
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
+            raise errors.invalid(f"{tensor.name}: {_BINARY_SIZE} is no number of bytes")
+        contents.append(binary[begin : begin + size])
+        begin += size
+    if begin != len(binary):
+        raise errors.invalid(
+            f"the tensors have {begin} bytes of binary data, and {len(binary)} follow the JSON; "
+            "expected as many"
+        )
+    return contents
+
+
+def _raw(tensor: _AnyTensor) -> bytes:
+    """Return values from JSON as raw bytes."""
+    data = tensor.data or ()
+    if len(data) != math.prod(tensor.shape):
+        raise errors.invalid(
+            f"{tensor.name} has {len(data)} values; expected {math.prod(tensor.shape)} for "
+            f"shape {list(tensor.shape)}"
+        )
+    if isinstance(tensor, _StringTensor):
+        encoded = [text.encode() for text in tensor.data or ()]
+        return b"".join(LENGTH.pack(len(text)) + text for text in encoded)
+    return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
+
+
+def answer_to_http(
+    answer: service_pb2.ModelInferResponse, request: Translated
+) -> tuple[bytes, int | None]:
+    """Write an answer as the body of an HTTP response.
+
+    Args:
+        answer: the answer.
+        request: its request.
+
+    Returns:
+        The body, and the number of its bytes that are JSON; None: all.
+    """
+    outputs, binary = [], []
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        described: dict[str, Any] = {
+            "name": output.name,
+            "datatype": output.datatype,
+            "shape": list(output.shape),
+        }
+        if request.binary.get(output.name, request.binary_default):
+            described["parameters"] = {_BINARY_SIZE: len(raw)}
+            binary.append(raw)
+        else:
+            described["data"] = _values(output.datatype, raw)
+        outputs.append(described)
+    head = {"model_name": answer.model_name, "model_version": answer.model_version}
+    if answer.id:
+        head["id"] = answer.id
+    text = to_json({**head, "outputs": outputs}).encode()
+    return b"".join([text, *binary]), len(text) if binary else None
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
+        return [text.decode() for text in deserialize_bytes_tensor(raw)]
+    values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
+    if datatype == "FP32":  # via text, so that 0.2 is written as 0.2
+        return [float(str(value)) for value in values]
+    return list(values.tolist())

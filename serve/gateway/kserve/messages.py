@@ -1,0 +1,490 @@
+"""KServe v2's messages: checked and read without parsing their audio, and made of our requests.
+
+A `ModelInferRequest` is a few small fields and the raw bytes of its tensors, which may be hundreds
+of megabytes. Only tags and lengths of its fields are read here; the fields that are not raw are
+cut out, parsed and checked, so that Triton sees no wrong request, and the message goes on
+unchanged.
+"""
+
+import dataclasses
+import math
+import reprlib
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2
+
+from serve.contract.codec import from_json
+from serve.contract.errors import EarshotError
+from serve.contract.messages import (
+    Finished,
+    Phase,
+    Priority,
+    Request,
+    Samples,
+    Segment,
+    SegmentReady,
+    Timings,
+    Transcript,
+)
+from serve.gateway import errors
+from serve.gateway.limits import MAX_STRUCTURE_BYTES
+from serve.gateway.models import Target
+from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
+from serve.speech.rate import SAMPLE_RATE
+from serve.wire import tensors
+from serve.wire.tensors import (
+    CANCEL_PARAMETER,
+    INPUTS,
+    KEY_PARAMETER,
+    MODEL,
+    NUMPY_TYPES,
+    OUTPUTS,
+    PHASES_PARAMETER,
+    PRIORITY_PARAMETER,
+    SEGMENTS_PARAMETER,
+    TensorSpec,
+)
+
+LENGTH = struct.Struct("<I")
+"""The length before each element of a BYTES tensor."""
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+_FP64 = struct.Struct("<d")
+_MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
+_RAW_CONTENTS = 7  # number of the field raw_input_contents
+_BYTES = 2  # wire type of a field with a length
+_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
+_MAX_VARINT_BYTES = 10
+_CONTENTS = {
+    "BYTES": "bytes_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "INT32": "int_contents",
+    "BOOL": "bool_contents",
+}
+_REASONS = {
+    "shared_memory": "this server has no shared memory; send the tensor itself",
+    "sequence": "the models keep nothing between requests; leave it out",
+    "classification": "these outputs are no scores; leave it out",
+}
+
+Chunk = bytes | memoryview
+"""Bytes of a serialised message."""
+
+
+# ------------------------------------------------------------ reading requests
+
+
+@dataclasses.dataclass(frozen=True)
+class InferRequestHead:
+    """A request without the bytes of its tensors."""
+
+    request: service_pb2.ModelInferRequest  # without raw_input_contents
+    structure_bytes: int  # bytes of the message outside its raw tensors
+    raw: tuple[memoryview, ...]  # the raw tensors, views of the message
+
+
+def read_envelope(message: bytes) -> InferRequestHead:
+    """Read a serialised `ModelInferRequest` without its tensors.
+
+    Raises:
+        ApiError: 400 or 413, it is malformed, or has too many or too large fields beside its raw
+            tensors.
+    """
+    view = memoryview(message)
+    structure, raw = bytearray(), []
+    for number, begin, payload, end in _fields(view):
+        if number == _RAW_CONTENTS:
+            raw.append(view[payload:end])
+        else:
+            structure += view[begin:end]
+        if len(structure) > MAX_STRUCTURE_BYTES:
+            raise errors.too_large(
+                f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
+                "raw_input_contents; send tensors there"
+            )
+    try:
+        request = service_pb2.ModelInferRequest.FromString(bytes(structure))
+    except Exception as error:  # no module has DecodeError in all versions of protobuf
+        raise _malformed() from error
+    return InferRequestHead(request, len(structure), tuple(raw))
+
+
+def audio_of_tensors(
+    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk]
+) -> AudioLength | None:
+    """Return the length of a checked request's audio; None: it has no audio.
+
+    Args:
+        request: the request without its raw tensors.
+        raw: the raw tensors in the order of the inputs; empty if the inputs hold their values.
+    """
+    inputs = {tensor.name: at for at, tensor in enumerate(request.inputs)}
+    if (at := inputs.get("SAMPLES")) is not None:
+        return AudioLength(math.prod(request.inputs[at].shape) / _rate(request, raw, inputs))
+    if (at := inputs.get("AUDIO")) is None:
+        return None
+    file = raw[at][LENGTH.size :] if raw else request.inputs[at].contents.bytes_contents[0]
+    return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
+
+
+def _rate(
+    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk], inputs: Mapping[str, int]
+) -> int:
+    if (at := inputs.get("SAMPLE_RATE")) is None:  # it will be rejected
+        return SAMPLE_RATE
+    values = np.frombuffer(raw[at], np.int32) if raw else request.inputs[at].contents.int_contents
+    return max(1, int(values[0]))
+
+
+# ------------------------------------------------------------ checking requests
+
+
+def check_streamed(target: Target, streamed: bool) -> None:
+    """Reject a model of several answers where only one can be sent.
+
+    Raises:
+        ApiError: 400, the model sends several.
+    """
+    if target.segments and not streamed:
+        name = target.client_name.removesuffix("_stream")
+        raise errors.invalid(
+            f"{target.client_name} answers in several messages, which need a gRPC stream "
+            f"(ModelStreamInfer); here ask {name}"
+        )
+
+
+def check_request(
+    request: service_pb2.ModelInferRequest, raw: Sequence[memoryview], streamed: bool
+) -> None:
+    """Reject a request that the models cannot answer.
+
+    Args:
+        request: the request without its raw tensors.
+        raw: the raw tensors in the order of the inputs; empty if the inputs hold their values.
+        streamed: whether several answers can be sent.
+
+    Raises:
+        ApiError: 400, the message names the wrong part and what was expected.
+    """
+    check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
+    check_names("inputs", [tensor.name for tensor in request.inputs], INPUTS)
+    check_names("outputs", [output.name for output in request.outputs], OUTPUTS)
+    for output in request.outputs:
+        check_parameters(output.name, output.parameters)
+    if raw and len(raw) != len(request.inputs):
+        raise errors.invalid(
+            f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
+            "expected one for each, or none"
+        )
+    for index, tensor in enumerate(request.inputs):
+        check_parameters(tensor.name, tensor.parameters)
+        _check_tensor(tensor.name, tensor.datatype, tensor.shape)
+        if raw:
+            _check_raw(tensor.name, tensor.shape, raw[index])
+            if tensor.HasField("contents"):
+                raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
+        else:
+            _check_contents(tensor)
+
+
+def check_parameters(
+    where: str, parameters: Mapping[str, object], known: Collection[str] = ()
+) -> None:
+    """Reject parameters that would have no effect.
+
+    Raises:
+        ApiError: 400, one is not `known`.
+    """
+    for name in parameters:
+        if name not in known:
+            reason = next(
+                (reason for part, reason in _REASONS.items() if name.startswith(part)),
+                f"known: {', '.join(known)}" if known else "none is known",
+            )
+            raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
+
+
+def check_names(kind: str, names: Sequence[str], known: Mapping[str, TensorSpec]) -> None:
+    """Reject unknown and repeated names.
+
+    Raises:
+        ApiError: 400, there is one.
+    """
+    for name in names:
+        if name not in known:
+            raise errors.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise errors.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
+
+
+def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
+    """Reject a datatype or shape that is not the input's.
+
+    Raises:
+        ApiError: 400, it is not.
+    """
+    spec = INPUTS[name]
+    fits = len(shape) == len(spec.dims) and all(
+        size == expected or (expected == -1 and size >= 0)
+        for size, expected in zip(shape, spec.dims, strict=True)
+    )
+    if datatype != spec.datatype or not fits:
+        raise errors.invalid(
+            f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
+            f"expected {spec.datatype} of shape {list(spec.dims)}"
+        )
+
+
+def _check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
+    """Reject raw bytes beyond the input's limit, or of another number than its shape says.
+
+    Raises:
+        ApiError: 400, they are more or less.
+    """
+    spec, count = INPUTS[name], math.prod(shape)
+    if spec.max_bytes is not None and len(raw) > spec.max_bytes + LENGTH.size:
+        raise errors.invalid(
+            f"{name} has {len(raw)} raw bytes; expected at most {spec.max_bytes + LENGTH.size}"
+        )
+    if spec.datatype == "BYTES":
+        expected = _texts_bytes(raw, count)
+    else:
+        expected = count * np.dtype(NUMPY_TYPES[spec.datatype]).itemsize
+    if len(raw) != expected:
+        raise errors.invalid(
+            f"{name} has {len(raw)} raw bytes; expected {expected} for {spec.datatype} of shape "
+            f"{list(shape)}"
+        )
+
+
+def _texts_bytes(raw: memoryview, count: int) -> int:
+    """Return the bytes that the elements of a BYTES tensor take: each is a length and its bytes."""
+    size = 0
+    for _ in range(count):
+        if len(raw) < size + LENGTH.size:
+            return size + LENGTH.size
+        size += LENGTH.size + LENGTH.unpack_from(raw, size)[0]
+    return size
+
+
+def _check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> None:
+    """Reject values of another number than the tensor's shape says, or of another datatype.
+
+    Raises:
+        ApiError: 400, they are more or less.
+    """
+    count = len(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+    expected = math.prod(tensor.shape)
+    if count != expected:
+        raise errors.invalid(
+            f"{tensor.name} has {count} values in {_CONTENTS[tensor.datatype]}; expected "
+            f"{expected} for shape {list(tensor.shape)}"
+        )
+
+
+# ------------------------------------------------------------ making requests
+
+
+def request_parts(
+    request: Request, audio: Chunk | None = b"", samples: Sequence[Samples] = ()
+) -> list[Chunk]:
+    """Serialise a request as a `ModelInferRequest` without a model's name, in chunks.
+
+    Audio is not copied.
+
+    Args:
+        request: the options; its audio is ignored, except for samples if `samples` is empty.
+        audio: the bytes of a file; None: a file beside the request has them.
+        samples: pieces of the audio of a request with samples, float32 (n,), n > 0.
+
+    Raises:
+        ApiError: 400, no tensor can hold an option's value.
+    """
+    try:
+        inputs = tensors.request_to_inputs(request)
+    except EarshotError as error:
+        raise errors.ApiError(error) from error
+    message = service_pb2.ModelInferRequest()
+    raw: list[Chunk] = []
+    for name, tensor in inputs.items():
+        spec = tensors.INPUTS[name]
+        if name == "AUDIO" and audio is None:
+            continue
+        shape = [sum(map(len, samples))] if name == "SAMPLES" and samples else tensor.shape
+        message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
+        if name == "AUDIO" and audio is not None:
+            raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
+        elif name == "SAMPLES" and samples:
+            raw += _raw_chunk(*(piece.data.cast("B") for piece in samples))
+        elif spec.datatype == "BYTES":
+            raw += _raw_chunk(
+                *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))
+            )
+        else:
+            raw += _raw_chunk(tensor.tobytes())
+    return [message.SerializeToString(), *raw]
+
+
+def for_triton(
+    parts: Sequence[Chunk],
+    key: str,
+    segments: bool,
+    phases: bool = False,
+    priority: Priority = "file",
+) -> bytes:
+    """Address a serialised request to the Triton of this run.
+
+    Fields of protobuf may come in any order, and the last of two with the same name counts.
+
+    Args:
+        parts: the chunks of the request.
+        key: the key by which it can be cancelled.
+        segments: whether it is to be answered segment by segment.
+        phases: whether the answer is to tell the phases of its time.
+        priority: its priority among the engine's requests.
+    """
+    named = service_pb2.ModelInferRequest(model_name=MODEL)
+    named.parameters[KEY_PARAMETER].string_param = key
+    if priority != "file":
+        named.parameters[PRIORITY_PARAMETER].string_param = priority
+    if segments:
+        named.parameters[SEGMENTS_PARAMETER].bool_param = True
+    if phases:
+        named.parameters[PHASES_PARAMETER].bool_param = True
+    return b"".join([*parts, named.SerializeToString()])
+
+
+def cancel_of(key: str) -> bytes:
+    """Serialise the request that cancels the request of this key."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request.parameters[CANCEL_PARAMETER].string_param = key
+    return bytes(request.SerializeToString())
+
+
+def raw_chunks(contents: Sequence[Chunk]) -> Iterator[Chunk]:
+    """Serialise raw tensors as fields of a request, which follow its other fields."""
+    for content in contents:
+        yield from _raw_chunk(content)
+
+
+def _raw_chunk(*pieces: Chunk) -> Iterator[Chunk]:
+    """Serialise one raw tensor, whose bytes may come in pieces, as a field."""
+    yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
+    yield from pieces
+
+
+# ------------------------------------------------------------ reading answers
+
+
+def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+    """Read the transcript in an answer.
+
+    Raises:
+        ApiError: 500, it has none.
+    """
+    result = InferResult(answer)
+    try:
+        return tensors.transcript_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+
+
+def stream_event(answer: bytes) -> SegmentReady | Finished:
+    """Read a `ModelStreamInferResponse`.
+
+    Raises:
+        ApiError: 500, it is malformed.
+    """
+    result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
+    try:
+        if tensors.is_whole(result.as_numpy):
+            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+        (segment,) = tensors.segments_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    return SegmentReady(segment)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerFigures:
+    """The figures of an answer that the gateway counts; the answer may lack outputs."""
+
+    audio_s: float  # 0: it is one segment, or does not tell
+    segment_end_s: float  # second at which its last segment ends; 0: it has none
+    queue_s: float | None
+    phases: tuple[Phase, ...]
+
+
+def answer_figures(answer: service_pb2.ModelInferResponse) -> AnswerFigures:
+    """Read the figures of an answer without its text."""
+    raw = {
+        output.name: bytes(content)
+        for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False)
+    }
+
+    def element(name: str) -> bytes | None:
+        return raw[name][LENGTH.size :] if name in raw else None
+
+    segments: tuple[Segment, ...] = ()
+    if "DURATION" not in raw and (found := element("SEGMENTS")) is not None:
+        segments = from_json(tuple[Segment, ...], found, "SEGMENTS", extra="ignore")
+    timings, phases = element("TIMINGS"), element("PHASES")
+    return AnswerFigures(
+        audio_s=float(_FP64.unpack(raw["DURATION"])[0]) if "DURATION" in raw else 0.0,
+        segment_end_s=segments[-1].end if segments else 0.0,
+        queue_s=None if timings is None else from_json(Timings, timings, "TIMINGS").queue_s,
+        phases=() if phases is None else from_json(tuple[Phase, ...], phases, "PHASES"),
+    )
+
+
+# ------------------------------------------------------------ protobuf
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the number, begin, begin of the payload and end of each field."""
+    position, count = 0, 0
+    while position < len(view):
+        count += 1
+        if count > _MAX_FIELDS:
+            raise errors.invalid(f"the request has more than {_MAX_FIELDS} fields")
+        begin = position
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            payload, end = position, _varint(view, position)[1]
+        elif kind == _BYTES:
+            length, payload = _varint(view, position)
+            end = payload + length
+        elif kind in _FIXED_BYTES:
+            payload, end = position, position + _FIXED_BYTES[kind]
+        else:
+            raise _malformed()
+        if end > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
+            raise _malformed()
+        yield number, begin, payload, end
+        position = end
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    """Return the number at a position, and the position after it."""
+    value = 0
+    for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+    raise _malformed()
+
+
+def _varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _malformed() -> errors.ApiError:
+    return errors.invalid("the message is not a valid KServe v2 ModelInferRequest")

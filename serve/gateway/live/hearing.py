@@ -1,0 +1,234 @@
+"""A stream's audio: from bytes as they come to frames with and without speech.
+
+All positions are samples of 16 kHz from the stream's beginning.
+"""
+
+import asyncio
+import bisect
+import collections
+import dataclasses
+import functools
+import io
+import math
+from concurrent.futures import Executor
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from serve.contract.messages import Samples
+from serve.gateway.live.settings import Format
+from serve.speech.activity import FRAME, Detector, Options, Voice
+from serve.speech.rate import SAMPLE_RATE
+
+_BLOCK_S = 0.096  # audio of a block at least: handing one to a thread costs as much as a frame
+_PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, as OpenAI's API has them
+_LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # as libsndfile calls them
+_ARRIVALS = 4096  # most that are remembered, at least a frame apart
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VadFrame:
+    """The next samples of a stream."""
+
+    samples: Samples  # float32 (n,)
+    speech: bool  # they have speech
+    ends: bool = False  # the silence that ends an utterance is complete
+
+
+class Hearing:
+    """Detects speech in the audio of one stream. For one task of an event loop.
+
+    Resampling and the network run in threads, in blocks of 96 ms and more. Smaller pieces of audio
+    are collected until they are such a block.
+
+    Args:
+        format: the format of the stream's bytes.
+        options: the bounds of speech; `pad` is not used.
+        detector: the stream's own.
+        pool: runs one block of the stream at a time.
+    """
+
+    def __init__(
+        self, format: Format, options: Options, detector: Detector, pool: Executor
+    ) -> None:
+        self._detector = detector
+        self._pool = pool
+        self._voice = Voice(options)
+        self._resampler = StreamResampler(format)
+        self._arrivals = Arrivals(_now_s())
+        self._data = bytearray()  # smaller than a block
+        self._held = np.zeros(0, np.float32)  # less than a frame
+        self._judged = 0  # samples
+
+    @property
+    def bytes_per_s(self) -> int:
+        """Bytes of a second of the stream."""
+        return self._resampler.bytes_per_s
+
+    def arrived_s(self, sample: int) -> float:
+        """Return the loop's time at which a sample had come."""
+        return self._arrivals.at(sample)
+
+    async def hear(self, data: bytes) -> list[VadFrame]:
+        """Take more bytes; return the frames that are complete, or none before a block is."""
+        came = len(data) * SAMPLE_RATE / self.bytes_per_s
+        self._arrivals.note(self._arrivals.samples + came, _now_s())
+        self._data += data
+        return await self.flush() if len(self._data) >= _BLOCK_S * self.bytes_per_s else []
+
+    async def flush(self, end: bool = False) -> list[VadFrame]:
+        """Return the frames of the bytes that have come, however few these are.
+
+        Args:
+            end: also give out what the resampler holds back; the audio after it begins anew.
+        """
+        if not (self._data or end):
+            return []
+        data, self._data = bytes(self._data), bytearray()
+        loop = asyncio.get_running_loop()
+        frames = loop.run_in_executor(self._pool, self._frames, data, end)
+        try:
+            return await asyncio.shield(frames)
+        except asyncio.CancelledError:
+            await asyncio.wait((frames,))  # no thread works on this stream afterwards
+            raise
+
+    def rest(self) -> Samples:
+        """Give out the audio that is less than a frame, without judging it."""
+        held, self._held = self._held, np.zeros(0, np.float32)
+        self._judged += len(held)
+        return held
+
+    def clear(self) -> int:
+        """Forget the audio that is less than a frame; return its samples."""
+        self._resampler.clear()
+        return len(self.rest())
+
+    def tune(self, format: Format, options: Options, speaking: bool) -> None:
+        """Judge what comes after a `flush` by other settings.
+
+        Args:
+            format: the format of the stream's bytes.
+            options: the bounds of speech.
+            speaking: whether an utterance is open, which has to end.
+        """
+        if format != self._resampler.format:
+            self._resampler = StreamResampler(format)
+        before, self._voice = self._voice, Voice(options)
+        self._voice.speaking, self._voice.quiet_since = before.speaking, before.quiet_since
+        if speaking and not before.speaking:
+            self._voice.speaking, self._voice.quiet_since = True, self._judged
+
+    def _frames(self, data: bytes, end: bool) -> list[VadFrame]:
+        parts = [self._held, self._resampler.samples(data)]
+        if end:
+            parts.append(self._resampler.rest())
+        held = np.concatenate(parts)
+        whole = held[: len(held) // FRAME * FRAME]
+        self._held = held[len(whole) :].copy()
+        if not len(whole):
+            return []
+        probabilities = self._detector.probabilities(whole)
+        return list(map(self._frame, whole.reshape(-1, FRAME), probabilities))
+
+    def _frame(self, samples: Samples, probability: np.float32) -> VadFrame:
+        spoke = self._voice.speaking
+        self._voice.step(float(probability), self._judged)
+        self._judged += FRAME
+        speaks = self._voice.speaking
+        speech = speaks and self._voice.quiet_since is None
+        return VadFrame(samples, speech, ends=spoke and not speaks)
+
+
+class StreamResampler:
+    """Converts the audio of one stream to samples of 16 kHz.
+
+    Args:
+        format: 16-bit little-endian PCM, or G.711.
+    """
+
+    def __init__(self, format: Format) -> None:
+        self.format = format
+        self._law = _LAWS.get(format.type)
+        self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        self._odd = b""  # the first byte of a sample that is not complete
+        self._resampler = _resampler(self._rate)
+
+    @property
+    def bytes_per_s(self) -> int:
+        """Bytes of a second."""
+        return self._rate * (2 if self._law is None else 1)
+
+    def samples(self, data: bytes) -> Samples:
+        """Return the samples that are known after some more bytes.
+
+        Resampling holds back some milliseconds. The first byte of a sample waits for the second.
+        """
+        if self._law is None:
+            data = self._odd + data
+            whole = len(data) // 2 * 2
+            self._odd = data[whole:]
+            block = np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
+        else:
+            block = _table(self._law)[np.frombuffer(data, np.uint8)]
+        samples: Samples = self._resampler.resample_chunk(block)
+        return samples
+
+    def clear(self) -> None:
+        """Forget half a sample: the next byte is the first one of a sample."""
+        self._odd = b""
+
+    def rest(self) -> Samples:
+        """Return the samples that were held back; half a sample still waits."""
+        samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        self._resampler = _resampler(self._rate)
+        return samples
+
+
+def _resampler(rate: int) -> soxr.ResampleStream:
+    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+
+
+@functools.cache
+def _table(law: str) -> npt.NDArray[np.float32]:
+    """Return the sample that each byte of G.711 stands for, by libsndfile, (256,)."""
+    samples, _ = soundfile.read(
+        io.BytesIO(bytes(range(256))),
+        samplerate=_G711_RATE,
+        channels=1,
+        format="RAW",
+        subtype=law,
+        dtype="float32",
+    )
+    table: npt.NDArray[np.float32] = samples
+    return table
+
+
+class Arrivals:
+    """The times at which samples of the last minutes came: a client may send one by one.
+
+    Args:
+        now_s: the time at which the stream begins.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.samples = 0.0
+        self._known = collections.deque([(0.0, now_s)], maxlen=_ARRIVALS)
+
+    def note(self, samples: float, at_s: float) -> None:
+        """Note how many have come by now; less than a frame comes with those after it."""
+        self.samples = samples
+        if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
+            self._known.pop()
+        self._known.append((samples, at_s))
+
+    def at(self, sample: int) -> float:
+        """Find when a sample had come."""
+        index = bisect.bisect_left(self._known, (sample, -math.inf))
+        return self._known[min(index, len(self._known) - 1)][1]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,249 @@
+"""Metrics for Prometheus: the gateway's, and the page of all processes of a run."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from serve.gateway.background import LoopWatch
+from serve.gateway.edge.budget import SharedBudget
+from serve.gateway.limits import Admission
+from serve.gateway.shadow.figures import ShadowMetrics
+from serve.gateway.target import LatencyTarget
+from serve.gateway.usage import Usage
+from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
+from serve.wire.unix_http import ask
+
+logger = logging.getLogger("earshot.gateway")
+
+OWN_PAGE = "/metrics/own"
+"""Route of the metrics of one process of the gateway."""
+
+_PAGE_S = 2.0  # limit of asking another process for its page
+_RECENT = 20_000  # requests whose latency is kept
+_WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class LiveMetrics:
+    """Metrics of live text.
+
+    Args:
+        registry: the registry that they are added to.
+        streams: the open streams.
+    """
+
+    def __init__(self, registry: CollectorRegistry, streams: Sized) -> None:
+        options: Any = {"namespace": "earshot_live", "registry": registry}
+        Gauge("streams", "Live streams", **options).set_function(lambda: len(streams))
+        self.updates = Counter("updates", "Decodings of live audio", ("outcome",), **options)
+        text = "From the arrival of a word's last sample to its final text"
+        self.word_seconds = Histogram("word_seconds", text, buckets=_WORD_BUCKETS_S, **options)
+        text = "Words of a hypothesis that the next one did not have; none had been sent"
+        self.changed = Counter("changed_words", text, **options)
+
+
+class UpstreamMetrics:
+    """Metrics of the engines, by device.
+
+    Args:
+        registry: the registry that they are added to.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        options: Any = {"namespace": "earshot_gateway_upstream", "registry": registry}
+        text = "Requests given to a server by how it ended them, as a gRPC status"
+        self._requests = Counter("requests", text, ("upstream", "status"), **options)
+        text = "Requests that a server has"
+        self._inflight = Gauge("inflight_requests", text, ("upstream",), **options)
+        text = "Whether a server is given requests for a model"
+        self._takes = Gauge("takes_requests", text, ("upstream", "model"), **options)
+
+    def watch(
+        self, engine: str, model: str, inflight: Callable[[], int], available: Callable[[], bool]
+    ) -> None:
+        """Add the gauges of an engine."""
+        self._inflight.labels(engine).set_function(inflight)
+        self._takes.labels(engine, model).set_function(available)
+
+    def ended(self, upstream: str, status: str) -> None:
+        """Count a request that an engine ended with this gRPC status."""
+        self._requests.labels(upstream, status).inc()
+
+
+class Metrics:
+    """All metrics of a gateway's process.
+
+    Args:
+        admission: counts what is in flight.
+        streams: the open live streams.
+        watch: measures the event loop.
+        budget: the loop's time for connections beyond their own budgets.
+        usage: counts what keys have had.
+        target: the latency target, if there is one.
+        model: the product's name.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        streams: Sized,
+        watch: LoopWatch,
+        budget: SharedBudget,
+        usage: Usage,
+        target: LatencyTarget | None,
+        model: str,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.live = LiveMetrics(self.registry, streams)
+        self.upstreams = UpstreamMetrics(self.registry)
+        self.shadow = ShadowMetrics(self.registry)
+        options: Any = {"namespace": "earshot_gateway", "registry": self.registry}
+        text = "Requests for transcripts by how the gateway answered, as a gRPC status"
+        self._requests = Counter("requests", text, ("route", "status", "key"), **options)
+        text = "Seconds of audio of requests that were answered, and of live streams as they come"
+        self._audio_s = Counter("audio_seconds", text, ("route", "key"), **options)
+        text = "Requests for transcripts that were not answered, by reason"
+        self._refused = Counter("refused", text, ("reason",), **options)
+        text = "Spans that have ended, were sent, could not be sent; the rest waits or is dropped"
+        self.spans = Counter("spans", text, ("state",), **options)
+        options_s = {**options, "labelnames": ("route",), "buckets": _BUCKETS_S}
+        text = "From a request's arrival to its last answer or its client's going"
+        self._seconds = Histogram("request_seconds", text, **options_s)
+        text = "From a streamed request's arrival to the first of its text"
+        self._first_delta_s = Histogram("first_delta_seconds", text, **options_s)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
+        unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
+        uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
+        for name, text, read in (
+            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
+            ("inflight_requests", "Requests under way", lambda: admission.requests),
+            ("inflight_upload_bytes", uploading, lambda: admission.uploading_bytes),
+            ("longest_turn_seconds", longest, lambda: watch.longest_s),
+            ("waiting_turns", f"{waiting} for a turn", lambda: budget.waiting),
+            ("unwritten_usage_seconds", unwritten, lambda: usage.unwritten_s),
+        ):
+            Gauge(name, text, **options).set_function(read)
+        if target is not None:
+            _add_target(self.registry, target, model)
+
+    def count_audio(self, route: str, key: str, audio_s: float) -> None:
+        """Count audio that has become text, or has come in over a live stream."""
+        self._audio_s.labels(route, key).inc(audio_s)
+
+    def delta(self, route: str, took_s: float) -> None:
+        """Count the seconds from a request to the first text of its stream."""
+        self._first_delta_s.labels(route).observe(took_s)
+
+    def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
+        """Count a request by its gRPC status and API key; `reason` tells why it was rejected."""
+        self._requests.labels(route, status, key).inc()
+        if reason:
+            self._refused.labels(reason).inc()
+
+    def timed(self, route: str, took_s: float, answered: bool) -> None:
+        """Count the seconds from a request's arrival to its end."""
+        self._seconds.labels(route).observe(took_s)
+        if answered:
+            self._recent.append((time.monotonic(), took_s))
+
+    def recent_s(self, window_s: float) -> list[float]:
+        """Return the seconds of each request that was answered in a window before now.
+
+        Only the last `_RECENT` requests are known.
+        """
+        since_s = time.monotonic() - window_s
+        return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
+
+    def page(self) -> bytes:
+        """Write the gateway's part of the page."""
+        return generate_latest(self.registry)
+
+
+def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) -> None:
+    options: Any = {"namespace": "earshot_gateway_target", "registry": registry}
+    text = "Within which 99 of 100 requests are to be answered"
+    Gauge("seconds", text, **options).set(target.target_s)
+    text = "In which 30 s of audio would be answered now"
+    forecast = Gauge("forecast_seconds", text, ("model",), **options).labels(model)
+    forecast.set_function(lambda: target.state().forecast_s)
+    text = "Audio, in whole windows, that is decoded in a second"
+    rate = Gauge("rate", text, ("model",), **options).labels(model)
+    rate.set_function(lambda: target.state().rate)
+
+
+async def whole_page(
+    folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
+) -> bytes:
+    """Write the page of all processes of a run, without the parts of those that are away.
+
+    Args:
+        folder: the run's folder.
+        tritons: links to the folders of its Tritons, by their devices.
+        own: the metrics of this process.
+        number: the number of this process among the gateway's.
+        processes: the number of these; if there are several, each has its number as a label.
+    """
+    pages = {}
+    for device, triton in tritons.items():
+        try:
+            pages[device] = await tritons_page(triton)
+        except OSError as error:
+            if triton.exists():  # else it is unloaded
+                logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
+    parts = [joined(pages, "device")]
+    with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
+        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
+    gateways = {str(number): own.page()}
+    for other in sorted(set(range(processes)) - {number}):
+        with contextlib.suppress(OSError):  # it is being started again
+            gateways[str(other)] = await _page_of(gateway_door(folder, other), OWN_PAGE)
+    parts.append(joined(gateways, "process") if processes > 1 else own.page())
+    return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
+
+
+def joined(pages: Mapping[str, bytes], label: str) -> bytes:
+    """Join the pages of several processes; each sample gets a label that names its process.
+
+    In Prometheus's text format the lines of a metric are consecutive, its description first.
+    """
+    metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, numbers
+    for whose, page in pages.items():
+        description, numbers = metrics.setdefault("", ([], []))
+        for line in page.decode().splitlines():
+            if line.startswith("# "):
+                description, numbers = metrics.setdefault(line.split(" ", 3)[2], ([], []))
+                if line not in description:
+                    description.append(line)
+            elif line:
+                numbers.append(_with_label(line, label, whose))
+    lines = [line for parts in metrics.values() for part in parts for line in part]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _with_label(line: str, label: str, value: str) -> str:
+    name, brace, rest = line.partition("{")
+    if brace:
+        return f'{name}{{{label}="{value}",{rest}'
+    name, _, number = line.partition(" ")
+    return f'{name}{{{label}="{value}"}} {number}'
+
+
+async def tritons_page(folder: Path) -> bytes:
+    """Return the page of the Triton in this folder.
+
+    Raises:
+        OSError: Triton is away.
+    """
+    return await _page_of(folder / METRICS_SOCKET, "/metrics")
+
+
+async def _page_of(socket: Path, page: str) -> bytes:
+    return await asyncio.to_thread(ask, socket, page, _PAGE_S)

@@ -1,0 +1,365 @@
+"""The latency target: which requests are admitted so that 99 of 100 are answered in time.
+
+Work in flight stays below the amount that the forecast says is done in time. Live text goes first,
+then files; jobs have what these leave, but always one. If several keys together ask for too much,
+each gets what it asks for, up to an equal share of what the others leave (max-min). A refusal
+forecasts when there is room; nothing is reserved for the retry.
+
+The forecast divides the work ahead of a request by the rate of work. The engine hands out windows
+to the request that has had the fewest, so a request of c windows waits for at most c of each other.
+The rate is measured while there is work. The error of forecasts is measured too, by the answers: of
+100, 99 come at most `margin_s` later than forecast. Everything unknown about the engine is in that
+margin: how long a request takes by itself, in which order the engine serves, and how well the
+length of audio was estimated.
+
+Admission by measured latencies is from SEDA (Welsh and Culler, "Adaptive Overload Control for Busy
+Internet Servers", USITS 2003); a bound on work in flight, in place of one on arrivals, from TCP
+Vegas and its version for servers (Breakwater, Cho et al., OSDI 2020); the highest recent rate as
+the capacity from BBR (Cardwell et al., ACM Queue 14(5), 2016).
+"""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from serve.contract.messages import Priority
+from serve.gateway import errors
+from serve.speech.containers import pcm16_header
+from serve.speech.kinds import kind_of
+
+WINDOW_S = 30.0
+"""The work of a whole window; other windows have half of that and half of their audio."""
+HEAD_BYTES = 2**16
+"""The bytes at a file's beginning from which its length is estimated."""
+
+_MODEST = 0.9  # share of its fair share below which a key may fill the limit
+_GREEDY = 0.8  # share of the limit up to which files of other keys are admitted
+_JOBS = 0.5  # share of the limit, of all work, up to which jobs are admitted
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
+_DEMAND_S = 10.0  # time over which the demand of a key is averaged
+_LIVE_SHARE = 0.9  # share of the rate that live text may take
+_RETRY_LIVE_S = 10  # the end of a stream is unknown
+_MAX_RETRY_S = 60  # OpenAI's clients wait no longer
+_BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
+_LEARNED = 0.1  # weight of each answer
+_MEMORY_S = 20.0  # busy time in which a rate is forgotten
+_STRETCH_S, _STRETCH_ANSWERS = 3.0, 12  # minimum of a stretch, which has a rate of its own
+_STRETCHES = 12  # the fastest of them counts
+_FEW = 4  # answers before a rate is known
+_ERRORS = 200  # answers by which forecasts are judged
+_QUANTILE = 0.99
+_LATEST = 50  # answers; the slowest of them corrects a limit that keeps the engine idle
+_FAST, _SLOW = 0.6, 0.8  # share of the target
+_STEP_UP, _STEP_DOWN, _MAX_MORE = 1.02, 0.97, 4.0
+_MAX_FULL = 1.5  # times all slots: more at a time do not help an engine
+_FIRST_MARGIN = 0.3  # share of the target
+_MIN_MARGIN = 0.05
+# An answer that is later by more takes long whatever is ahead of it, for example if windows are
+# decoded again at higher temperatures: an idle engine makes it no faster.
+_MAX_MARGIN = 0.5
+
+Clock = Callable[[], float]
+
+
+def work_of(audio_s: float) -> float:
+    """Return the work of audio, in seconds of whole windows."""
+    return WINDOW_S / 2 * math.ceil(max(audio_s, 0.001) / WINDOW_S) + audio_s / 2
+
+
+@dataclasses.dataclass(eq=False)
+class InflightRequest:
+    """A request that was admitted and has not ended."""
+
+    work: float
+    priority: Priority
+    key: str  # the name of its API key
+    began_s: float
+    forecast_s: float | None  # None: no rate was known
+
+
+class Forecast:
+    """Forecasts the time of an answer from the requests in flight. For one event loop.
+
+    Args:
+        target_s: the time within which 99 of 100 answers are to come.
+        slots: windows that decode at the same time; as many may be in flight at first.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, target_s: float, slots: int, clock: Clock) -> None:
+        self.margin_s = _FIRST_MARGIN * target_s
+        """Seconds by which answers are later than forecast, at the 99th percentile."""
+        self.rate: float | None = None
+        """Work that is done in a second; None: unknown yet."""
+        self._target_s = target_s
+        self._first_limit = slots * WINDOW_S
+        self._clock = clock
+        self._running: dict[InflightRequest, None] = {}
+        self._at_s = clock()
+        self._done = self._busy_s = 0.0  # recently
+        self._answers = 0
+        self._stretch_done = self._stretch_s = 0.0
+        self._stretch_answers = 0
+        self._rates: collections.deque[float] = collections.deque(maxlen=_STRETCHES)
+        self._more = 1.0  # factor of the limit, above 1 if answers come far too early
+        self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
+        self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
+
+    @property
+    def capacity(self) -> float | None:
+        """The highest recent rate, that of a busy engine; None: unknown yet.
+
+        The present rate is low if few requests are admitted, and a limit by it would stay low.
+        """
+        return None if self.rate is None else max(self.rate, *self._rates, 0.0)
+
+    @property
+    def limit(self) -> float:
+        """The maximum work in flight with which a request keeps the target."""
+        if (capacity := self.capacity) is None:
+            return self._first_limit
+        limit = (self._target_s - self.margin_s) * capacity
+        return max(limit, min(self._more * limit, _MAX_FULL * self._first_limit))
+
+    def queued_work(self, work: float, priority: Priority) -> float:
+        """Return the work that a request of so much work finds ahead of it."""
+        most = max(work, WINDOW_S)
+        return sum(
+            min(running.work, most)
+            for running in self._running
+            if priority == "job" or running.priority != "job"
+        )
+
+    def seconds(self, work: float) -> float | None:
+        """Return the seconds that so much work may take; None: unknown yet."""
+        capacity = self.capacity
+        return None if capacity is None else work / capacity + self.margin_s
+
+    def inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
+        """Return the work in flight: of all or of one key, of jobs or of other requests."""
+        return sum(
+            running.work
+            for running in self._running
+            if key in (None, running.key) and jobs == (running.priority == "job")
+        )
+
+    def begin(self, work: float, priority: Priority, key: str) -> InflightRequest:
+        """Count a request as in flight."""
+        now = self._advance()
+        capacity = self.capacity
+        all_s = None if not capacity else (self.queued_work(work, priority) + work) / capacity
+        running = InflightRequest(work, priority, key, now, all_s)
+        self._running[running] = None
+        return running
+
+    def end(self, running: InflightRequest, answered: bool) -> None:
+        """Count a request as ended; once for each."""
+        now = self._advance()
+        del self._running[running]
+        if not answered:
+            return
+        self._done += running.work
+        self._answers += 1
+        if self._answers >= _FEW and self._busy_s > 0:
+            self.rate = self._done / self._busy_s
+            self._stretch(running.work)
+        if running.forecast_s is not None and running.priority == "file":
+            took_s = now - running.began_s
+            self._errors_s.append(took_s - running.forecast_s)
+            self._took_s.append(took_s)
+            self._judge()
+
+    def _stretch(self, work: float) -> None:
+        """Keep the rate of each of the last stretches of time."""
+        self._stretch_done += work
+        self._stretch_answers += 1
+        if self._stretch_answers >= _STRETCH_ANSWERS and self._stretch_s >= _STRETCH_S:
+            self._rates.append(self._stretch_done / self._stretch_s)
+            self._stretch_done = self._stretch_s = 0.0
+            self._stretch_answers = 0
+
+    def _judge(self) -> None:
+        late_s = sorted(self._errors_s)
+        worst_s = late_s[min(len(late_s) - 1, int(_QUANTILE * len(late_s)))]
+        # A few answers tell little.
+        least = _FIRST_MARGIN if len(late_s) < _ERRORS / 4 else _MIN_MARGIN
+        self.margin_s = min(max(worst_s, least * self._target_s), _MAX_MARGIN * self._target_s)
+        slowest = max(self._took_s) / self._target_s
+        if slowest < _FAST and len(self._took_s) == _LATEST:
+            self._more = min(self._more * _STEP_UP, _MAX_MORE)
+        elif slowest > _SLOW:
+            self._more = max(self._more * _STEP_DOWN, 1.0)
+
+    def _advance(self) -> float:
+        now = self._clock()
+        if self._running:
+            self._stretch_s += now - self._at_s
+            kept = math.exp((self._at_s - now) / _MEMORY_S)
+            self._done *= kept
+            self._busy_s = self._busy_s * kept + _MEMORY_S * (1 - kept)
+        self._at_s = now
+        return now
+
+
+class _DemandRate:
+    """Work a second, as an exponential average over `_DEMAND_S`."""
+
+    def __init__(self) -> None:
+        self._sum, self._updated_s = 0.0, 0.0
+
+    def add(self, work: float, now: float) -> None:
+        self._sum, self._updated_s = self.rate(now) * _DEMAND_S + work, now
+
+    def rate(self, now: float) -> float:
+        return self._sum * math.exp((self._updated_s - now) / _DEMAND_S) / _DEMAND_S
+
+
+@dataclasses.dataclass(frozen=True)
+class AudioLength:
+    """What is known of the length of a request's audio before it is decoded."""
+
+    seconds: float | None  # None: it is estimated by kind and size
+    kind: str = ""
+    size: int = 0  # bytes
+
+
+def audio_of_file(head: bytes, size: int) -> AudioLength:
+    """Return the length of a file of so many bytes, whose first `HEAD_BYTES` are `head`."""
+    header = pcm16_header(head)
+    if header is None:
+        return AudioLength(None, kind_of(head), size)
+    # All bytes, not those declared: the declared size may be that of a first write or a first part.
+    samples = (size - header.begin) / 2 / header.channels
+    return AudioLength(samples / max(1, header.rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyTargetState:
+    """The gauges of the target."""
+
+    forecast_s: float  # the time within which a whole window would be answered, 99 times of 100
+    rate: float  # seconds of audio in whole windows that are decoded in a second
+
+
+class LatencyTarget:
+    """Admits requests so that the latency target is kept. For one event loop.
+
+    Args:
+        target_s: see `Forecast`.
+        slots: see `Forecast`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, target_s: float, slots: int, clock: Clock = time.monotonic) -> None:
+        self.target_s = target_s
+        self._clock = clock
+        self._forecast = Forecast(target_s, slots, clock)
+        self._asked: dict[str, _DemandRate] = {}  # by key
+        self._live = _DemandRate()
+        self._spread = 0.0
+        self._bytes_per_s: dict[str, float] = {}  # by kind of file
+
+    def admit(self, audio: AudioLength, priority: Priority, key: str) -> InflightRequest:
+        """Admit a request, which `end` ends; live text always.
+
+        Args:
+            audio: the length of its audio.
+            priority: live text, a file, or a job.
+            key: the name of its API key.
+
+        Raises:
+            ApiError: 429, it, or others, would not be answered in time; forecasts when it would.
+        """
+        now, work = self._clock(), work_of(self.seconds(audio))
+        if priority == "live":
+            self._live.add(work, now)
+            return self._forecast.begin(work, priority, key)
+        if priority == "file":
+            self._asked.setdefault(key, _DemandRate()).add(work, now)
+        wait_s = self._wait_s(work, priority, key, now)
+        if wait_s > 0:
+            whole_s = min(max(1, math.ceil(wait_s)), _MAX_RETRY_S)
+            raise errors.overloaded(
+                f"the server is at the capacity that gateway.target_p99_s = {self.target_s:g} "
+                f"allows; there may be room in {whole_s} s",
+                "latency_target",
+                whole_s,
+            )
+        return self._forecast.begin(work, priority, key)
+
+    def end(self, request: InflightRequest, answered: bool) -> None:
+        """Count a request as ended; once for each."""
+        self._forecast.end(request, answered)
+
+    def require_live(self, streams: int) -> None:
+        """Reject one more live stream beside so many if they would take too much.
+
+        Raises:
+            ApiError: 429, they would.
+        """
+        rate, now = self._forecast.rate, self._clock()
+        if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
+            raise errors.overloaded(
+                f"{streams} live streams are open, and one more would miss the latency target "
+                f"(gateway.target_p99_s = {self.target_s:g}); try again later",
+                "latency_target",
+                _RETRY_LIVE_S,
+            )
+
+    def seconds(self, audio: AudioLength) -> float:
+        """Return the seconds of audio, estimated where they are unknown."""
+        if audio.seconds is not None:
+            return audio.seconds
+        return audio.size / self._bytes_per_s.get(audio.kind, _BYTES_PER_S)
+
+    def learn(self, audio: AudioLength, seconds: float) -> None:
+        """Correct the estimate by an answer, which tells the length."""
+        if audio.seconds is None and audio.size and seconds > 0:
+            one = audio.size / seconds
+            before = self._bytes_per_s.get(audio.kind, one)
+            self._bytes_per_s[audio.kind] = before + _LEARNED * (one - before)
+
+    def state(self) -> LatencyTargetState:
+        """Return the gauges of this moment."""
+        ahead = self._forecast.queued_work(WINDOW_S, "file")
+        return LatencyTargetState(
+            forecast_s=self._forecast.seconds(ahead + WINDOW_S) or 0.0,
+            rate=self._forecast.rate or 0.0,
+        )
+
+    def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
+        """Forecast the seconds until there is room for a request; 0: there is room now."""
+        forecast, jobs = self._forecast, priority == "job"
+        if not forecast.inflight_work(jobs=jobs):  # an idle server admits every request
+            return 0.0
+        rate, limit = forecast.rate or forecast.limit / self.target_s, forecast.limit
+        # A request longer than half the target by itself cannot keep it; it is admitted for less.
+        least = min(work, limit / 2)
+        over = forecast.queued_work(work, priority) + least
+        if jobs:
+            return max((over - _JOBS * limit) / rate, 0.0)
+        left = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
+        others = (flow.rate(now) for other, flow in self._asked.items() if other != key)
+        fair, asked = fair_share(left, others), self._asked[key].rate(now)
+        if asked <= _MODEST * fair:
+            return max((over - limit) / rate, 0.0)
+        limit *= _GREEDY
+        wait_s = (over - limit) / rate
+        if has := forecast.inflight_work(key=key):
+            wait_s = max(wait_s, (has + least - limit * fair / left) / fair)
+        if wait_s <= 0:
+            return 0.0
+        # The retries of a key are spread over the time that its recent demand takes.
+        drain_s = (asked / fair - 1) * _DEMAND_S
+        self._spread = (self._spread + _GOLDEN) % 1
+        return wait_s + self._spread * max(drain_s - wait_s, 0.0)
+
+
+def fair_share(capacity: float, others: Iterable[float]) -> float:
+    """Return the max-min fair maximum of one beside others that want so much each."""
+    wanted = sorted(others)
+    while wanted and wanted[0] < capacity / (len(wanted) + 1):
+        capacity -= wanted.pop(0)
+    return capacity / (len(wanted) + 1)

@@ -1,0 +1,117 @@
+"""Bytes of the wire as samples, and where speech is in them."""
+
+import asyncio
+import io
+import itertools
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+
+from serve.gateway.live.hearing import Arrivals, Hearing, StreamResampler
+from serve.gateway.live.settings import Format
+from serve.speech.activity import FRAME, Options
+from tests.serve.gateway.live.conftest import LoudIsSpeech
+
+FORMATS = {
+    Format("audio/pcm"): 24_000,
+    Format("audio/pcm", 16_000): 16_000,
+    Format("audio/pcmu"): 8_000,
+    Format("audio/pcma"): 8_000,
+}
+PCM_16K = Format("audio/pcm", 16_000)
+SUBTYPES = {"audio/pcm": "PCM_16", "audio/pcmu": "ULAW", "audio/pcma": "ALAW"}
+
+
+@pytest.mark.parametrize(("format", "rate"), FORMATS.items())
+def test_every_format_gives_the_samples_that_were_written(format, rate):
+    tone = np.sin(np.arange(16_000) * 2 * np.pi * 440 / 16_000).astype(np.float32) * 0.5
+    file = io.BytesIO()
+    wire = soxr.resample(tone, 16_000, rate)
+    soundfile.write(file, wire, rate, format="RAW", subtype=SUBTYPES[format.type])
+    data, resampler = file.getvalue(), StreamResampler(format)
+    assert len(data) == resampler.bytes_per_s
+    step = 241
+    pieces = [resampler.samples(data[i : i + step]) for i in range(0, len(data), step)]
+    found = np.concatenate([*pieces, resampler.rest()])
+    assert len(found) == len(tone)
+    assert np.abs(found - tone)[100:-100].max() < 0.02
+    assert len(resampler.samples(data)) > 14_000, "it can be used again"
+
+
+def test_half_a_sample_waits_for_its_other_half_and_a_clear_forgets_it():
+    data = (np.arange(2000) * 7 % 3000).astype("<i2").tobytes()
+    whole = StreamResampler(PCM_16K).samples(data)
+    resampler = StreamResampler(PCM_16K)
+    cuts = [0, 1, 2, 3, 1000, 1001, 2999, len(data)]
+    pieces = [resampler.samples(data[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert np.array_equal(np.concatenate(pieces), whole)
+    resampler.samples(b"\x7f")
+    resampler.rest()
+    resampler.clear()
+    assert np.abs(resampler.samples(data) - whole).max() < 1e-6
+
+
+def hear(pieces, detector=None, options=None):
+    """The frames of a stream of 16 kHz, block by block, and the samples that are left over."""
+
+    async def listen():
+        with ThreadPoolExecutor(1, "hearing") as pool:
+            hearing = Hearing(PCM_16K, options or Options(), detector or LoudIsSpeech(), pool)
+            blocks = [await hearing.hear(pcm(piece)) for piece in pieces]
+            blocks.append(await hearing.flush())
+            return blocks, [len(hearing.rest()) for _ in range(2)]
+
+    return asyncio.run(listen())
+
+
+def pcm(samples):
+    return (samples * 16_000).astype("<i2").tobytes()
+
+
+@pytest.mark.parametrize("size", [100, 320, 700, 1600, 8000])
+def test_speech_begins_and_ends_and_a_pause_is_no_end(size):
+    loud, quiet = np.ones(FRAME, np.float32), np.zeros(FRAME, np.float32)
+    plan = [quiet, *[loud] * 2, *[quiet] * 4, loud, *[quiet] * 6]
+    audio = np.concatenate(plan)
+    pieces = [audio[i : i + size] for i in range(0, len(audio), size)]
+    blocks, rests = hear(pieces, options=Options(0.5, 4 * FRAME, 0))
+    frames = list(itertools.chain(*blocks))
+    assert [frame.speech for frame in frames] == [block is loud for block in plan]
+    assert [i for i, frame in enumerate(frames) if frame.ends] == [12]
+    assert rests == [0, 0]
+
+
+def test_speech_is_detected_in_threads_in_blocks_of_at_least_96_ms():
+    threads, sizes = set(), []
+
+    class Noted(LoudIsSpeech):
+        def probabilities(self, samples):
+            threads.add(threading.current_thread().name)
+            sizes.append(len(samples) // FRAME)
+            return super().probabilities(samples)
+
+    hear([np.ones(320, np.float32)] * 50, Noted())
+    assert threads == {"hearing_0"}
+    assert sum(sizes) == 320 * 50 // FRAME and min(sizes[:-1]) >= 3
+
+
+def test_what_is_no_whole_frame_is_kept_and_can_be_taken():
+    assert hear([np.ones(100, np.float32)]) == ([[], []], [100, 0])
+
+
+def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
+    tracemalloc.start()
+    try:
+        arrivals = Arrivals(0.0)
+        for count in range(1, 10**6, 7):
+            arrivals.note(count, count / 16_000)
+        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
+    finally:
+        tracemalloc.stop()
+    for sample in (500_000, 999_000):
+        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)

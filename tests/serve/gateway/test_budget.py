@@ -1,0 +1,239 @@
+"""The loop's time: who takes much of it waits, and nobody else does."""
+
+import asyncio
+import re
+import time
+
+import pytest
+
+from serve.gateway.background import LoopWatch
+from serve.gateway.edge.budget import (
+    LINGER_S,
+    OWN_S,
+    ConnectionBudget,
+    SharedBudget,
+    ThrottledConnection,
+)
+from serve.wire.alive import age_s
+from serve.wire.folder import gateway_alive
+from tests.gateways import until
+
+
+class FakeLoop(asyncio.SelectorEventLoop):
+    """Its time goes on as its tests say, and where it would wait, at once."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+    def _run_once(self):
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+@pytest.fixture
+def loop():
+    loop = FakeLoop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+def soon(loop, act, *arguments):
+    """Done by the loop, as what asyncio calls is."""
+
+    async def once():
+        act(*arguments)
+
+    loop.run_until_complete(once())
+
+
+class Costly:
+    """A protocol that takes a moment for each piece."""
+
+    unread, linger_s = False, LINGER_S
+
+    def __init__(self, loop, piece_s, piece_bytes=10):
+        self.loop, self.piece_s, self.piece_bytes = loop, piece_s, piece_bytes
+        self.took_s, self.data = 0.0, b""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.loop.now += self.piece_s
+        self.took_s += self.piece_s
+        self.data += data
+
+
+class Wire:
+    """A transport that brings data as long as it is read."""
+
+    def __init__(self, loop, data=b""):
+        self.loop, self.data = loop, data
+        self.reads, self.closed, self.ended = True, False, False
+
+    def begin(self, gate):
+        self.gate = gate
+        gate.connection_made(self)
+        self.bring()
+
+    def bring(self):
+        if self.reads and self.data and not self.closed:
+            self.gate.data_received(self.data)
+            self.loop.call_later(1e-4, self.bring)
+
+    def pause_reading(self):
+        assert self.reads
+        self.reads = False
+
+    def resume_reading(self):
+        assert not self.reads
+        self.reads = True
+        self.loop.call_soon(self.bring)
+
+    def is_closing(self):
+        return self.closed
+
+    def can_write_eof(self):
+        return True
+
+    def write_eof(self):
+        self.ended = True
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("floods", [1, 4, 40])
+def test_all_that_flood_have_a_third_together_and_each_as_much(loop, floods):
+    shared = SharedBudget(loop.time)
+    gates = [
+        ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)) for _ in range(floods)
+    ]
+    for gate in gates:
+        soon(loop, Wire(loop, bytes(1000)).begin, gate)
+    loop.run_until_complete(asyncio.sleep(20.0))
+    took = [gate.get_protocol().took_s for gate in gates]
+    assert sum(took) <= 1.05 * 20.0 / 3 + floods * 2 * OWN_S
+    assert sum(took) > 5.0, "they are read all the same"
+    assert max(took) <= 1.5 * min(took) + 0.01
+
+
+def test_who_floods_not_is_heard_at_once(loop):
+    shared = SharedBudget(loop.time)
+    floods = [Wire(loop, bytes(1000)) for _ in range(40)]
+    for wire in floods:
+        soon(loop, wire.begin, ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)))
+    honest = ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.0001))
+    Wire(loop).begin(honest)
+    for number in range(1, 20):
+        loop.run_until_complete(asyncio.sleep(0.1))
+        soon(loop, honest.data_received, b"0123456789")
+        assert len(honest.get_protocol().data) == 10 * number
+    assert shared.waiting >= 39
+
+
+def test_whoever_has_flooded_is_heard_at_once_after_a_while(loop):
+    share = ConnectionBudget(SharedBudget(loop.time))
+    share.charge(100.0)
+    assert share.spent
+    loop.now += 6.0
+    assert not share.spent
+
+
+def test_what_is_to_be_paid_for_waits_its_turn(loop):
+    shared = SharedBudget(loop.time)
+
+    async def work(number):
+        await ConnectionBudget(shared).pay(1.0)
+        loop.now += 1.0
+        done.append(number)
+
+    async def all_of_them():
+        await asyncio.gather(*map(work, range(4)))
+
+    done = []
+    loop.run_until_complete(all_of_them())
+    assert done == [0, 1, 2, 3]
+    assert loop.now >= 3 * (1.0 + 2.0) + 1.0
+    began = loop.now
+    loop.run_until_complete(ConnectionBudget(shared).pay(OWN_S / 2))
+    assert loop.now == began
+
+
+def test_one_that_does_not_wait_any_more_leaves_the_others_their_turns(loop):
+    shared = SharedBudget(loop.time)
+
+    async def give_up():
+        waiting = [asyncio.create_task(ConnectionBudget(shared).pay(1.0)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return [task.cancelled() for task in waiting]
+
+    assert loop.run_until_complete(give_up()) == [False, True, False]
+
+
+def test_a_pause_holds_what_has_been_read_already(loop):
+    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
+    wire = Wire(loop)
+    wire.begin(gate)
+    gate.pause_reading()
+    gate.data_received(bytes(25))
+    assert gate.get_protocol().data == b"" and not wire.reads
+    soon(loop, gate.resume_reading)
+    loop.run_until_complete(asyncio.sleep(0.1))
+    assert len(gate.get_protocol().data) == 25 and wire.reads
+
+
+def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
+    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
+    wire = Wire(loop, bytes(1000))
+    gate.get_protocol().unread = True
+    soon(loop, wire.begin, gate)
+    heard = len(gate.get_protocol().data)
+    soon(loop, gate.close)
+    assert gate.is_closing()
+    assert wire.ended and not wire.closed, "the answer is on its way"
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert len(gate.get_protocol().data) == heard and not wire.closed
+    loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
+    assert wire.closed
+
+
+def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve.gateway.background.TICKS", 1)
+    watch = LoopWatch(tmp_path / "alive")
+
+    async def at_one_thing(seconds):
+        await asyncio.sleep(0.1)
+        time.sleep(seconds)
+        await asyncio.sleep(0.1)
+
+    async def watched():
+        watch.start()
+        await at_one_thing(0.4)
+        seen = watch.longest_s
+        await at_one_thing(0.2)
+        still = watch.longest_s
+        await watch.close()
+        return seen, still
+
+    seen, still = asyncio.run(watched())
+    assert seen >= 0.3 and still >= seen
+    assert age_s(tmp_path / "alive") < 60.0
+
+
+def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):
+    async def at_one_thing():
+        time.sleep(0.3)
+
+    running.run(at_one_thing())
+    found = r"earshot_gateway_longest_turn_seconds (0\.[2-9]|[1-9])"
+    until(lambda: re.search(found, running.page()))
+    assert "earshot_gateway_waiting_turns 0.0" in running.page()
+    assert age_s(gateway_alive(running.folder)) < 60.0

@@ -1,0 +1,132 @@
+"""How every error, and every reason of the gateway's, is answered at each door."""
+
+import contextlib
+import json
+
+import grpc
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from serve.contract import errors
+from serve.contract.errors import EarshotError, OverloadedError, RequestError
+from serve.gateway.errors import REASONS, ApiError
+from tests.gateways import WAIT_S, Running, message
+
+INVALID, LATER = "INVALID_ARGUMENT", "UNAVAILABLE"
+BAD, FAILED = "invalid_request_error", "server_error"
+# gRPC's status, that of KServe's HTTP, that of OpenAI's API, its type, its code, a WebSocket's.
+CLASSES = {
+    "EarshotError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "EngineError": (LATER, 503, 503, FAILED, "server_unavailable", 1008),
+    "UnavailableError": (LATER, 503, 503, FAILED, "server_unavailable", 1008),
+    "OverloadedError": (LATER, 503, 429, "rate_limit_error", "overloaded", 1008),
+    "DeadlineError": (LATER, 503, 503, FAILED, "timeout", 1008),
+    "CancelledError": ("CANCELLED", 499, 499, BAD, "client_gone", 1008),
+    "RequestError": (INVALID, 400, 400, BAD, None, 1008),
+    "AudioError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
+    "AudioLimitError": (INVALID, 400, 422, BAD, "audio_limit_exceeded", 1008),
+    "ChannelError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
+    "CutShortError": (INVALID, 400, 400, BAD, "audio_cut_short", 1008),
+    "OptionError": (INVALID, 400, 400, BAD, "invalid_value", 1008),
+    "AccessError": ("UNAUTHENTICATED", 401, 401, BAD, "invalid_api_key", 1008),
+}
+OURS = ("ConfigError", "FileError", "CheckpointError", "MissingCheckpointError", "DeviceError")
+CLASSES |= dict.fromkeys(OURS, CLASSES["EarshotError"])
+BY_REASON = {
+    "draining": (LATER, 503, 503, FAILED, "draining", 1012),
+    "server_stopping": (LATER, 503, 503, FAILED, "draining", 1012),
+    "slow_upload": (LATER, 503, 408, BAD, "upload_timeout", 1008),
+    "connections": (LATER, 503, 503, FAILED, "overloaded", 1008),
+    "key_limit": (LATER, 503, 429, "rate_limit_error", "rate_limit_exceeded", 1008),
+    "insufficient_quota": ("RESOURCE_EXHAUSTED", 429, 429, *2 * ("insufficient_quota",), 1008),
+    "latency_target": ("RESOURCE_EXHAUSTED", 429, 429, "rate_limit_error", "overloaded", 1008),
+    "too_large": ("RESOURCE_EXHAUSTED", 413, 413, BAD, "request_too_large", 1008),
+    "media_type": (INVALID, 400, 415, BAD, "unsupported_media_type", 1008),
+    "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
+    "method": ("NOT_FOUND", 404, 405, BAD, "method_not_allowed", 1008),
+    "origin": ("PERMISSION_DENIED", 403, 403, BAD, "origin_not_allowed", 1008),
+    "reader": ("PERMISSION_DENIED", 403, 403, BAD, "reader_not_allowed", 1008),
+    "host": ("PERMISSION_DENIED", 403, 421, BAD, "host_not_allowed", 1008),
+    "job_open": (INVALID, 400, 409, BAD, "job_open", 1008),
+    "job_failed": (INVALID, 400, 409, BAD, "job_failed", 1008),
+    "idempotency": (INVALID, 400, 422, BAD, "idempotency_key_reused", 1008),
+    "session_idle": (INVALID, 400, 400, BAD, "session_idle", 1001),
+    "session_expired": (INVALID, 400, 400, BAD, "session_expired", 1001),
+}
+SAID = "what is wrong"
+
+
+def refusal_of(name):
+    """For the name of an error's class, or of a reason."""
+    if name in CLASSES:
+        return ApiError(getattr(errors, name)(SAID))
+    return ApiError((OverloadedError if wait_of(BY_REASON[name]) else RequestError)(SAID), name)
+
+
+def wait_of(row):
+    """What the header Retry-After says."""
+    return "1" if row[0] == LATER or row[1] == 429 else None
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    running = Running(tmp_path_factory.mktemp("run"), 600.0)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def refuse(gateway, monkeypatch):
+    """Have a gateway refuse whoever comes from now on."""
+
+    def refuse(name):
+        def no_one(authorization_or_caller):
+            raise refusal_of(name)
+
+        monkeypatch.setattr(gateway.services.keys, "identify", no_one)
+        monkeypatch.setattr(gateway.services.keys, "require_good", no_one)
+        return refusal_of(name)
+
+    return refuse
+
+
+def test_the_table_is_whole():
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, EarshotError)
+    }
+    assert CLASSES.keys() == kinds
+    assert BY_REASON.keys() == REASONS.keys()
+
+
+@pytest.mark.parametrize(("name", "row"), (CLASSES | BY_REASON).items())
+def test_every_door_tells_it_in_its_own_way(gateway, refuse, name, row):
+    with connect(f"ws://{gateway.http}/v1/realtime") as socket:
+        assert json.loads(socket.recv(WAIT_S))["type"] == "session.created"
+        refusal = refuse(name)
+        kind = type(refusal.error).__name__
+        socket.send('{"type": "input_audio_buffer.clear"}')
+        error = json.loads(socket.recv(WAIT_S))["error"]
+        assert (error["message"], error["type"], error["code"]) == (SAID, row[3], refusal.reason)
+        with contextlib.suppress(ConnectionClosed):
+            socket.recv(WAIT_S)
+    assert (socket.close_code, socket.close_reason) == (row[5], SAID)
+
+    with pytest.raises(grpc.RpcError) as caught:
+        gateway.call()(message(), timeout=WAIT_S)
+    assert caught.value.code() == grpc.StatusCode[row[0]]
+    assert caught.value.details() == f"{kind}: {SAID}"
+    assert dict(caught.value.trailing_metadata()).get("retry-after") == wait_of(row)
+
+    param = "file" if isinstance(refusal.error, errors.AudioError) else None
+    error = {"message": SAID, "type": row[3], "param": param, "code": row[4]}
+    for path, expected, body in (
+        ("/v2/models/whisper/infer", row[1], {"error": f"{kind}: {SAID}"}),
+        ("/v1/audio/transcriptions", row[2], {"error": error}),
+    ):
+        status, headers, answer = gateway.ask("POST", path, b"{}")
+        assert (status, json.loads(answer)) == (expected, body)
+        assert headers["retry-after"] == wait_of(row)
+        assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)

@@ -1,0 +1,200 @@
+"""KServe v2 as JSON and bytes, to and from protobuf."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from serve.gateway.errors import ApiError
+from serve.gateway.kserve.http import answer_to_http, request_from_http
+from serve.wire.tensors import INPUTS, OUTPUTS
+
+
+def read(request, binary=b""):
+    text = request if isinstance(request, bytes) else json.dumps(request).encode()
+    return request_from_http("whisper", "", text + binary, len(text))
+
+
+def tensor(name="SAMPLES", shape=(2,), datatype="FP32", **fields):
+    return {"name": name, "shape": shape, "datatype": datatype, **fields}
+
+
+def binary(size, **fields):
+    return tensor(parameters={"binary_data_size": size}, **fields)
+
+
+def test_values_become_raw_bytes():
+    read_ = read(
+        {
+            "id": "a",
+            "inputs": [
+                tensor(data=[1, -0.5]),
+                tensor("SAMPLE_RATE", [1], "INT32", data=[16000]),
+                tensor("TIMESTAMPS", [1], "BOOL", data=[False]),
+                tensor("CLIP_TIMESTAMPS", [3], "FP64", data=[0, 1.1, 3600.25]),
+                tensor("PROMPT", [1], "BYTES", data=["¿Qué?"]),
+                tensor("AUDIO", [1], "BYTES", parameters={"binary_data_size": 7}),
+            ],
+        },
+        b"\x03\0\0\0abc",
+    )
+    assert [bytes(raw) for raw in read_.raw] == [
+        np.array([1, -0.5], "<f4").tobytes(),
+        np.array([16000], "<i4").tobytes(),
+        b"\0",
+        np.array([0, 1.1, 3600.25], "<f8").tobytes(),
+        b"\x07\0\0\0" + "¿Qué?".encode(),
+        b"\x03\0\0\0abc",
+    ]
+    first = read_.request.inputs[0]
+    assert (first.name, first.datatype, list(first.shape)) == ("SAMPLES", "FP32", [2])
+    assert (read_.request.id, read_.request.model_name) == ("a", "whisper")
+
+
+WRONG = {
+    "no JSON": (b"hello", "is not JSON"),
+    "a list": ([], "expected a table"),
+    "no inputs": ({}, "inputs is missing"),
+    "unknown key": ({"inputs": [], "input": []}, "unknown key 'input'"),
+    "unknown input": ({"inputs": [tensor("VIDEO", data=[1, 2])]}, "no 'VIDEO'"),
+    "too many": ({"inputs": [tensor(data=[1, 2])] * (len(INPUTS) + 1)}, f"at most {len(INPUTS)}"),
+    "other type": ({"inputs": [tensor(datatype="BOOL", data=[True, True])]}, "expected FP32"),
+    "no type": ({"inputs": [tensor(datatype="FP16", data=[1, 2])]}, "FP16"),
+    "other values": ({"inputs": [tensor(data=["1", 2])]}, "expected a number"),
+    "true": ({"inputs": [tensor(data=[True, 2])]}, "expected a number"),
+    "not finite": (
+        b'{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":[NaN]}]}',
+        "",
+    ),
+    "too large": ({"inputs": [tensor(data=[1e300, 2])]}, "expected at most"),
+    "too few": ({"inputs": [tensor(data=[1])]}, "has 1 values; expected 2"),
+    "other rank": ({"inputs": [tensor(shape=[1, 2], data=[1, 2])]}, "of shape [-1]"),
+    "negative": ({"inputs": [tensor(shape=[-1], data=[])]}, "expected at least 0"),
+    "two texts": (
+        {"inputs": [tensor("PROMPT", [2], "BYTES", data=["a", "b"])]},
+        "expected BYTES of shape [1]",
+    ),
+    "no data": ({"inputs": [tensor()]}, "neither data nor binary_data_size"),
+    "both": ({"inputs": [binary(8, data=[1, 2])]}, "both data and binary_data_size"),
+    "size of no number": ({"inputs": [binary("8")]}, "no number of bytes"),
+    "missing bytes": ({"inputs": [binary(8)]}, "8 bytes of binary data, and 0 follow"),
+    "shared memory": (
+        {"inputs": [tensor(parameters={"shared_memory_region": "a"})]},
+        "no shared memory",
+    ),
+    "classification": (
+        {"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"classification": 1}}]},
+        "no scores",
+    ),
+    "sequence": ({"inputs": [], "parameters": {"sequence_id": 1}}, "keep nothing"),
+    "parameter": ({"inputs": [], "parameters": {"priority": 1}}, "'priority'"),
+    "key": ({"inputs": [], "parameters": {"earshot_key": "a-1"}}, "'earshot_key'"),
+    "flag": ({"inputs": [], "parameters": {"binary_data_output": 1}}, "not true or false"),
+    "unknown output": ({"inputs": [], "outputs": [{"name": "WORDS"}]}, "no 'WORDS'"),
+    "output twice": ({"inputs": [], "outputs": [{"name": "TEXT"}] * 2}, "each name once"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said(case):
+    request, told = WRONG[case]
+    with pytest.raises(ApiError) as caught:
+        read(request)
+    assert caught.value.status.grpc == "INVALID_ARGUMENT"
+    assert told in caught.value.text
+    assert len(caught.value.text) < 3000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[' + b",".join([b'{"name":"A"}'] * 10_000) + b"]}",
+        b"{" + b",".join(b'"%d":1' % key for key in range(30_000)) + b"}",
+        b'{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
+        + b",".join([b'"a"'] * 30_000)
+        + b"]}]}",
+    ],
+)
+def test_many_errors_are_refused_without_listing_them(text):
+    """Listing a million takes many seconds, in which nobody else is served."""
+    with pytest.raises(ApiError) as caught:
+        read(text)
+    assert len(caught.value.text) < 3000
+    cause = caught.value.__cause__.__cause__
+    assert cause is None or cause.error_count() <= 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[' + b",".join([b"{}"] * 100_000) + b"]}",
+        b"{" + b",".join(b'"%d":1' % key for key in range(100_000)) + b"}",
+        b'{"inputs":[{"data":[' + b",".join([b"1"] * 2_000_000) + b"]}]}",
+    ],
+)
+def test_what_json_is_made_of_is_counted_before_it_is_read(text, monkeypatch):
+    monkeypatch.setattr("serve.gateway.kserve.http.from_json", None)
+    with pytest.raises(ApiError, match=r"commas and .* brackets; expected at most"):
+        read(text)
+
+
+def test_answers_are_json_and_bytes():
+    answer = service_pb2.ModelInferResponse(model_name="whisper", model_version="1")
+    for name, datatype, raw in (
+        ("TEXT", "BYTES", b"\x02\0\0\0hi"),
+        ("DURATION", "FP64", np.array([0.1], "<f8").tobytes()),
+    ):
+        answer.outputs.add(name=name, datatype=datatype, shape=[1])
+        answer.raw_output_contents.append(raw)
+    asked = read({"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"binary_data": True}}]})
+    body, json_size = answer_to_http(answer, asked)
+    assert json.loads(body[:json_size])["outputs"] == [
+        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
+        {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [0.1]},
+    ]
+    assert body[json_size:] == b"\x02\0\0\0hi"
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner)
+)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["binary_data", "binary_data_size", "binary_data_output", "priority"]), VALUES
+)
+TENSORS = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from([*INPUTS]) | VALUES,
+        "shape": st.lists(st.integers(-1, 4), max_size=2) | VALUES,
+        "datatype": st.sampled_from(["BYTES", "FP32", "INT32", "BOOL", "FP16"]),
+    },
+    optional={"data": st.lists(SCALARS, max_size=4) | VALUES, "parameters": PARAMETERS},
+)
+REQUESTS = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSORS, max_size=3) | VALUES},
+    optional={
+        "outputs": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from([*OUTPUTS]) | VALUES}, optional={"parameters": PARAMETERS}
+            ),
+            max_size=2,
+        ),
+        "parameters": PARAMETERS,
+        "id": VALUES,
+    },
+)
+
+
+@pytest.mark.nightly
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@given(REQUESTS | VALUES, st.binary(max_size=20))
+def test_any_json_is_read_or_refused(request, raw):
+    try:
+        found = read(request, raw)
+    except ApiError as refusal:
+        assert refusal.status.grpc == "INVALID_ARGUMENT"
+    else:
+        assert len(found.raw) == len(found.request.inputs)
