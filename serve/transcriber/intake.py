@@ -35,7 +35,7 @@ LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitte
 # million.
 MAX_SAMPLES = 1.5e9
 MAX_DECODE_S = 60.0  # maximum CPU time of decoding a request's audio, without VAD
-_AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, for all requests together without their first windows
+_AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, all requests, without first windows
 
 
 @dataclasses.dataclass(eq=False)

@@ -166,7 +166,7 @@ def test_compressed_sphere_is_told_how_to_be_unpacked():
     data = encode(tone(), "NIST").replace(
         b"sample_coding -s3 pcm", b"sample_coding -s26 pcm,embedded-shorten-v2.00"
     )
-    with pytest.raises(AudioError, match=r"with Shorten, as SPHERE files may be.*sph2pipe"):
+    with pytest.raises(AudioError, match=r"with Shorten, as some SPHERE files are.*sph2pipe"):
         decode(data, LIMIT_S)
 
 
@@ -356,7 +356,7 @@ def test_more_values_than_allowed_are_refused_by_the_header():
         assert len(audio.whole(audio.decode(data, Limits(LIMIT_S, max_values=eight.size))))
         with pytest.raises(AudioError, match=r"expected at most 0\.3 million"):
             next(audio.decode(data, Limits(LIMIT_S, max_values=3e5)))
-    with pytest.raises(AudioError, match="million samples or more"):
+    with pytest.raises(AudioError, match="million samples"):
         next(audio.from_samples(tone(), RATE, Limits(LIMIT_S, max_values=tone().size - 1)))
 
 
@@ -387,7 +387,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
     data = recording(name, 50.0)
     assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
-    with pytest.raises(AudioError, match=r"than the 0\.01 s that are allowed"):
+    with pytest.raises(AudioError, match=r"than the 0\.01 s allowed"):
         list(sources.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
 
 

@@ -126,7 +126,7 @@ def test_limits_are_of_all_parts():
     assert len(decode(data, 9.0, max_values=9.0 * RATE)[0]) == 9.0 * RATE
     with pytest.raises(AudioLimitError, match=r"lasts 9\.0 s; expected at most 8 s"):
         decode(data, 8.0)
-    with pytest.raises(AudioLimitError, match="million samples or more"):
+    with pytest.raises(AudioLimitError, match="million samples"):
         decode(data, 60.0, max_values=8.0 * RATE)
     mixed = wav(rate=8_000) + wav(rate=48_000)
     with pytest.raises(AudioLimitError, match="expected at most 5 s"):

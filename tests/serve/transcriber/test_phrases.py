@@ -38,7 +38,7 @@ def test_a_weight_may_stand_behind_a_phrase(phrase, expected):
     [
         ("^2", "expected 1 to 100 characters"),
         ("x" * 101, "expected 1 to 100 characters"),
-        ("Anna^", "expected a weight above 0 and of at most 4"),
+        ("Anna^", "expected a weight above 0 and at most 4"),
         ("Anna^4.1", "expected a weight above 0"),
         ("Anna^nan", "expected a weight above 0"),
     ],

@@ -269,7 +269,7 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
         (CONFIDENCE, {"low_confidence": "0.5"}, "= '0.5'; expected a number from 0 to 1"),
         (CONFIDENCE, {"low_confidence": 0.5}, "= 0.5 needs words .* word_timestamps = true"),
         (None, {"low_confidence": 0.5, **words}, "= 0.5, but the engine has no confidence"),
-        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but how likely"),
+        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but the words of"),
     ):
         with pytest.raises(OptionError, match=f"^low_confidence {message}"):
             plan({"words": True}, confidence=confidence, **options)
