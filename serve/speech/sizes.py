@@ -8,7 +8,7 @@ rules for WAV (also RF64), AIFF, W64, CAF and AU are:
   nor by text nor by zeros: all bytes to the end are samples, with a warning. A remainder of less
   than 20 ms is dropped.
 - The declared size is 2 GiB (0x7FFF0000) or more, the format's value for "unknown", or 0 in a WAV
-  file whose declared total is 0: it is a stream, and all bytes to the end are samples.
+  file with a declared total of 0. The file is a stream, and all bytes to the end are samples.
 - The declared size is larger than the present size and is a placeholder: all bytes to the end are
   samples, with a warning. It is a placeholder in two cases. First, the declared size of the whole
   file is its true size, or less than half of the declared samples. Second, the declared size is at

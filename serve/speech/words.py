@@ -65,10 +65,10 @@ class WindowWords:
 def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Find the first frame of each row on the monotonic path with the largest sum of weights.
 
-    This is dynamic time warping of -matrix. A row's costs follow from those of the row above
-    without a loop over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]), where a is the
-    cheaper of the two cells above and C sums the row up to j. If the two cells above are equal, the
-    path comes from the left, as in OpenAI's implementation.
+    This is dynamic time warping of -matrix. A row's costs D follow from those of the row above
+    without a loop over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]). Here a is the
+    cheaper of the two cells above, and C is the sum of the row up to j. If the two cells above are
+    equal, the path comes from the left, as in OpenAI's implementation.
 
     Args:
         matrix: (rows, frames), at least one of each.

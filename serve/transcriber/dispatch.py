@@ -2,8 +2,8 @@
 
 Only the device thread uses it. Requests are ranked by least attained service (see `fair_queue`).
 Single-window requests are urgent and go first. To keep slots available for them, windows of other
-requests are limited: to a few less than the slots, or, if the runtime itself runs urgent windows
-first, to 1.5 times the slots so that the encoder still gets full batches. With fewer than
+requests are limited to a few less than the slots. If the runtime itself runs urgent windows first,
+the limit is 1.5 times the slots, so that the encoder still gets full batches. With fewer than
 `_FEWEST_SLOTS` slots there is no such limit. All windows together may take twice the slots. For
 `_STREAMING_S` after the last live request only live text is urgent.
 """

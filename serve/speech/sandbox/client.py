@@ -236,7 +236,7 @@ class _Server:
 
         Args:
             limits: the file's limits.
-            descriptors: of the file, of the socket for its samples, and of its status pipe.
+            descriptors: those of the file, the socket for its samples, and its status pipe.
 
         Raises:
             UnavailableError: the process cannot be started or reached.
