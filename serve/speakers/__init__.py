@@ -1,1 +1,1 @@
-"""Turns of speakers in samples, and words with their speakers."""
+"""Diarize recordings, and assign words to speakers."""

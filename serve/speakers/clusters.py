@@ -1,7 +1,7 @@
-"""Which vectors are of one voice: agglomerative clustering of a whole recording.
+"""Cluster the vectors of a recording to voices, by agglomerative clustering.
 
-Two clusters are as alike as the vectors of one and of the other are on average, weighed by how much
-speech each is made of. That average is the product of two sums, so no matrix of all pairs is held.
+The similarity of two clusters is the average cosine between their vectors, weighted by the speech
+behind each. That average is a product of two sums, so no matrix of all pairs is needed.
 """
 
 import dataclasses
@@ -16,19 +16,24 @@ Labels = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Rules of what makes a voice; chosen by measurement, see `python -m eval speakers`."""
+    """The thresholds that define a voice, tuned with `python -m eval speakers`.
 
-    alike: float = 0.42  # two clusters become one down to this cosine, on average
-    least_s: float = 4.0  # of speech; what has less joins the one it is most like,
-    least_share: float = 0.1  # unless it has this share of all speech,
-    distinct_s: float = 1.2  # or so much, and a cosine to every other voice
-    distinct: float = 0.3  # of less than this;
-    rare_share: float = 0.01  # but no voice has less than this share: in hours, oddities add up
+    A cluster is a voice if it has `least_s` seconds or `least_share` of all speech. A smaller
+    cluster is a voice if it has `distinct_s` seconds and is unlike every other voice. The speech of
+    the remaining clusters is assigned to the most similar voice.
+    """
+
+    alike: float = 0.42  # minimum average cosine of clusters to merge
+    least_s: float = 4.0
+    least_share: float = 0.1
+    distinct_s: float = 1.2
+    distinct: float = 0.3  # maximum cosine of a small voice to every other voice
+    rare_share: float = 0.01  # minimum share of any voice; noise adds up over hours
 
 
 @dataclasses.dataclass(frozen=True)
 class _Merge:
-    """Two clusters that become one, each named after one of its vectors."""
+    """A merge of two clusters, each identified by the index of one of its vectors."""
 
     alike: float
     kept: int
@@ -41,23 +46,23 @@ def centroids(
     """Find the voices of a recording.
 
     Args:
-        vectors: (n, size) of length 1, n > 0.
-        seconds: (n,), of speech behind each.
-        least: voices there are at least, >= 1; fewer are found where there are fewer vectors.
-        most: voices there are at most, >= least.
-        rules: what makes a voice.
+        vectors: (n, size), unit vectors, n > 0.
+        seconds: (n,), seconds of speech behind each vector.
+        least: the minimum number of voices, >= 1; fewer vectors give fewer voices.
+        most: the maximum number of voices, >= least.
+        rules: the thresholds that define a voice.
 
     Returns:
-        (voices, size), of length 1.
+        (voices, size), unit vectors.
     """
     merges = _merges(vectors, seconds)
     total_s = float(seconds.sum())
     least_s = min(rules.least_s, rules.least_share * total_s)
     large_s = max(least_s, rules.rare_share * total_s)
     tries = (
-        (1, len(vectors), large_s),  # as if nothing were known of their number
+        (1, len(vectors), large_s),  # without the limits
         (least, most, large_s),
-        (least, least, 0.0),  # small ones count, too, and no more than are needed
+        (least, least, 0.0),  # with small clusters, up to the minimum number
     )
     for low, high, large in tries:
         labels = _cut(merges, seconds, low, high, rules.alike, large)
@@ -70,7 +75,7 @@ def centroids(
 def _voices(
     vectors: Vectors, seconds: npt.NDArray[np.float32], labels: Labels, large_s: float, rules: Rules
 ) -> Vectors:
-    """Directions of the clusters that are voices: the large ones, and small ones like none."""
+    """Return the directions of the clusters that are voices: large ones and distinct small ones."""
     totals = np.bincount(labels, weights=seconds)
     weighed = vectors * seconds[:, None]
     directions = unit(
@@ -92,14 +97,14 @@ def unit(vectors: Vectors) -> Vectors:
 
 
 def assign(likeness: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -> Labels:
-    """Give each vector a voice, and those of a group different ones while there are any.
+    """Assign each vector to a voice, and the vectors of a group to different voices if possible.
 
     Args:
-        likeness: (n, voices).
-        groups: indices of vectors whose voices differ, such as of people who speak at once.
+        likeness: (n, voices), the similarity of vectors and voices.
+        groups: indices of vectors with different voices, such as overlapping speech.
 
     Returns:
-        (n,), the index of a voice.
+        (n,), the indices of the voices.
     """
     labels = np.asarray(likeness.argmax(1), np.int64)
     for group in groups:
@@ -114,7 +119,7 @@ def assign(likeness: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -
 
 
 def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_Merge]:
-    """Find all merges down to one cluster, most alike first, along chains of nearest neighbours."""
+    """Return all merges down to one cluster, most similar first (nearest-neighbour chains)."""
     sums, totals = vectors * weights[:, None], weights.astype(np.float32)
     gone = np.zeros(len(vectors), bool)
     merges, chain = list[_Merge](), list[int]()
@@ -145,7 +150,7 @@ def _cut(
     alike: float,
     large_s: float,
 ) -> Labels:
-    """Merge as far as clusters are alike, but so that the number of large ones is allowed."""
+    """Merge similar clusters; merge more or fewer to keep the number of large ones in bounds."""
     wanted = sum(merge.alike >= alike for merge in merges)
     totals = seconds.astype(np.float64)
     large = [int((totals >= large_s).sum())]

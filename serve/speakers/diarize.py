@@ -1,8 +1,8 @@
-"""Samples -> who speaks when.
+"""Diarize recordings.
 
-One network tells who of at most three speakers is active in each window of 10 s, another makes a
-vector of the voice in each piece of their speech. Vectors of the whole recording are clustered to
-voices; a piece is said by the voice that it is most like.
+A segmentation network finds the activity of up to three speakers in each window of 10 s. An
+embedding network computes a vector for each piece of their speech. The vectors of the whole
+recording are clustered to voices, and each piece is assigned to the most similar voice.
 """
 
 import dataclasses
@@ -19,36 +19,36 @@ from serve.speakers.hearing import Ear, Heard, Listening
 from serve.speakers.timeline import Smoothing, turns
 from serve.speech.rate import SAMPLE_RATE
 
-REFERENCE_S = (2.0, 10.0)  # a known speaker's reference lasts so long
-_VOICE_S = 1.0  # and holds so much speech at least
+REFERENCE_S = (2.0, 10.0)  # minimum and maximum seconds of a known speaker's reference
+_VOICE_S = 1.0  # minimum seconds of speech in a reference
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A stretch of speech of one speaker; those of several may overlap."""
+    """An interval of speech of one speaker; turns of different speakers may overlap."""
 
     start_s: float
     end_s: float
-    speaker: str  # a known speaker's name, else A, B, … in order of their first words
+    speaker: str  # a known speaker's name, else A, B, … in order of first words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Known:
-    """A speaker who has a name, and a recording of nobody else."""
+    """A speaker with a name and a reference recording."""
 
     name: str
-    samples: Samples  # (n,) at 16 kHz, of REFERENCE_S seconds
+    samples: Samples  # (n,) at 16 kHz, with a length within REFERENCE_S
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Chosen by measurement, see `python -m eval speakers`."""
+    """The settings of diarization, tuned with `python -m eval speakers`."""
 
     listening: Listening = dataclasses.field(default_factory=Listening)
     rules: Rules = dataclasses.field(default_factory=Rules)
     smoothing: Smoothing = dataclasses.field(default_factory=Smoothing)
-    sure_s: float = 1.0  # voices are found by vectors of so much speech, if there are any
-    named: float = 0.5  # cosine from which on a voice is a known speaker's
+    sure_s: float = 1.0  # minimum speech of vectors that are clustered, if there are enough
+    named: float = 0.5  # minimum cosine similarity of a voice to a known speaker
 
 
 def open_diarizer(device: str) -> "Diarizer":
@@ -57,11 +57,11 @@ def open_diarizer(device: str) -> "Diarizer":
 
 
 class Diarizer:
-    """Tells who speaks when; any number of threads may ask it.
+    """A diarizer of recordings. Thread-safe.
 
     Args:
-        device: where the networks compute.
-        settings: chosen by measurement.
+        device: the networks' device.
+        settings: thresholds and rules; None: the tuned ones.
     """
 
     def __init__(self, device: str, settings: Settings | None = None) -> None:
@@ -77,20 +77,21 @@ class Diarizer:
         max_speakers: int | None = None,
         known: Sequence[Known] = (),
     ) -> tuple[Turn, ...]:
-        """Tell who speaks when.
+        """Find the speaker turns of a recording.
 
         Args:
             samples: float32 (n,) in [-1, 1] at 16 kHz mono, or blocks of them.
-            num_speakers: how many there are, where that is known.
-            min_speakers: there are at least so many, as far as so many can be told apart.
-            max_speakers: there are at most so many.
-            known: speakers who are called by their name.
+            num_speakers: the exact number of speakers; None: unknown.
+            min_speakers: the minimum number; fewer are returned if too few voices are found.
+            max_speakers: the maximum number of speakers.
+            known: speakers to identify by name.
 
         Returns:
-            Turns in order of time; () where nobody speaks.
+            Turns in order of time; () if there is no speech.
 
         Raises:
-            RequestError: the numbers contradict each other, or a reference holds no voice or two.
+            RequestError: the numbers contradict each other, or a reference does not have exactly
+                one voice.
         """
         least, most = _bounds(num_speakers, min_speakers, max_speakers)
         references = [self._reference(speaker) for speaker in known]
@@ -109,7 +110,7 @@ class Diarizer:
         return tuple(Turn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
 
     def _voices(self, pieces: Heard, least: int, most: int) -> Vectors:
-        """Find the voices of a recording, (voices, size)."""
+        """Return the voices of a recording, (voices, size)."""
         sure = pieces.speech_s >= self._settings.sure_s
         if sure.sum() < least:
             sure[:] = True
@@ -117,7 +118,7 @@ class Diarizer:
         return centroids(vectors, speech_s, least, most, self._settings.rules)
 
     def _reference(self, known: Known) -> Vectors:
-        """Make the vector of a known speaker's voice, (size,)."""
+        """Return the vector of a known speaker's voice, (size,)."""
         seconds, (shortest_s, longest_s) = len(known.samples) / SAMPLE_RATE, REFERENCE_S
         subject = f"the reference of {shown(known.name)}"
         if not shortest_s <= seconds <= longest_s:
@@ -126,19 +127,19 @@ class Diarizer:
             )
         pieces = self._ear.hear([known.samples])
         if pieces.speech_s.sum() < _VOICE_S:
-            raise RequestError(f"{subject} holds no voice; expected a second of speech at least")
+            raise RequestError(f"{subject} has no speech; expected at least {_VOICE_S:g} s of it")
         rules = dataclasses.replace(self._settings.rules, least_s=_VOICE_S)
         voices = centroids(pieces.vectors, pieces.speech_s, 1, 2, rules)
         if len(voices) > 1:
-            raise RequestError(f"{subject} holds two voices; expected one person's alone")
+            raise RequestError(f"{subject} has two voices; expected a single speaker")
         return np.asarray(voices[0])
 
 
 def _bounds(num: int | None, least: int | None, most: int | None) -> tuple[int, int]:
-    """Bound the number of speakers, at least and at most.
+    """Return the minimum and maximum number of speakers.
 
     Raises:
-        RequestError: no number fits.
+        RequestError: the numbers contradict each other.
     """
     bounds = {"num_speakers": num, "min_speakers": least, "max_speakers": most}
     for name, value in bounds.items():
@@ -147,15 +148,17 @@ def _bounds(num: int | None, least: int | None, most: int | None) -> tuple[int, 
     low, high = num or least or 1, num or most or _MOST
     if low > high or low < (least or 1) or high > (most or _MOST):
         given = ", ".join(f"{name} {value}" for name, value in bounds.items() if value is not None)
-        raise RequestError(f"no number of speakers fits {given}")
+        raise RequestError(
+            f"{given} contradict each other; expected min_speakers <= num_speakers <= max_speakers"
+        )
     return low, high
 
 
-_MOST = 1_000_000  # speakers: no bound
+_MOST = 1_000_000  # speakers: no limit
 
 
 def _at_once(pieces: Heard) -> Iterator[tuple[int, int]]:
-    """Yield pairs of pieces in which two speakers of a window are active at once."""
+    """Yield pairs of pieces that overlap in time, so that their speakers differ."""
     spans = sorted(
         (start, end, index) for index, piece in enumerate(pieces.spans) for start, end in piece
     )
@@ -168,7 +171,7 @@ def _at_once(pieces: Heard) -> Iterator[tuple[int, int]]:
 
 
 def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> dict[int, int]:
-    """Find the index of the known speaker of each voice: the nearest, where it is near enough."""
+    """Map voices to indices of known speakers, most similar pairs first, above a threshold."""
     named = dict[int, int]()
     if not references:
         return named
@@ -181,7 +184,7 @@ def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> 
 
 
 def letters(taken: Container[str]) -> Iterator[str]:
-    """Yield A to Z, AA, AB, …, except for names that are taken."""
+    """Yield A to Z, AA, AB, …, without the names in `taken`."""
     alphabet = [chr(ord("A") + i) for i in range(26)]
     for length in itertools.count(1):
         for name in map("".join, itertools.product(alphabet, repeat=length)):

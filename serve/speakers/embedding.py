@@ -1,26 +1,26 @@
-"""A voice as a vector: CAM++ of 3D-Speaker, on log-mel energies of its speech.
+"""Compute the embedding of a voice: CAM++ of 3D-Speaker, on log-mel energies.
 
-Residual convolutions over frequency and time, then a densely connected TDNN, each of whose layers
-is gated by the mean of its surroundings; mean and deviation over time make one vector of it. Where
-a normalisation follows a convolution, the weights hold both.
+Residual convolutions over frequency and time are followed by a densely connected TDNN. The mean of
+the surrounding frames gates each of its layers. Mean and standard deviation over time give the
+vector. The weights of a convolution include a normalisation that follows it.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-BANDS = 80  # of the log-mel energies
-SIZE = 192  # of a vector
+BANDS = 80  # bands of the log-mel energies
+SIZE = 192  # size of a vector
 
 _HEAD = 32  # channels of the residual convolutions
 _GROWTH = 32  # channels that a dense layer adds
 _BOTTLENECK = 128
-_BLOCKS = ((12, 1), (24, 2), (16, 2))  # dense layers, and their dilation
-_CONTEXT = 100  # frames whose mean gates a layer
+_BLOCKS = ((12, 1), (24, 2), (16, 2))  # number and dilation of each block's dense layers
+_CONTEXT = 100  # frames in the mean that gates a layer
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside a shortcut; `stride` is that of frequency."""
+    """Two convolutions with a shortcut; `stride` applies to frequency."""
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Residual(nn.Module):
 
 
 class _ScaledReLU(nn.Module):
-    """A normalisation before a convolution, with its statistics: a scale and a shift a channel."""
+    """A normalisation before a convolution, as one scale and shift per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _ScaledReLU(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A layer that adds channels to those before it, gated by the mean around them."""
+    """A layer that appends channels to its input, gated by the mean of the context."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Dense(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Vectors of voices; those of one voice point in nearly the same direction."""
+    """The embedding network; vectors of one voice have a high cosine similarity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class Embedding(nn.Module):
         self.vector = nn.Linear(2 * channels, SIZE)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute vectors, (batch, SIZE), of log-mel energies, (batch, frames, BANDS).
+        """Compute vectors, (batch, SIZE), from log-mel energies, (batch, frames, BANDS).
 
-        Energies are those of `serve.speakers.fbank` without their mean over time.
+        The energies come from `serve.speakers.fbank`, minus their mean over time.
         """
         x = functional.relu(self.enter(features.transpose(1, 2)[:, None]))
         x = functional.relu(self.leave(self.residuals(x))).flatten(1, 2)

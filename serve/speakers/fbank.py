@@ -1,7 +1,7 @@
-"""Log-mel energies as Kaldi computes them, which CAM++ was trained on: 80 bands, 25 ms each 10 ms.
+"""Compute log-mel energies like Kaldi, for CAM++: 80 bands, 25 ms frames every 10 ms.
 
-Without dither; samples count as 16-bit integers; a frame's mean is taken off, then pre-emphasis and
-a Povey window applied.
+There is no dither. Samples are scaled to 16-bit integers. Each frame's mean is subtracted, then
+pre-emphasis and a Povey window are applied.
 """
 
 import functools
@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from serve.speech.rate import SAMPLE_RATE
 
-FRAME = 400  # samples of a frame
-HOP = 160  # samples from a frame to the next
+FRAME = 400  # samples per frame
+HOP = 160  # samples between the starts of frames
 BANDS = 80
 
 _FFT = 512
@@ -22,10 +22,13 @@ _LOWEST_HZ, _HIGHEST_HZ = 20.0, SAMPLE_RATE / 2
 
 
 def fbank(samples: Tensor) -> Tensor:
-    """Compute log-mel energies of whole frames, (..., (n - FRAME) // HOP + 1, BANDS).
+    """Compute log-mel energies of whole frames.
 
     Args:
         samples: float32 (..., n) in [-1, 1] at 16 kHz, n >= FRAME.
+
+    Returns:
+        float32 (..., (n - FRAME) // HOP + 1, BANDS).
     """
     frames = samples.unfold(-1, FRAME, HOP) * 32768.0
     frames = frames - frames.mean(-1, keepdim=True)
@@ -43,7 +46,7 @@ def _window(device: torch.device) -> Tensor:
 
 @functools.cache
 def _bands(device: torch.device) -> Tensor:
-    """Triangles, evenly spaced on the mel scale, (_FFT // 2, BANDS)."""
+    """Return triangular filters, evenly spaced on the mel scale, (_FFT // 2, BANDS)."""
     lowest, highest = (_mel(torch.tensor(hertz)) for hertz in (_LOWEST_HZ, _HIGHEST_HZ))
     step = (highest - lowest) / (BANDS + 1)
     mels = _mel(torch.arange(_FFT // 2) * (SAMPLE_RATE / _FFT))[:, None]

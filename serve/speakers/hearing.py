@@ -1,8 +1,8 @@
-"""Pieces of speech of one speaker, and their voices, as two networks hear them in a recording.
+"""Run the two networks on a recording: find pieces of speech and their voice vectors.
 
-Windows of 10 s overlap a little, so that each frame is judged by a window that knows what is around
-it. The speech of one of a window's speakers falls into pieces where it pauses, for the network may
-take people who follow each other for one; each piece has a vector of its own.
+Windows of 10 s overlap slightly, so that each frame has context on both sides. The segmentation
+network may confuse people who speak one after another, so the speech of one of a window's speakers
+is split into pieces at pauses. Each piece gets its own vector.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ from serve.speech.rate import SAMPLE_RATE
 SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"
 EMBEDDING = Path(__file__).parent / "campplus" / "campplus_cn_en_common.safetensors"
 
-_BATCH = 16  # windows at a time on a CPU
-_GPU_BATCH = 256  # and on a GPU, whose host would be what an hour waits for
-_FEATURE_BATCH = 32  # windows whose features are computed at a time, for their memory
-_VECTOR_FRAMES = 32_000  # of features whose vectors are computed at a time, for their memory
-_FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # frames of features of a window
-_BUCKET = 50  # frames of features: a vector is made of a multiple of so many
+_BATCH = 16  # windows per batch on a CPU
+_GPU_BATCH = 256  # windows per batch on a GPU; smaller ones would be limited by the host
+_FEATURE_BATCH = 32  # windows per batch of features, to limit memory
+_VECTOR_FRAMES = 32_000  # feature frames per batch of vectors, to limit memory
+_FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # feature frames per window
+_BUCKET = 50  # the inputs of vectors are padded to a multiple of this many feature frames
 
 _Network = TypeVar("_Network", Segmentation, Embedding)
 Active = npt.NDArray[np.bool_]
@@ -43,45 +43,45 @@ Frames = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Listening:
-    """Settings of the networks' use; chosen by measurement, see `python -m eval speakers`."""
+    """The thresholds of pieces, tuned with `python -m eval speakers`."""
 
-    margin: int = 59  # frames at either end of a window that another judges: 1 s
-    active: float = 0.45  # from this probability on, a speaker speaks in a frame,
-    quiet_s: float = 0.35  # but not in so long a stretch of frames of which each is
-    floor_db: float = 5.0  # less than so much above the quietest twentieth of its window
-    below_db: float = 20.0  # and more than so much below the loudest
-    pause_s: float = 0.3  # a longer one ends a piece
-    piece_s: float = 2.0  # and so does so much speech, at the next pause
-    most_s: float = 4.0  # a piece has no more
-    alone_s: float = 0.5  # with less, a vector is made of speech during others', too
-    least_s: float = 0.15  # with less speech, a piece is none
+    margin: int = 59  # frames at either end of a window that the adjacent window covers: 1 s
+    active: float = 0.45  # minimum probability of an active speaker in a frame
+    quiet_s: float = 0.35  # minimum length of quiet frames that count as silence
+    floor_db: float = 5.0  # a quiet frame is less than this above its window's 5 % quantile
+    below_db: float = 20.0  # and more than this below its window's 95 % quantile
+    pause_s: float = 0.3  # a longer pause ends a piece
+    piece_s: float = 2.0  # a piece with this much speech ends at its next pause
+    most_s: float = 4.0  # maximum length of continuous speech in a piece
+    alone_s: float = 0.5  # with less speech alone, overlapping speech is used for the vector, too
+    least_s: float = 0.15  # drop pieces with less speech
 
     @property
     def step(self) -> int:
-        """Frames from a window to the next."""
+        """The number of frames between the starts of windows."""
         return FRAMES - 2 * self.margin
 
 
 Span = tuple[int, int]
-"""A frame of the recording, and the one after the last."""
+"""The first frame of an interval in the recording, and the frame after its last one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Heard:
-    """The networks' answer to a recording: m pieces of speech, in order of windows."""
+    """The m pieces of speech in a recording, in order of windows."""
 
-    seconds: float
-    spans: tuple[tuple[Span, ...], ...]  # of each piece
-    speech_s: npt.NDArray[np.float32]  # (m,), behind each vector
-    vectors: Vectors  # (m, SIZE), of length 1
+    seconds: float  # length of the recording
+    spans: tuple[tuple[Span, ...], ...]  # intervals of each piece
+    speech_s: npt.NDArray[np.float32]  # (m,), seconds of speech behind each vector
+    vectors: Vectors  # (m, SIZE), unit vectors
 
 
 class Ear:
-    """Both networks on a device; any number of threads may ask it.
+    """Both networks on a device. Thread-safe.
 
     Args:
-        device: where they compute.
-        listening: how they are asked.
+        device: the networks' device.
+        listening: the thresholds of pieces.
     """
 
     def __init__(self, device: torch.device, listening: Listening) -> None:
@@ -93,7 +93,7 @@ class Ear:
 
     @torch.inference_mode()
     def hear(self, blocks: Iterable[Samples]) -> Heard:
-        """Listen to a recording of blocks of samples; holds some windows of it at a time."""
+        """Find the pieces of speech in blocks of samples; only some windows are in memory."""
         step = self._listening.step
         spans, speech_s = list[tuple[Span, ...]](), list[float]()
         vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
@@ -122,7 +122,7 @@ class Ear:
         )
 
     def _active(self, windows: Tensor, levels: Tensor) -> Active:
-        """Tell who is active in each frame of windows, (n, FRAMES, SPEAKERS).
+        """Return which speakers are active in each frame, (n, FRAMES, SPEAKERS).
 
         Args:
             windows: (n, SAMPLES).
@@ -134,9 +134,9 @@ class Ear:
         return active
 
     def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
-        """Let nobody be active, (n, FRAMES, SPEAKERS), where it is quiet by levels, (n, FRAMES).
+        """Clear the activity, (n, FRAMES, SPEAKERS), in quiet frames by levels, (n, FRAMES).
 
-        The network speaks on through pauses of up to a second, of people who read word by word.
+        The network bridges pauses of up to a second, for example when people read word by word.
         """
         floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
         limits = np.minimum(floor + self._listening.floor_db, loud - self._listening.below_db)
@@ -147,7 +147,7 @@ class Ear:
                     active[window, start:end] = False
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
-        """The pieces of a window, (FRAMES, SPEAKERS), each with its speaker."""
+        """Yield the pieces of a window's activity, (FRAMES, SPEAKERS), with their speakers."""
         settings = self._listening
         pause, enough, most, least = (
             seconds * SAMPLE_RATE / HOP
@@ -167,7 +167,7 @@ class Ear:
                 yield speaker, piece
 
     def _own(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
-        """The frames that a piece's voice is known by: where nobody else speaks, if enough."""
+        """Return the frames for a piece's vector: those without other speakers, if enough."""
         mine = np.zeros(FRAMES, bool)
         for start, end in piece:
             mine[start:end] = True
@@ -175,9 +175,10 @@ class Ear:
         return alone if alone.sum() * HOP >= self._listening.alone_s * SAMPLE_RATE else mine
 
     def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
-        """A vector of each piece's frames of features, which are repeated to a multiple of _BUCKET.
+        """Compute the vector of each piece from its feature frames.
 
-        They are asked for a length at a time, and fetched together: a GPU is waited for once.
+        Frames are repeated to a multiple of `_BUCKET`, and pieces of equal length form batches. All
+        results are fetched together, so the host waits for a GPU only once.
         """
         lengths = [-(-len(frames) // _BUCKET) * _BUCKET for frames in pieces]
         order, outputs = list[int](), list[Tensor]()
@@ -199,19 +200,19 @@ class Ear:
 
 
 def _load(network: _Network, path: Path, device: torch.device, dtype: torch.dtype) -> _Network:
-    """A network with its weights, for inference."""
+    """Load a network's weights for inference."""
     network.load_state_dict({name: w.float() for name, w in load_file(path).items()})
     return network.requires_grad_(False).eval().to(device, dtype)
 
 
 def runs(active: Active) -> list[Span]:
-    """First index and the one after the last of each stretch of what is true, of (n,)."""
+    """Return the first and last + 1 index of each run of true values in an array (n,)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], active, [False]]).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
-    """Compute log-mel energies of some windows one after another, (m * _FEATURES, BANDS)."""
+    """Compute log-mel energies of the selected windows, (m * _FEATURES, BANDS)."""
     some = (
         indices[first : first + _FEATURE_BATCH] for first in range(0, len(indices), _FEATURE_BATCH)
     )
@@ -219,19 +220,19 @@ def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
 
 
 def _levels(samples: Tensor) -> Tensor:
-    """Measure how loud each frame of samples, (n,), is: dB, (frames,)."""
+    """Return the level of each frame of samples (n,) in dB, (frames,)."""
     frames = samples[OFFSET:].unfold(0, HOP, HOP)
     return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
 
 
 def _parts(span: Span, most: float) -> list[Span]:
-    """A span in equal parts of at most so many frames."""
+    """Split a span into equal parts of at most `most` frames."""
     edges = np.linspace(*span, math.ceil((span[1] - span[0]) / most) + 1).round().astype(int)
     return list(itertools.pairwise(edges.tolist()))
 
 
 def _features_of(frames: Active) -> Frames:
-    """The frames of features that lie in those of a window."""
+    """Return the indices of the feature frames within the true frames of a window."""
     middles = np.arange(_FEATURES) * FBANK_HOP + FRAME // 2
     return np.flatnonzero(frames[np.clip((middles - OFFSET) // HOP, 0, FRAMES - 1)])
 
@@ -239,10 +240,10 @@ def _features_of(frames: Active) -> Frames:
 def _batches(
     blocks: Iterable[Samples], step: int, size: int
 ) -> Iterator[tuple[Samples, int, bool]]:
-    """Samples of at most `size` windows of SAMPLES, each `step` after the one before.
+    """Yield the samples of up to `size` windows, which start every `step` samples.
 
-    With the number of samples that came by then, and whether the last window, which ends with
-    silence, is among them.
+    Each batch comes with the number of samples received so far, and whether it has the last window,
+    which is padded with silence.
     """
     waiting, held, came = list[Samples](), 0, 0
     for block in blocks:

@@ -1,28 +1,28 @@
-"""Activity of at most three speakers in 10 s of audio: pyannote's segmentation-3.0.
+"""Detect the activity of up to three speakers in 10 s of audio: pyannote's segmentation-3.0.
 
-Sinc filters and two convolutions, each pooled and normalised; a bidirectional LSTM; linear layers.
-Its seven classes are the sets of at most two of three speakers that may be active in a frame.
+The network has sinc filters and two convolutions, each pooled and normalised, a bidirectional LSTM
+and linear layers. Its seven classes are the sets of up to two of three speakers active in a frame.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SAMPLES = 160_000  # of a window: 10 s at 16 kHz
-FRAMES = 589  # of a window
-HOP = 270  # samples from a frame to the next
-OFFSET = 360  # samples before the first frame begins, that is before the middle of what it sees
-SPEAKERS = 3  # at most, of a window
+SAMPLES = 160_000  # samples per window: 10 s at 16 kHz
+FRAMES = 589  # frames per window
+HOP = 270  # samples between the starts of frames
+OFFSET = 360  # samples before the first frame, which starts near the middle of its receptive field
+SPEAKERS = 3  # maximum speakers per window
 
-_SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # of the classes
+_SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # active speakers by class
 _CHANNELS = (1, 80, 60, 60)
 _KERNELS = (251, 5, 5)
 _STRIDES = (10, 1, 1)
-_BATCH = 32  # windows that are convolved at a time, for their memory
+_BATCH = 32  # windows per convolution, to limit memory
 
 
 class Segmentation(nn.Module):
-    """Activity of the speakers of windows; which of the three is whom differs among windows."""
+    """The segmentation network; the order of the speakers differs between windows."""
 
     members: Tensor
 
@@ -47,7 +47,7 @@ class Segmentation(nn.Module):
             windows: (batch, SAMPLES), 16 kHz mono in [-1, 1].
 
         Returns:
-            (batch, FRAMES, 7), logarithms.
+            (batch, FRAMES, 7), log-probabilities.
         """
         firsts = range(0, len(windows), _BATCH)
         x = torch.cat([self._convolved(windows[first : first + _BATCH]) for first in firsts])
@@ -65,6 +65,6 @@ class Segmentation(nn.Module):
         return x
 
     def activity(self, windows: Tensor) -> Tensor:
-        """Compute how likely each speaker is active, (batch, FRAMES, SPEAKERS) in [0, 1]."""
+        """Compute the probability of each speaker's activity, (batch, FRAMES, SPEAKERS)."""
         sets: Tensor = self(windows)
         return sets.exp() @ self.members

@@ -1,4 +1,4 @@
-"""Pieces of speech, and whose voice they are -> turns of the voices of a whole recording."""
+"""Join pieces of speech with their voices to the turns of a recording."""
 
 import dataclasses
 
@@ -10,20 +10,20 @@ from serve.speech.rate import SAMPLE_RATE
 
 @dataclasses.dataclass(frozen=True)
 class Smoothing:
-    """Limits of what becomes a turn; chosen by measurement, see `python -m eval speakers`."""
+    """The thresholds of turns, tuned with `python -m eval speakers`."""
 
-    early_s: float = 0.045  # so long before its first frame a turn begins: the network is late
-    gap_s: float = 0.2  # shorter pauses of a speaker are speech
-    turn_s: float = 0.15  # shorter turns are none
+    early_s: float = 0.045  # start a turn earlier by this much, because the network is late
+    gap_s: float = 0.2  # fill shorter pauses of a speaker
+    turn_s: float = 0.15  # drop shorter turns
 
 
 def turns(pieces: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[float, float, int]]:
-    """Find who speaks when.
+    """Join pieces of speech to turns.
 
     Args:
-        pieces: of speech.
+        pieces: the m pieces of speech.
         labels: (m,), the voice of each piece.
-        smoothing: what becomes a turn.
+        smoothing: the thresholds of turns.
 
     Returns:
         Start and end in seconds and the voice of each turn, in order of time.

@@ -1,4 +1,4 @@
-"""The speaker of each word: words and turns of speakers -> segments of one speaker each."""
+"""Assign words to speakers, and split segments at changes of speaker."""
 
 import bisect
 import dataclasses
@@ -15,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class _Turns:
-    """Turns of a recording, to be asked for the speaker of a stretch."""
+    """A lookup of the speaker of an interval, in a recording's turns."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
@@ -23,9 +23,10 @@ class _Turns:
         self._ends = list(itertools.accumulate((turn.end_s for turn in turns), max))
 
     def speaker(self, start: float, end: float, before: str | None) -> str | None:
-        """Find who speaks for most of a stretch; of equals, who spoke before; else who is nearest.
+        """Return the speaker with the most speech in an interval.
 
-        None where there are no turns.
+        Among equals the previous speaker wins. Without any speech the nearest speaker is returned,
+        and None if there are no turns.
         """
         first = bisect.bisect_right(self._ends, start)
         spoken = dict[str, float]()
@@ -46,17 +47,17 @@ def _apart(turn: Turn, start: float, end: float) -> float:
 
 
 def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
-    """Give each word its speaker.
+    """Return the speaker of each word.
 
-    A single word of another speaker in a sentence is taken for a flicker of the turns, unless it is
-    the whole sentence.
+    A single word of another speaker within a sentence is treated as an error of the turns and gets
+    the speaker of its neighbours.
 
     Args:
-        words: in order of time.
-        turns: in order of time, as `Diarizer.diarize` returns them.
+        words: the words in order of time.
+        turns: the turns in order of time, from `Diarizer.diarize`.
 
     Returns:
-        The speaker of each word; None where there are no turns.
+        The speaker of each word; None if there are no turns.
     """
     known, speakers = _Turns(turns), list[str | None]()
     for word in words:
@@ -68,17 +69,17 @@ def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
 
 
 def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) -> Iterator[Segment]:
-    """Break segments where the speaker changes, and name the speaker of each.
+    """Split segments at changes of speaker, and set the speaker of each part.
 
-    A segment without words is its main speaker's as a whole.
+    A segment without words is not split and gets its main speaker.
 
     Args:
-        segments: in order of time.
-        turns: in order of time, as `Diarizer.diarize` returns them.
-        decode: gives the text of tokens, which are shared out by it.
+        segments: the segments in order of time.
+        turns: the turns in order of time, from `Diarizer.diarize`.
+        decode: returns the text of tokens, by which tokens are assigned to parts.
 
     Yields:
-        Segments in their order; the speaker is None where there are no turns.
+        Segments in order; the speaker is None if there are no turns.
     """
     labels = label([word for segment in segments for word in segment.words or ()], turns)
     known, at, before = _Turns(turns), 0, None
@@ -99,11 +100,11 @@ def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) ->
 
 
 def lettered(segments: Sequence[Segment], known: Collection[str]) -> list[Segment]:
-    """Give the speakers letters in the order in which the segments have them.
+    """Rename unknown speakers to A, B, … in the order of their first segments.
 
     Args:
-        segments: in order of time; their speakers are letters or known names.
-        known: the names of speakers, which stay as they are.
+        segments: the segments in order of time; their speakers are letters or known names.
+        known: the names of known speakers, which do not change.
     """
     free, names = letters(known), {name: name for name in known}
     told = list[Segment]()
@@ -122,7 +123,7 @@ def _parts(
     runs: Sequence[tuple[int, int]],
     decode: Decode,
 ) -> Iterator[Segment]:
-    """Yield a segment for each run of another's words."""
+    """Yield a segment for each run of words of one speaker."""
     assert segment.words is not None
     parts = [segment.words[first:last] for first, last in runs]
     texts = ["".join(word.word for word in part) for part in parts]
@@ -144,7 +145,7 @@ def _parts(
 def _shared(
     items: Sequence[T], texts: Sequence[str], text_of: Callable[[T], str]
 ) -> list[tuple[T, ...]]:
-    """Share out tokens, or what stands for one, among the texts that they make in turn."""
+    """Divide tokens, or items with a token's text, among consecutive texts."""
     ends = list(itertools.accumulate(map(len, texts)))[:-1]
     parts: list[list[T]] = [[] for _ in texts]
     length = 0
@@ -155,7 +156,7 @@ def _shared(
 
 
 def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """Yield the first index and the one after the last of each run of one speaker."""
+    """Yield the first and last + 1 index of each run of one speaker."""
     first = 0
     for _, run in itertools.groupby(speakers):
         last = first + len(list(run))
@@ -164,7 +165,7 @@ def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
 
 
 def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
-    """Yield the first index and the one after the last of each sentence."""
+    """Yield the first and last + 1 index of each sentence."""
     first = 0
     for index, ends in enumerate(sentence_ends([word.word for word in words])):
         if ends or index == len(words) - 1:
@@ -173,7 +174,7 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 
 
 def _without_strays(speakers: Sequence[str | None]) -> list[str | None]:
-    """Give single words of a sentence the speaker of the longer run beside them."""
+    """Assign single words of a sentence to the speaker of the longer adjacent run."""
     runs = list(_runs(speakers))
     corrected = list(speakers)
     for number, (first, last) in enumerate(runs):

@@ -1,1 +1,1 @@
-"""Pure functions between bytes, samples, log-mel, windows, token ids and text."""
+"""Convert between bytes, samples, log-mel, windows, token ids and text."""

@@ -1,10 +1,10 @@
-"""Voice activity by Silero VAD 6.2.3, as audio arrives.
+"""Detect speech in streamed audio with Silero VAD 6.2.3.
 
-The rules that turn the model's probabilities into stretches of speech are those of faster-whisper's
-`get_speech_timestamps`, which are silero-vad's: speech begins at a frame that is likely enough,
-and ends where frames have been clearly less likely for a while; what is too short is none; then it
-is padded. One of its options has no part here: stretches need no longest length, since
-`serve.speech.cutting` cuts what is too long for a window in its quietest place.
+The rules that turn the model's probabilities into speech intervals are those of silero-vad and of
+faster-whisper's `get_speech_timestamps`. Speech begins at a frame above the threshold. It ends when
+frames stay below a lower threshold for the minimum silence. Short intervals are dropped, and the
+rest is padded. There is no maximum speech length, because `serve.speech.cutting` cuts long speech
+at its quietest place.
 """
 
 import dataclasses
@@ -22,22 +22,22 @@ from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples, SpeechOptions
 from serve.speech.rate import SAMPLE_RATE
 
-FRAME = 512  # samples that get one probability: 32 ms
+FRAME = 512  # samples per probability: 32 ms
 MODEL = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
 MODEL_SHA256 = "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
 
-_CONTEXT = 64  # samples before a frame that the model sees with it
+_CONTEXT = 64  # samples of context before a frame
 _STATE = (1, 1, 128)
-_MOST_FRAMES = 512  # in one go: 16 s
-_HYSTERESIS = 0.15  # speech ends below a threshold that is so much lower
-_LOWEST_END = 0.01  # but not below this one
+_MOST_FRAMES = 512  # maximum frames per call of the model: 16 s
+_HYSTERESIS = 0.15  # the threshold for the end of speech is lower by this much
+_LOWEST_END = 0.01  # minimum threshold for the end of speech
 
 Probabilities = npt.NDArray[np.float32]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Bounds of what counts as speech: `SpeechOptions`, in samples instead of seconds."""
+    """The VAD thresholds of `SpeechOptions`, in samples instead of seconds."""
 
     threshold: float = SpeechOptions.vad_threshold
     min_silence: int = round(SpeechOptions.vad_min_silence_s * SAMPLE_RATE)
@@ -57,17 +57,17 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Speech:
-    """Audio that is worth decoding."""
+    """An interval of audio with speech."""
 
-    start: int  # its first sample in the whole audio
+    start: int  # index of its first sample in the recording
     samples: Samples  # (n,), n > 0
 
 
 class Detector:
-    """The probabilities of speech of one recording, frame by frame.
+    """The VAD model with its state for one recording.
 
     Raises:
-        EarshotError: the package onnxruntime is missing, or the model's file is not the right one.
+        EarshotError: the package onnxruntime is missing, or the model file is damaged.
     """
 
     def __init__(self, model: Path = MODEL) -> None:
@@ -77,7 +77,7 @@ class Detector:
         self._context = np.zeros(_CONTEXT, np.float32)
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """Return the probability of each frame that follows those before.
+        """Return the speech probability of each of the recording's next frames.
 
         Args:
             samples: float32 (n * FRAME,), 16 kHz mono.
@@ -99,44 +99,43 @@ class Detector:
 
 @functools.cache
 def _session(model: Path) -> Any:
-    """Open the model, once; any number of threads may run it."""
-    # NOTE: without it the library reports to its maker what it is used for. A server of other
-    # people's voices speaks to nobody.
+    """Load the model once; its session is thread-safe."""
+    # NOTE: without it the library sends usage data to its vendor. This server processes people's
+    # voices and must send no data.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
-        import onnxruntime  # noqa: PLC0415 - takes 50 MB, and only who listens needs it
+        import onnxruntime  # noqa: PLC0415 - 50 MB, needed only for VAD
     except ImportError as error:
         raise EarshotError(
-            "voice activity needs the package onnxruntime; install requirements.txt, or ask for "
-            "vad = false"
+            "VAD needs the package onnxruntime; install requirements.txt, or send vad = false"
         ) from error
     data = model.read_bytes()
     if model == MODEL and hashlib.sha256(data).hexdigest() != MODEL_SHA256:
         raise EarshotError(f"{model} is damaged; expected the file with SHA-256 {MODEL_SHA256}")
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
-    options.enable_cpu_mem_arena = False  # it would keep what a long block once needed
+    options.enable_cpu_mem_arena = False  # it would keep the memory of the longest block
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 class Voice:
-    """The state of speaking or not, from one frame's probability to the next.
+    """The speech state of a recording, updated frame by frame.
 
     Args:
-        options: what counts as speech.
+        options: the VAD thresholds.
     """
 
     def __init__(self, options: Options) -> None:
         self.speaking = False
         self.since = 0
-        """While speaking: the sample at which that began."""
+        """While speaking: the sample at which speech began."""
         self.quiet_since: int | None = None
-        """While speaking: the sample at which that may have ended."""
+        """While speaking: the sample at which speech may have ended."""
         self._options = options
         self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
 
     def step(self, probability: float, at: int) -> None:
-        """Take note of the frame that begins at a sample."""
+        """Update the state with the probability of the frame that begins at sample `at`."""
         if probability >= self._options.threshold:
             self.since = self.since if self.speaking else at
             self.speaking, self.quiet_since = True, None
@@ -148,13 +147,13 @@ class Voice:
 
 
 class Listener:
-    """Lets the speech of one recording through, with a margin around it, as soon as it is known.
+    """A filter that returns the speech of one recording with padding, as early as possible.
 
-    It holds back the margin, and what may yet turn out to be silence, or too short for speech.
+    It holds back the padding, and audio that may still become silence or too short for speech.
 
     Args:
-        options: what counts as speech.
-        detector: of this recording.
+        options: the VAD thresholds.
+        detector: the recording's detector.
     """
 
     def __init__(self, options: Options, detector: Detector) -> None:
@@ -162,33 +161,33 @@ class Listener:
         self._detector = detector
         self._voice = Voice(options)
         self._held = np.zeros(0, np.float32)  # the latest audio
-        self._held_from = 0  # its first sample in the whole audio
-        self._judged = 0  # samples that have their probability; a whole number of frames
-        self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without its margin
-        self._kept: list[tuple[int, int]] = []  # what is worth decoding, apart from each other
-        self._given = 0  # of that, what is before was given out
+        self._held_from = 0  # index of its first sample in the recording
+        self._judged = 0  # samples with a probability; a whole number of frames
+        self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without padding
+        self._kept: list[tuple[int, int]] = []  # disjoint padded intervals of speech
+        self._given = 0  # audio before this sample was returned
 
     @property
     def margin_s(self) -> float:
-        """Seconds of audio that stay on either side of speech."""
+        """Seconds of padding on either side of speech."""
         return self._options.pad / SAMPLE_RATE
 
     @property
     def received(self) -> int:
-        """Samples of the recording so far."""
+        """The number of samples of the recording so far."""
         return self._held_from + len(self._held)
 
     def spoken(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the first sample, and the one after the last, of each stretch of speech between.
+        """Return the known speech between two samples, as pairs of first and last sample + 1.
 
-        As far as it is known; speech that ends before is forgotten.
+        Speech that ends before `start` is dropped from memory.
         """
         while self._spoken and self._spoken[0][1] <= start:
             self._spoken.popleft()
         return [(max(a, start), min(b, end)) for a, b in self._spoken if a < end]
 
     def push(self, block: Samples) -> list[Speech]:
-        """Take one more block, and return the speech that is known after it, in order."""
+        """Add a block, and return the speech that is certain now, in order."""
         self._held = np.concatenate([self._held, block])
         if frames := (self.received - self._judged) // FRAME:
             begin = self._judged - self._held_from
@@ -196,7 +195,7 @@ class Listener:
         return self._give()
 
     def finish(self) -> list[Speech]:
-        """Return the speech that is left at the recording's end."""
+        """Return the remaining speech at the end of the recording."""
         rest = self._held[self._judged - self._held_from :]
         if len(rest):
             self._judge(np.pad(rest, (0, FRAME - len(rest))))
@@ -212,13 +211,13 @@ class Listener:
                 self._keep_speech(self._judged)
 
     def _keep_speech(self, end: int) -> None:
-        """Keep the speech that goes on until there, if it is long enough for some."""
+        """Keep the current speech up to sample `end` if it is long enough."""
         if end - self._voice.since > self._options.min_speech:
             self._keep(self._voice.since, end)
 
     @property
     def _undecided(self) -> int:
-        """The sample from which on it is not known what is speech."""
+        """The first sample for which speech or silence is still uncertain."""
         voice, end = self._voice, self._judged
         if voice.speaking:
             end = self._judged if voice.quiet_since is None else voice.quiet_since
@@ -227,8 +226,8 @@ class Listener:
         return end
 
     def _keep(self, start: int, end: int) -> None:
-        """Keep what is between, and the margin around it."""
-        if self._spoken and self._spoken[-1][0] == start:  # it goes on
+        """Keep an interval with its padding."""
+        if self._spoken and self._spoken[-1][0] == start:  # the last interval has grown
             self._spoken.pop()
         self._spoken.append((start, end))
         start, end = max(0, start - self._options.pad), end + self._options.pad
@@ -237,7 +236,7 @@ class Listener:
         self._kept.append((start, end))
 
     def _give(self) -> list[Speech]:
-        """Return the audio that is kept and has arrived, and was not yet given out."""
+        """Return the kept audio that has arrived and was not returned before."""
         given = []
         for start, end in self._kept:
             start, end = max(start, self._given), min(end, self.received)
@@ -246,7 +245,7 @@ class Listener:
                 given.append(Speech(start, self._held[start - at : end - at].copy()))
                 self._given = end
         del self._kept[:-1]  # the last one may grow
-        # Speech that begins later has a margin, which was not given out either.
+        # Keep the padding of speech that may begin at the first uncertain sample.
         until = self._undecided - self._options.pad
         until = max(self._held_from, min(until, self._judged, self.received))
         self._held = self._held[until - self._held_from :].copy()

@@ -1,33 +1,33 @@
-"""Audio files and raw samples to 16 kHz mono float32 in [-1, 1], as a stream of blocks.
+"""Decode audio files and raw samples to blocks of 16 kHz mono float32 in [-1, 1].
 
-Channels are averaged, or one is taken; soxr changes the rate. Audio is decoded block by block, as
-its blocks are asked for, so a small file that unpacks to a huge one is refused when it passes a
-limit. What a header tells is refused before the first block; what only decoding can tell is an
-error after blocks that were good. Thread-safe; no temporary files.
+Channels are averaged, or one is selected; soxr resamples. Blocks are decoded on demand, so a small
+file that unpacks to a huge one is rejected when it exceeds a limit. Errors in a header are raised
+before the first block. Errors that only decoding finds may follow valid blocks. Thread-safe; no
+temporary files.
 
-16-bit WAV is read here if its header's sizes fit the file. Every other file is given to the
-libraries that know it (`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`),
-for what they do with a file that is made to harm must hurt nobody else.
+16-bit WAV is read in this process if its header's sizes fit the file. Decoding libraries read every
+other file (`serve.speech.sources`) in a process per file (`serve.speech.sandbox`), so that a
+malicious file harms no other request.
 
-A file may be several files joined (`serve.speech.joined`); a stream may change its rate and its
-channels. Each part is resampled by itself, and the limits hold for all parts together. A header
-whose size of the sound was not completed is corrected (`serve.speech.sizes`), with a warning. A
-stream may begin inside a frame (`serve.speech.mpeg_frames`), with a warning, or with a header of
-HTTP (`serve.speech.captured`).
+A file may consist of several joined files (`serve.speech.joined`). A stream may change its sample
+rate and its channels. Each part is resampled separately, and the limits apply to all parts
+together. An audio size that a recorder left incomplete is corrected with a warning
+(`serve.speech.sizes`). A stream may begin inside a frame, which gives a warning
+(`serve.speech.mpeg_frames`), or with an HTTP header (`serve.speech.captured`).
 
-A file that was cut short is refused wherever that can be known, since its text would look whole.
-With `Limits.partial` the rest is taken, with a warning:
-- WAV and AIFF, at once: libsndfile corrects the length silently, so the chunk's own size is
+A truncated file is rejected if the truncation can be detected, because its text would look
+complete. With `Limits.partial` the remaining audio is decoded, with a warning. Detection by format:
+- WAV and AIFF, before decoding: libsndfile corrects the length silently, so the chunk's own size is
   compared, unless it is a placeholder (`serve.speech.sizes`).
-- FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or an error while
-  decoding. Without that header an MP3's length is only an estimate and is not relied on.
-- OGG declares no length; its last page must be whole, or it is refused at once. So must the last
-  parts of MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.ends`), and AMR's last frame.
-- MP4, RF64, AU, SPHERE, WavPack, TTA and, with nothing but sound inside, WebM and FLV, at their
-  end: more than 0.25 s less than declared (codec delay makes their lengths inexact). WebM from a
-  live recorder declares none.
-- AAC, AC3, MPEG and MP3 without that header are streams of frames, of which nobody can tell whether
-  more were to come.
+- FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or a decoding error.
+  Without that header an MP3's length is only an estimate and is not used.
+- OGG, before decoding: it declares no length, but its last page must be complete. The last parts of
+  MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.ends`) and AMR's last frame are checked likewise.
+- MP4, RF64, AU, SPHERE, WavPack, TTA and audio-only WebM and FLV, at their end: more than 0.25 s
+  less than declared (codec delay makes their lengths inexact). WebM from a live recorder declares
+  no length.
+- AAC, AC3, MPEG and MP3 without that header are plain streams of frames: truncation cannot be
+  detected.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ from serve.speech.sandbox import client as sandbox
 
 MIN_RATE = 1_000
 MAX_RATE = 384_000
-CHANNELS = (2, 8)  # of a file whose channels are taken one by one
+CHANNELS = (2, 8)  # minimum and maximum channels with channels = split
 
-_MAX_PEAK = 8.0  # lossy decoders exceed 1 a little; values far beyond have the wrong scale
+_MAX_PEAK = 8.0  # lossy decoders exceed 1 slightly; larger values have the wrong scale
 
 
 def decode(
@@ -63,25 +63,25 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """Decode a file's bytes as their blocks are asked for; closing the blocks frees the decoder.
+    """Decode a file block by block, on demand; closing the generator frees the decoder.
 
     Args:
         audio: a whole audio file.
-        limits: refuse audio that is longer, larger or costs more.
-        stopped: whether nobody wants the audio any more; asked at each block and at each read.
-        warn: called, before the blocks' end, with each sentence about what is left out or guessed:
-            the audio is cut short and the limits allow that, or its header is wrong.
+        limits: the maximum length, size and CPU time.
+        stopped: returns whether the request was cancelled; called at each block and each read.
+        warn: called before the last block's end with each warning about audio that is missing or
+            guessed: truncated audio, if the limits allow it, or a wrong header.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block.
 
     Raises:
-        AudioError: at the first block: empty, not audio, a sample rate that makes no sense, cut
-            short or beyond a limit as its header tells. At any block: cut short, damaged, without
-            samples, beyond a limit, or with sample values that make no sense.
+        AudioError: at the first block: the file is empty or not audio, or its header shows an
+            invalid sample rate, a truncation or a length beyond a limit. At any block: the audio
+            is truncated, damaged, without samples, beyond a limit, or has invalid values.
         OptionError: the file has no such track.
-        CancelledError: nobody wants it any more.
-        UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
+        CancelledError: `stopped` returned true.
+        UnavailableError, DeadlineError: the decoder's process was ended, or does not respond.
     """
     meter = Meter(limits, stopped, warn)
     return centre.chosen(meter.steps(_decoded(audio, meter)), warn)
@@ -90,13 +90,13 @@ def decode(
 def from_samples(
     samples: Samples, sample_rate: int, limits: Limits, stopped: Callable[[], bool] = never
 ) -> Generator[Samples, None, None]:
-    """Check raw samples and bring them to 16 kHz as their blocks are asked for.
+    """Check raw samples and resample them to 16 kHz block by block, on demand.
 
     Args:
         samples: float32 (n,), mono in [-1, 1].
         sample_rate: Hz.
-        limits: refuse audio that is longer, larger or costs more.
-        stopped: whether nobody wants the audio any more; asked at each block.
+        limits: the maximum length, size and CPU time.
+        stopped: returns whether the request was cancelled; called at each block.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block, never a
@@ -104,7 +104,7 @@ def from_samples(
 
     Raises:
         AudioError: at the first block: wrong type, shape, rate or length; at any: wrong values.
-        CancelledError: nobody wants it any more.
+        CancelledError: `stopped` returned true.
     """
     meter = Meter(limits, stopped)
     return meter.steps(_checked_samples(samples, sample_rate, meter))
@@ -116,13 +116,13 @@ def whole(blocks: Iterable[Samples]) -> Samples:
 
 
 def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, None, None]:
-    """Decode opened files, one after the other, as the parts of one recording.
+    """Decode opened files in this process, one after another, as the parts of one recording.
 
     Args:
-        sources: each is opened when it is asked for; it is closed with its blocks.
-        meter: limits of all parts together.
+        sources: the files; each is opened on demand and closed after its last block.
+        meter: the limits of all parts together.
 
-    Yields, raises: as `decode`, in this process.
+    Yields, raises: see `decode`.
     """
     yield from _to_16_khz(_parts(sources, meter), meter.limits.max_s)
 
@@ -167,7 +167,7 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
                 if meter.limits.channel >= 0 and block.shape[1] != channels:
                     raise AudioError(
                         f"audio changes from {channels} to {block.shape[1]} channels after "
-                        f"{before_s:.2f} s; expected the same channels from start to end, or "
+                        f"{before_s:.2f} s; expected a constant number of channels, or "
                         "channels = mix"
                     )
                 before_s += len(block) / rate
@@ -180,7 +180,7 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
 
 
 def _check_header(source: Source, meter: Meter, before_s: float) -> None:
-    """Refuse a part whose header already tells why; `before_s` seconds lie before it."""
+    """Check the header of a part that begins after `before_s` seconds of audio."""
     _check_rate(source.rate)
     _check_channel(source.channels, meter.limits.channel)
     max_s = meter.limits.max_s
@@ -204,14 +204,14 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[tuple[int, Samples]]:
             yield rate, block
     except (EarshotError, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a decoder raises: PyAV an IndexError, say
+    except Exception as error:  # noqa: BLE001 - decoders raise any type; PyAV even an IndexError
         meter.cut_short(_cut_short_text(decoded_s, source.declared_s), error)
     else:
         _check_whole(source, decoded_s, meter)
 
 
 def _mix(source: Source, channel: int) -> Downmix | OwnChannel:
-    """Return what makes one channel of a file's channels: of all, or of one alone."""
+    """Return a mixer of all channels, or the selector of one channel."""
     if channel < 0 or source.channels < 2:
         return Downmix(source.layout, source.channels)
     return OwnChannel(channel)
@@ -222,20 +222,20 @@ def _check_channel(channels: int, channel: int) -> None:
     if channel >= 0 and not least <= channels <= most:
         raise AudioError(
             f"audio has {channels} channel{'s' * (channels != 1)}; expected {least} to {most}, "
-            "each of a speaker's own, or channels = mix"
+            "one per speaker, or channels = mix"
         )
     if channel >= channels:
-        raise ChannelError(f"audio has {channels} channels, and none of number {channel}")
+        raise ChannelError(f"audio has {channels} channels, but no channel {channel}")
 
 
 def _check_whole(source: Source, present_s: float, meter: Meter) -> None:
-    tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample, for sums are rounded
+    tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample against rounding
     if source.declared_s is not None and present_s < source.declared_s - tolerance_s:
         meter.cut_short(_cut_short_text(present_s, source.declared_s))
 
 
 def _too_long(duration: str, max_s: float) -> AudioLimitError:
-    return AudioLimitError(f"audio {duration}, the limit is {max_s:g} s; send it in parts")
+    return AudioLimitError(f"audio {duration}; expected at most {max_s:g} s: send it in parts")
 
 
 def _cut_short_text(present_s: float, declared_s: float | None) -> str:
@@ -245,17 +245,17 @@ def _cut_short_text(present_s: float, declared_s: float | None) -> str:
 
 def _check_rate(rate: int) -> None:
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise AudioError(f"audio has {rate} samples a second; expected {MIN_RATE} to {MAX_RATE}")
+        raise AudioError(f"audio has a rate of {rate} Hz; expected {MIN_RATE} to {MAX_RATE} Hz")
 
 
 def _to_16_khz(
     blocks: Iterable[tuple[int, Samples]], max_s: float
 ) -> Generator[Samples, None, None]:
-    """Check, resample and clip blocks of samples; raise an error beyond `max_s`.
+    """Check, resample and clip blocks of samples.
 
     Args:
-        blocks: each block's rate in Hz, and its samples. The rate may change between two blocks.
-        max_s: the maximum length of all blocks together.
+        blocks: the rate in Hz and the samples of each block; the rate may change between blocks.
+        max_s: the maximum seconds of all blocks together; more raise an AudioLimitError.
     """
     given = False
     for samples in _resampled(_checked(blocks, max_s)):
@@ -263,11 +263,11 @@ def _to_16_khz(
             given = True
             yield np.clip(samples, -1.0, 1.0)
     if not given:
-        raise AudioError("audio holds no samples (0 s); expected some sound")
+        raise AudioError("audio has no samples (0 s); expected at least one")
 
 
 def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tuple[int, Samples]]:
-    before_s, last_rate, count = 0.0, SAMPLE_RATE, 0  # count: samples of that rate
+    before_s, last_rate, count = 0.0, SAMPLE_RATE, 0  # count: samples at last_rate
     for rate, block in blocks:
         if rate != last_rate:
             before_s, last_rate, count = before_s + count / last_rate, rate, 0
@@ -292,21 +292,21 @@ def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
                     rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ"
                 )
             yield resampler.resample_chunk(block)
-        # What it holds back until it knows that nothing follows.
+        # Flush the samples that the filter still holds.
         if resampler is not None:
             yield resampler.resample_chunk(nothing, last=True)
 
 
 def check_values(block: Samples, start_s: float) -> None:
-    """Refuse samples (n,), float32, that are not finite or far beyond -1 to 1.
+    """Check that samples, float32 (n,), are finite and roughly within -1 to 1.
 
     Raises:
-        AudioError: with the time of the first; `start_s` is that of the block.
+        AudioError: a sample is invalid; the message has `start_s`, the block's start in seconds.
     """
     peak = max(float(block.max(initial=0.0)), -float(block.min(initial=0.0)))
     if not math.isfinite(peak):
         raise AudioError(
-            f"audio holds NaN or infinite samples after {start_s:.1f} s; expected finite numbers"
+            f"audio has NaN or infinite samples after {start_s:.1f} s; expected finite numbers"
         )
     if peak > _MAX_PEAK:
         raise AudioError(

@@ -1,7 +1,7 @@
-"""Bandwidth: the highest frequency of a recording, to tell sound that no speech can be heard in.
+"""Measure the bandwidth of a recording, to detect audio whose frequencies are too low for speech.
 
-Audio with a rate of 1 kHz has nothing above 500 Hz, and neither has what was made of it at a higher
-rate. Networks still answer with sentences, at every temperature.
+Audio with a sample rate of 1 kHz has nothing above 500 Hz, even if it is resampled to a higher
+rate. Whisper hallucinates sentences for it at every temperature.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,17 +12,17 @@ from serve.contract.messages import Samples
 from serve.speech.rate import SAMPLE_RATE
 
 _FRAME = 1024  # samples
-_HZ = SAMPLE_RATE / _FRAME  # of a bin
-_SPEECH_HZ = 1_050  # speech always has something above
-_HUM_HZ = 60  # mains hum and offsets below are not looked at
-_SHARE = 1e-6  # of the energy: 60 dB below all of it
+_HZ = SAMPLE_RATE / _FRAME  # width of a bin
+_SPEECH_HZ = 1_050  # speech always has energy above this frequency
+_HUM_HZ = 60  # lower frequencies (mains hum, offsets) are ignored
+_SHARE = 1e-6  # minimum share of the total energy: -60 dB
 _SILENCE = 1e-10  # mean square: 100 dB below full scale
-_MANY = 64  # frames in one go
+_MANY = 64  # frames per batch
 _HANN = np.hanning(_FRAME).astype(np.float32)
 
 
 class Bandwidth:
-    """Watches blocks of a recording until they turn out to have high frequencies."""
+    """A monitor of a recording's blocks that stops once it has found high frequencies."""
 
     def __init__(self) -> None:
         self._wide = False
@@ -30,7 +30,7 @@ class Bandwidth:
         self._rest = np.zeros(0, np.float32)
 
     def watch(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """Yield the same blocks, float32 (n,) at 16 kHz."""
+        """Analyze blocks, float32 (n,) at 16 kHz, and yield them unchanged."""
         for block in blocks:
             if not self._wide:
                 self._take(block)
@@ -38,19 +38,19 @@ class Bandwidth:
 
     @property
     def narrow(self) -> bool:
-        """Tell whether all sound so far is too low for speech."""
+        """Whether all audio so far is too low for speech."""
         return not self._wide and bool(self._energies.any())
 
     def warning(self) -> str:
-        """Say that the sound is too low for speech; empty where it is not."""
+        """Return a warning if the audio is too low for speech, else ""."""
         if not self.narrow:
             return ""
         above = np.cumsum(self._energies[::-1])[::-1] > _SHARE * self._energies.sum()
-        highest_hz = (np.flatnonzero(above)[-1] - 1) * _HZ  # a tone is two bins wide
+        highest_hz = (np.flatnonzero(above)[-1] - 1) * _HZ  # a tone spans two bins
         return (
-            f"nothing above {100 * max(1, np.ceil(highest_hz / 100)):.0f} Hz is in the audio, and "
-            "speech needs 300 to 3400 Hz: the text may be invented; send the recording at 8000 "
-            "samples a second or more"
+            "the audio has no frequencies above "
+            f"{100 * max(1, np.ceil(highest_hz / 100)):.0f} Hz, but speech needs 300 to 3400 Hz: "
+            "the text may be hallucinated; send the recording at a sample rate of at least 8000 Hz"
         )
 
     def _take(self, block: Samples) -> None:

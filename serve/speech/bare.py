@@ -1,18 +1,18 @@
-"""Texts as they are compared: what speech does not tell is left out."""
+"""Normalise texts for comparison."""
 
 import unicodedata
 
 
 def bare(text: str) -> str:
-    """Normalise a text by NFKC, without case and punctuation, its words one blank apart.
+    """Normalise a text: NFKC, no case, no punctuation, single spaces between words.
 
-    Numbers and accents stay as they are written. Of `eval` it is the normaliser basic-v1.
+    Numbers and accents do not change. `eval` calls this normaliser basic-v1.
     """
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     kept = []
     for character in text:
         category = unicodedata.category(character)
-        if category == "Pd":  # dashes join words that other writers set apart
+        if category == "Pd":  # words may be written with a dash or with a space between them
             kept.append(" ")
         elif not category.startswith("P"):
             kept.append(character)

@@ -1,8 +1,8 @@
-"""The front centre of surround sound: taken alone where the voice is heard there only.
+"""Select the front centre channel of surround sound while only that channel has speech.
 
-Films have their dialogue in the centre, and music and effects in all other channels: a downmix is
-mostly music. Voice activity listens to the centre and to the rest, block by block, so that a voice
-may come late, and speech that comes from another side is not lost.
+Films have dialogue in the centre, and music and effects in the other channels, so a downmix is
+mostly music. VAD runs on the centre and on the rest. The decision is made for each block, so speech
+may start late, and speech in the other channels is not lost.
 """
 
 import contextlib
@@ -14,30 +14,30 @@ from serve.contract.messages import Samples
 from serve.speech.activity import FRAME, Detector, Probabilities
 from serve.speech.rate import SAMPLE_RATE
 
-_BLOCK = 250 * FRAME  # samples of which each gets one decision: 8 s
-_MIX, _CENTRE, _REST = range(3)  # columns, as `serve.speech.downmix` makes them
-_VOICE = 0.5  # probability of speech in the centre
-_OTHER_VOICE = 0.6  # in the rest, where music must not pass for speech
-_NEAR = 10  # frames around speech in the centre in which the rest may hold its echo
-_MIN_CENTRE = 8  # frames; fewer say nothing
-_MIN_OTHER = 25  # frames of other speech for which the rest is kept: 0.8 s
-_CLEARER = 0.15  # by which the centre's mean probability must be higher
+_BLOCK = 250 * FRAME  # samples per decision: 8 s
+_MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.downmix`
+_VOICE = 0.5  # minimum probability of speech in the centre
+_OTHER_VOICE = 0.6  # the same in the rest, higher because music may look like speech
+_NEAR = 10  # frames around speech in the centre in which the rest may have its echo
+_MIN_CENTRE = 8  # minimum frames of speech in the centre for a decision
+_MIN_OTHER = 25  # minimum frames of other speech that keep the mix: 0.8 s
+_CLEARER = 0.15  # minimum lead of the centre's mean probability
 
 
 def chosen(
     blocks: Generator[Samples, None, None], warn: Callable[[str], None]
 ) -> Generator[Samples, None, None]:
-    """Yield mono sound: mono as it is, and columns with the centre alone or all channels.
+    """Convert blocks to mono: the centre or the mix of three columns; mono blocks do not change.
 
     Args:
-        blocks: float32 (n,) or (n, 3) each, 16 kHz; closed with this.
-        warn: called at the end if channels were left out.
+        blocks: float32 (n,) or (n, 3) each, 16 kHz; closed together with this generator.
+        warn: called at the end if channels were dropped.
 
     Yields:
         float32 (n,).
 
     Raises:
-        EarshotError: voice activity is missing.
+        EarshotError: VAD cannot be loaded.
     """
     with contextlib.closing(blocks):
         choice: _Choice | None = None
@@ -54,7 +54,7 @@ def chosen(
 
 
 class _Choice:
-    """The choice between the centre and all channels, for one file."""
+    """A selector between the centre and the mix for one file."""
 
     def __init__(self) -> None:
         self._detectors = {column: Detector() for column in (_CENTRE, _REST)}
@@ -78,9 +78,9 @@ class _Choice:
         if not alone:
             return ""
         return (
-            "the voice is in the front centre channel alone in "
+            "only the front centre channel has speech in "
             f"{alone / SAMPLE_RATE:.1f} of {all_of_it / SAMPLE_RATE:.1f} s; the other channels are "
-            "left out there"
+            "dropped there"
         )
 
     def _choose(self, block: Samples) -> Samples:
@@ -95,7 +95,7 @@ class _Choice:
 
 
 def _decided(centre: Probabilities, rest: Probabilities, before: int) -> int:
-    """Decide for one block, from each frame's probability of speech in the centre and the rest."""
+    """Choose a block's column from the speech probabilities of its centre and its rest."""
     voice, other = centre >= _VOICE, rest >= _OTHER_VOICE
     near = np.convolve(voice, np.ones(2 * _NEAR + 1))[_NEAR : _NEAR + len(voice)] > 0
     if np.count_nonzero(other & ~near) >= _MIN_OTHER:

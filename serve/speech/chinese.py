@@ -1,7 +1,7 @@
-"""Chinese scripts: the one that a client asks for, the one of a text, and texts in another one.
+"""Detect Chinese scripts, and convert texts between them.
 
-OpenCC chooses characters by the phrases around them. A text keeps its number of characters here, so
-that the bounds of words and tokens stay where they are.
+OpenCC chooses characters by the phrases around them. Conversions here keep the number of
+characters, so that the boundaries of words and tokens do not move.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import opencc
 from serve.contract.messages import Segment
 
 Script = Literal["Hans", "Hant", "Hant-HK"]
-"""Simplified, traditional as in Taiwan, and traditional as in Hong Kong."""
+"""Simplified, traditional (Taiwan), and traditional (Hong Kong)."""
 
 _CONVERSIONS: dict[Script, str] = {"Hans": "t2s", "Hant": "s2tw", "Hant-HK": "s2hk"}
 _REGIONS: dict[str, Script] = {
@@ -23,17 +23,17 @@ _REGIONS: dict[str, Script] = {
     **dict.fromkeys(("hk", "mo"), "Hant-HK"),
     "tw": "Hant",
 }
-_SIMPLIFIED, _TRADITIONAL = "gb2312", "big5"  # character sets of one script each
+_SIMPLIFIED, _TRADITIONAL = "gb2312", "big5"  # character sets with one script each
 
 
 def script_of(tag: str) -> Script | None:
-    """Return the Chinese script that a language tag names, as zh-TW and zh-Hant do.
+    """Return the Chinese script that a language tag such as zh-TW or zh-Hant names.
 
     Args:
-        tag: of BCP 47, in any case, with - or _.
+        tag: a BCP 47 tag, in any case, with - or _.
 
     Returns:
-        The script; None if the tag is of another language or names neither script nor region.
+        The script; None if the tag names another language, or neither script nor region.
     """
     language, *parts = re.split("[-_]", tag.strip().lower())
     if language not in ("zh", "cmn"):
@@ -47,7 +47,7 @@ def script_of(tag: str) -> Script | None:
 
 
 def script_in(text: str) -> Script | None:
-    """Return the script of most of a text; None if its characters are of both."""
+    """Return the prevailing script of a text; None if there is none."""
     simplified, traditional = _counts(text)
     if not simplified and not traditional:
         return None
@@ -55,10 +55,10 @@ def script_in(text: str) -> Script | None:
 
 
 def convert(text: str, script: Script) -> str:
-    """Return a text in a script, with as many characters.
+    """Convert a text to a script without changing its number of characters.
 
-    In a text that mostly has the script, only characters that the script does not have change:
-    后 may stand for 後 in simplified Chinese, but not in traditional Chinese.
+    If the text is already mostly in the script, only characters that the script lacks are replaced:
+    后 may stand for 後 in simplified, but not in traditional Chinese.
     """
     simplified, traditional = _counts(text)
     foreign = traditional if script == "Hans" else simplified
@@ -76,7 +76,7 @@ def convert(text: str, script: Script) -> str:
 
 
 def rewrite(segment: Segment, script: Script) -> Segment:
-    """Return a segment whose text, words and scored tokens are in a script."""
+    """Convert a segment's text, words and scored tokens to a script."""
     text = convert(segment.text, script)
     if text == segment.text:
         return segment
@@ -96,7 +96,7 @@ def rewrite(segment: Segment, script: Script) -> Segment:
 
 
 def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
-    """Yield a text in parts that are as long as those of the text it was made of."""
+    """Cut a converted text into parts with the lengths of the original parts."""
     at = 0
     for part in parts:
         yield text[at : at + len(part)]
@@ -104,7 +104,7 @@ def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
 
 
 def _counts(text: str) -> Sequence[int]:
-    """Count the characters that only simplified, and that only traditional Chinese has."""
+    """Count the characters that exist only in simplified, and only in traditional Chinese."""
     sets = [(_has(_SIMPLIFIED, char), _has(_TRADITIONAL, char)) for char in text if _is_han(char)]
     return sets.count((True, False)), sets.count((False, True))
 
@@ -135,5 +135,5 @@ def _converted(text: str, script: Script) -> str:
 
 @functools.cache
 def _converter(name: str) -> opencc.OpenCC:
-    """Load a conversion, which takes a tenth of a second."""
+    """Load a conversion once, because loading takes 0.1 s."""
     return opencc.OpenCC(name)

@@ -1,4 +1,4 @@
-"""The confidence in words, by the fit that an engine's manifest holds."""
+"""Compute the confidence of words with the calibration in an engine's manifest."""
 
 import dataclasses
 import math
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from serve.contract.manifest import Confidence
 from serve.contract.messages import Segment, Word
 
-_LEAST = 1e-3  # a probability is no nearer than this to 0 and to 1
+_LEAST = 1e-3  # probabilities are clipped to [_LEAST, 1 - _LEAST]
 
 
 def log_odds(probability: float) -> float:
-    """Return log(p / (1 - p)) of a probability, which is kept from 0 and from 1."""
+    """Return log(p / (1 - p)) of a probability, clipped away from 0 and 1."""
     inside = min(max(probability, _LEAST), 1 - _LEAST)
     return math.log(inside / (1 - inside))
 
 
 def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> float:
-    """Return how likely a word is right, from 0 to 1.
+    """Return the probability, from 0 to 1, that a word is correct.
 
     Args:
-        fit: the engine's.
-        probability: of the word, as its answer tells it.
-        avg_logprob: of its segment, likewise.
+        fit: the engine's calibration.
+        probability: the word's probability, as in the answer.
+        avg_logprob: the average log-probability of its segment.
     """
     of_word = fit.probability * log_odds(probability)
     return (1 + math.tanh((fit.intercept + of_word + fit.avg_logprob * avg_logprob) / 2)) / 2
@@ -31,9 +31,9 @@ def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> fl
 def with_confidence(
     segments: Sequence[Segment], fit: Confidence | None, low: float | None
 ) -> list[Segment]:
-    """Give the words of segments their confidence; those below `low` are marked.
+    """Return segments with the confidence of their words; words below `low` are marked.
 
-    Segments stay as they are without a fit, without words, and without `avg_logprob`.
+    Without a calibration, words or `avg_logprob`, segments are returned unchanged.
     """
     return [_with_confidence(segment, fit, low) if fit else segment for segment in segments]
 

@@ -1,7 +1,7 @@
-"""Declarations in audio files' headers, read without decoding: pure functions of a file's bytes.
+"""Read declarations in audio files' headers without decoding: pure functions of a file's bytes.
 
-The libraries that decode correct a wrong length silently; whoever wants to know whether a file is
-whole has to look into it. Sizes and offsets are in bytes.
+Decoding libraries correct a wrong length silently, so truncation is detected here. Sizes and
+offsets are in bytes.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from serve.contract.messages import AudioFile
 
 
 class Section:
-    """A part of a file, read as a file of its own, behind a header that replaces the file's.
+    """A part of a file, readable as a file, optionally with a header before it.
 
     Args:
         file: the file's bytes.
-        begin: the part's first byte.
-        end: the byte after its last one.
-        header: bytes to read before those of the file.
+        begin: offset of the part's first byte.
+        end: offset after its last byte.
+        header: bytes that precede the part.
     """
 
     def __init__(
@@ -38,34 +38,34 @@ class Section:
 
 
 Bytes = bytes | AudioFile | Section
-"""A file's bytes: its length and slices are all that is asked for."""
+"""A file's bytes, which support only len() and slices."""
 
 STREAM_BYTES = 0x7FFF0000
-"""Sizes of a chunk from here on stand in streams whose length was not known: "read to the end"."""
+"""Chunk sizes of this value or more are written by streams and mean "read to the end"."""
 MAX_CHUNKS = 1000
-"""Chunks of a WAV or AIFF file that are looked at; files that people make have some ten."""
+"""Maximum chunks of a WAV or AIFF file to read; ordinary files have about ten."""
 
 _RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
-OGG_HEADER = 27  # before the table of segments, of one byte each
-_OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # the longest
+OGG_HEADER = 27  # bytes before the segment table, which has one byte per segment
+_OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # maximum bytes of a page
 _ID3_HEADER = 10
-_ID3V1 = 128  # a tag behind an MP3
-_XING = struct.Struct(">4xIII")  # flags, and what they tell of: frames, bytes
+_ID3V1 = 128  # bytes of a tag after an MP3
+_XING = struct.Struct(">4xIII")  # flags, and optional fields: frames, bytes
 _XING_FRAMES, _XING_BYTES = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Pcm16Header:
-    """The place of the samples in a WAV file of 16-bit samples."""
+    """The header of a WAV file of 16-bit samples."""
 
-    begin: int
-    declared_bytes: int  # of samples; more than there are in a file that was cut short
+    begin: int  # offset of the samples
+    declared_bytes: int  # bytes of samples; a truncated file has fewer
     channels: int
     rate: int
 
 
 def pcm16_header(audio: Bytes) -> Pcm16Header | None:
-    """Look into a WAV file of 16-bit samples that states its length; None for any other file."""
+    """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
     at, size = find_chunk(audio, b"fmt ", "<I")
@@ -80,7 +80,7 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
 
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
-    """Count the bytes that a WAV or AIFF file's sample chunk declares, and those that are there."""
+    """Return the declared and the present bytes of a WAV or AIFF file's sample chunk."""
     little_endian = audio[:4] == b"RIFF"
     name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
     at, size = find_chunk(audio, name, layout)
@@ -93,14 +93,14 @@ def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
     Args:
         audio: the file.
         name: the chunk's name.
-        layout: the format of a chunk's size, as of `struct`.
+        layout: the `struct` format of a chunk's size.
 
     Returns:
-        The begin of the chunk's content, and its declared size; without such a chunk the file's
+        The offset of the chunk's content and its declared size; without such a chunk, the file's
         end and 0.
 
     Raises:
-        AudioError: so many chunks are before it that looking on would take long.
+        AudioError: the chunk is not among the first `MAX_CHUNKS`.
     """
     at = _RIFF_HEADER
     for _ in range(MAX_CHUNKS):
@@ -111,13 +111,13 @@ def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
             return at + 8, size
         at += 8 + size + size % 2  # chunks begin at even offsets
     raise AudioError(
-        f"audio's first {MAX_CHUNKS} chunks hold no {name.decode()!r}; expected a WAV or AIFF file "
-        "with less before its sound"
+        f"audio has no chunk {name.decode()!r} among its first {MAX_CHUNKS}; expected a WAV or "
+        "AIFF file with fewer chunks before its samples"
     )
 
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
-    """Tell whether an OGG file ends with a complete page, as far as the page's header tells."""
+    """Return whether an OGG file ends with a complete page, according to the page's header."""
     page = _last_ogg_page(audio)
     if len(page) < OGG_HEADER:
         return False
@@ -127,30 +127,30 @@ def last_ogg_page_is_whole(audio: Bytes) -> bool:
 
 
 def _last_ogg_page(audio: Bytes) -> bytes:
-    """Return an OGG file from where its last page begins; nothing where none does."""
+    """Return an OGG file's bytes from its last page on; b"" if it has no page."""
     end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
     at = end.rfind(b"OggS")
     return end[at:] if at >= 0 else b""
 
 
 def id3_bytes(audio: Bytes) -> int:
-    """Return the length of the ID3 tag at a file's beginning; 0: there is none."""
+    """Return the length of the ID3 tag at a file's beginning; 0 if there is none."""
     if audio[:3] != b"ID3" or len(audio) < _ID3_HEADER:
         return 0
-    a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits
+    a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
     return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
 
 
 def mp3_states_its_length(audio: Bytes) -> bool:
-    """Tell whether an MP3's first frame says how many follow (a Xing or Info header)."""
+    """Return whether an MP3's first frame declares the length (a Xing or Info header)."""
     _, tag = _xing(audio)
     return bool(tag)
 
 
 def mp3_goes_on(audio: Bytes) -> bool | None:
-    """Tell whether another MP3 follows where the first one ends, as its first frame says.
+    """Return whether another MP3 follows the declared end of the first one.
 
-    None: it does not say.
+    None means that the first frame declares no size.
     """
     begin, tag = _xing(audio)
     if len(tag) < _XING.size:
@@ -166,7 +166,7 @@ def mp3_goes_on(audio: Bytes) -> bool | None:
 
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
-    """Return where an MP3's first frame begins, and its Xing or Info header, or nothing."""
+    """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
     at = id3_bytes(audio)
     frame = audio[at : at + 64]
     place = max(frame.find(b"Xing"), frame.find(b"Info"))

@@ -1,15 +1,15 @@
-"""Speech that a window's text leaves untold, and the windows that are decoded for it.
+"""Find speech that a window's text does not cover, and cut it out as windows to decode.
 
-Whisper may end a window's text where speech goes on: it writes a last timestamp and stops, or it
-gives half a minute to one short sentence. OpenAI's `whisper/transcribe.py` and faster-whisper
-decode from left to right and go on at the last timestamp, so they lose little by it. Here windows
-are cut beforehand; so what is left of one becomes a window of its own. It is left where voice is
-heard that no segment covers. Pure functions; times are seconds of the window.
+Whisper may stop before the speech ends, or give 30 seconds to one short sentence. OpenAI's
+`whisper/transcribe.py` and faster-whisper continue at the last timestamp. Here windows are cut in
+advance, so the remainder becomes a window of its own. It begins in the first gap between segments
+that holds enough speech. If a segment has too few tokens for its speech, the window is cut in two
+from that segment on. Pure functions; times are seconds from the start of the window.
 
-The limits were looked at with Whisper base on 32 long recordings of people. A timestamp is early by
-less than `_SLACK_S`, so gaps of more voice than `_LEAST_S` held words every time. Of 1,499 segments
-one had fewer tokens than `_SPARSE` for each second of voice, and it lacked 30 words; no other had
-fewer than 1.3.
+The limits were measured with Whisper base on 32 long recordings of people. Timestamps were early by
+less than `_SLACK_S`, and gaps with more speech than `_LEAST_S` always contained words. One of 1,499
+segments had fewer than `_SPARSE` tokens per second of speech, and it lacked 30 words. No other
+segment had fewer than 1.3.
 """
 
 import dataclasses
@@ -22,25 +22,25 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.stretches import Stretch
 from serve.speech.windows import Piece, Window
 
-_LEAST_S = 0.6  # voice without text that is worth another decoding
-_SLACK_S = 0.2  # by which a timestamp may be early or late
-_LEAD_S = 0.2  # of quiet with which a window begins before the voice
-_SPARSE = 1.0  # text tokens for each second of voice; nobody who is understood speaks slower
-_SPARSE_VOICE_S = 5.0  # in a segment, at least; a drawl or a laugh is shorter
+_LEAST_S = 0.6  # minimum speech without text that is decoded again
+_SLACK_S = 0.2  # maximum error of a timestamp
+_LEAD_S = 0.2  # silence before the speech in a remainder
+_SPARSE = 1.0  # minimum text tokens per second of speech; intelligible speech has more
+_SPARSE_VOICE_S = 5.0  # minimum speech in a sparse segment; a drawl or a laugh is shorter
 _FRAME = SAMPLE_RATE // 100  # samples: 10 ms
 _SMOOTH_FRAMES = 5
 
 
 def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
-    """Find where a window's text begins to leave voice untold.
+    """Find the first speech in a window that its text does not cover.
 
     Args:
-        window: with its `voice`; without, nothing is known to be untold.
-        pieces: of its text, in order.
+        window: a window with `voice`; without it all speech counts as covered.
+        pieces: the pieces of its text, in order.
 
     Returns:
-        How many of the pieces are kept, and the windows in which what comes after them is decoded
-        again: none where all is told, one from a gap on, two where a piece says too little.
+        The number of pieces to keep, and the windows to decode after them: none if all speech is
+        covered, one from a gap on, two if a piece has too little text.
     """
     following = [*(piece.start_s for piece in pieces[1:]), window.duration_s + _SLACK_S]
     for number, (piece, next_s) in enumerate(zip(pieces, following, strict=False)):
@@ -53,7 +53,7 @@ def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
 
 
 def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
-    """Count a window's seconds of voice that no piece covers, but for the slack of timestamps."""
+    """Sum the seconds of speech in a window outside all pieces, which are widened by the slack."""
     ends = [0.0, *(piece.end_s + _SLACK_S for piece in pieces)]
     starts = [*(piece.start_s - _SLACK_S for piece in pieces), window.duration_s]
     gaps = zip(ends, starts, strict=True)
@@ -61,23 +61,24 @@ def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
 
 
 def voice_in(window: Window, start_s: float, end_s: float) -> list[Stretch]:
-    """Return the parts of a window's voice that lie between two times."""
+    """Return the intervals of a window's speech between two times."""
     parts = [(max(start, start_s), min(end, end_s)) for start, end in window.voice or ()]
     return [(start, end) for start, end in parts if start < end]
 
 
 def is_sparse(window: Window, piece: Piece) -> bool:
-    """Tell whether a piece has so little text for so much voice that some must be missing."""
+    """Return whether a piece has too little text for its speech."""
     voice_s = _seconds(voice_in(window, piece.start_s, piece.end_s))
     return voice_s >= _SPARSE_VOICE_S and len(piece.tokens) < _SPARSE * voice_s
 
 
 def part(window: Window, begin: int, end: int | None = None) -> Window:
-    """Return a part of a window as a window, which is not the audio's last.
+    """Return a part of a window as a window with `last` unset.
 
     Args:
-        window: the whole.
-        begin, end: its samples; None: to the window's end.
+        window: the whole window.
+        begin: index of the part's first sample.
+        end: index after its last sample; None: the window's end.
     """
     samples = window.samples[begin:end]
     begin_s, end_s = begin / SAMPLE_RATE, (begin + len(samples)) / SAMPLE_RATE
@@ -98,7 +99,7 @@ def part(window: Window, begin: int, end: int | None = None) -> Window:
 
 
 def _halves(window: Window, piece: Piece) -> list[Window]:
-    """Cut a window from a piece on in two, at the quietest place of the piece's middle."""
+    """Cut a window from a piece on in two, at the quietest place in the piece's middle half."""
     first, last = (round(at * SAMPLE_RATE) for at in (piece.start_s, piece.end_s))
     quarter = (last - first) // 4
     middle = quietest(window.samples, first + quarter, last - quarter)
@@ -106,7 +107,7 @@ def _halves(window: Window, piece: Piece) -> list[Window]:
 
 
 def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
-    """Return the sample with which a rest begins: just before the voice, or between two words."""
+    """Return the first sample of a remainder: just before the speech, or between two words."""
     if voice_s - _LEAD_S > text_end_s + _SLACK_S:
         return round((voice_s - _LEAD_S) * SAMPLE_RATE)
     first_s, last_s = max(0.0, text_end_s - _SLACK_S), text_end_s + _SLACK_S
@@ -114,7 +115,7 @@ def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
 
 
 def quietest(samples: Samples, first: int, last: int) -> int:
-    """Find the sample between two, at least 0.1 s apart, around which 50 ms are the quietest."""
+    """Find the center of the quietest 50 ms between two samples at least 0.1 s apart."""
     frames = samples[first:last]
     frames = frames[: len(frames) // _FRAME * _FRAME].reshape(-1, _FRAME)
     power = np.square(frames, dtype=np.float64).mean(axis=1)

@@ -1,9 +1,9 @@
-"""Crosstalk: what one channel holds of another, where each is a speaker's own.
+"""Silence crosstalk between channels that hold one speaker each.
 
-A file may hold the same sound twice, or each speaker quietly in the other's channel. Both would be
-transcribed a second time. A channel is silenced where it repeats what another channel holds:
-windows of both are correlated, at any short delay and with either sign. A speaker who talks at the
-same time makes the window unlike the other channel's, and keeps it.
+A file may have the same audio in two channels, or each speaker at low volume in the other's
+channel. Both would be transcribed twice. A channel is therefore silenced wherever it repeats
+another one. To find this, windows of both channels are correlated at short delays and with either
+sign. A window in which the channel's own speaker talks, too, does not correlate and is kept.
 """
 
 from collections.abc import Iterator
@@ -16,46 +16,46 @@ from serve.speech.framing import Framer, faded
 from serve.speech.layouts import Layout
 
 _WINDOWS_PER_S = 4
-_RATE = 4_000  # Hz, about, at which channels are compared
+_RATE = 4_000  # approximate rate in Hz at which channels are compared
 _MAX_DELAY_S = 0.02
-# The share of a window that the other channel must explain, after speech and after a repetition.
+# Minimum squared correlation of a repetition, after a window with speech and after a repetition.
 _SAME = (0.9, 0.6)
-_LEAKED = (0.4, 0.25)  # the same for sound that is much quieter than the other channel's
-_QUIETER = 0.1  # energy ratio below which sound is much quieter
-_LOUDER = 4.0  # energy ratio above which of two copies the louder one is kept, not the first
+_LEAKED = (0.4, 0.25)  # the same for audio that is much quieter than the other channel's
+_QUIETER = 0.1  # energy ratio below which audio is much quieter
+_LOUDER = 4.0  # energy ratio above which the louder of two copies is kept, not the first one
 _SILENCE = 1e-9  # mean square: 90 dB below full scale
-_PAUSE = 1e-3  # energy below that of the loudest window, in which nobody speaks
-_FORGET = 0.998  # of the loudest window, from one to the next
+_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
+_FORGET = 0.998  # decay per window of the loudest window's energy
 
 _Signals = npt.NDArray[np.float64]
 
 
 class OwnChannel:
-    """One channel of a file without what it repeats of others.
+    """A filter that selects one channel and silences its repetitions of other channels.
 
     Args:
-        channel: its place, from 0 on.
+        channel: the channel's index, from 0 on.
     """
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self._framer = Framer(_WINDOWS_PER_S)
-        self._leads: dict[int, bool] = {}  # whether it, and not another one, is kept of two copies
+        self._leads: dict[int, bool] = {}  # whether this one of two copies is kept, by channel
         self._loudest = 0.0
         self._repeats = False
-        # The windows that are not given out: rate, samples, whether they only repeat.
+        # The windows that are not yielded yet: rate, samples, whether they are repetitions.
         self._held: list[tuple[int, Samples, bool]] = []
         self._repeats_before = self._silent = False
         self._s = self._repeated_s = 0.0
         self._of: set[int] = set()
 
     def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
-        """Take one block; see `Downmix.push`."""
+        """Add a block; see `Downmix.push`."""
         for at, _, window in self._framer.push(rate, layout, block):
             yield from self._next(at, window)
 
     def finish(self) -> Iterator[tuple[int, Samples]]:
-        """Yield what is left."""
+        """Yield the remaining samples."""
         for rate, _, window in self._framer.finish():
             yield from self._next(rate, window)
         for rate, samples, repeats in self._held:
@@ -63,17 +63,17 @@ class OwnChannel:
         self._held = []
 
     def warnings(self) -> list[str]:
-        """Tell how much it repeats."""
+        """Return a warning about the repetitions."""
         if not self._of:
             return []
         others = " and ".join(str(other + 1) for other in sorted(self._of))
         return [
             f"channel {self._channel + 1} repeats channel {others} in {self._repeated_s:.1f} of "
-            f"{self._s:.1f} s, as a copy or as crosstalk; that is transcribed once"
+            f"{self._s:.1f} s, as a copy or as crosstalk; the repetition is not transcribed"
         ]
 
     def _next(self, rate: int, window: Samples) -> Iterator[tuple[int, Samples]]:
-        """Take one window, and yield the one before it: speech needs room on either side."""
+        """Add a window, and yield the one before it, which is kept if a neighbour has speech."""
         self._s += len(window) / rate
         self._repeats = self._is_repeated(rate, window)
         own = window[:, self._channel]
@@ -93,7 +93,7 @@ class OwnChannel:
         return faded(samples, nothing, rate) if silent else faded(nothing, samples, rate)
 
     def _is_repeated(self, rate: int, window: Samples) -> bool:
-        with np.errstate(all="ignore"):  # values that make no sense are refused later
+        with np.errstate(all="ignore"):  # invalid values are rejected later
             signals = _slowed(window, rate)
             energies = np.einsum("ij,ij->j", signals, signals)
         own = float(energies[self._channel])
@@ -108,7 +108,7 @@ class OwnChannel:
             ),
             None,
         )
-        if own <= _PAUSE * self._loudest:  # speech would be louder
+        if own <= _PAUSE * self._loudest:  # no speech
             return self._repeats or source is not None
         if source is not None:
             self._of.add(source)
@@ -116,7 +116,7 @@ class OwnChannel:
         return source is not None
 
     def _is_copy(self, signals: _Signals, energies: _Signals, other: int, rate: int) -> bool:
-        """Tell whether a window repeats another channel's; each pair is judged by both alike."""
+        """Return whether a window repeats another channel's; both channels agree on the result."""
         own_energy, other_energy = float(energies[self._channel]), float(energies[other])
         if not other_energy > 0:
             return False
@@ -138,7 +138,7 @@ class OwnChannel:
 
 
 def _slowed(window: Samples, rate: int) -> _Signals:
-    """Return channels at a low rate and without their mean, float64 (m, channels)."""
+    """Downsample the channels and remove their mean; returns float64 (m, channels)."""
     step = max(1, rate // _RATE)
     whole = max(1, len(window) // step)
     if len(window) < step:
@@ -149,7 +149,7 @@ def _slowed(window: Samples, rate: int) -> _Signals:
 
 
 def _explained(a: _Signals, b: _Signals, delay: int) -> float:
-    """Return the highest squared correlation of two signals, at a delay of at most so much."""
+    """Return the maximum squared correlation of two signals at delays of up to `delay` samples."""
     size = 1 << (2 * len(a) - 1).bit_length()
     products = np.fft.irfft(np.fft.rfft(a, size) * np.conj(np.fft.rfft(b, size)), size)
     near = np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]

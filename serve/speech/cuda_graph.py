@@ -1,4 +1,4 @@
-"""Work of a GPU recorded as a CUDA graph."""
+"""Capture GPU work as a CUDA graph."""
 
 import gc
 from collections.abc import Callable
@@ -12,18 +12,18 @@ Work = Callable[[], None]
 def capture(
     work: Work, pool: Any = None, stream: torch.cuda.Stream | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record, and replay once.
+    """Run the work once for compilation and planning, then capture it, and replay it once.
 
-    What is recorded on one stream shares the libraries' workspaces, on two it does not. The first
-    replay of a graph takes it to the device, for which no window is to wait.
+    Graphs captured on the same stream share the libraries' workspaces. The first replay uploads the
+    graph to the device, so that no window waits for it.
 
-    Nothing is collected meanwhile: garbage may hold a graph of a runtime that is gone, and CUDA
-    refuses to free one while another is recorded.
+    The garbage collector is off meanwhile: garbage may hold a graph of a closed runtime, and CUDA
+    refuses to free a graph during a capture.
 
     Args:
-        work: launches kernels, and asks the device for nothing.
-        pool: whose memory it takes, as others do that never run at the same time; None: its own.
-        stream: on which replays will be; None: any.
+        work: launches kernels without synchronizing with the device.
+        pool: the memory pool, shared with graphs that never run at the same time; None: a new one.
+        stream: the stream of later replays; None: any.
     """
     stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

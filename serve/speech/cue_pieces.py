@@ -1,7 +1,7 @@
-"""Pieces of subtitles: words, or characters between which no line may be broken.
+"""Cut transcripts into the pieces of subtitles, which lines may not break.
 
-Words' times are used where segments have words. Elsewhere a segment's time is shared out by the
-width of its text.
+A piece is a word, or a run of characters in scripts without spaces. Pieces have the times of their
+words. In a segment without words the time is divided in proportion to the width of the text.
 """
 
 import dataclasses
@@ -14,32 +14,30 @@ from serve.speech.scripts import is_joined
 from serve.speech.sentences import CLOSING, ENDS, sentence_ends
 
 CLAUSE, SEGMENT, ANYWHERE, ABBREVIATION = 1.5, 3.0, 5.0, 8.0
-"""Costs of a split by what stands before it; behind a sentence it is free."""
+"""Costs of a split after a clause, a segment, a word and an abbreviation; 0 after a sentence."""
 
-_SLOWEST = (
-    3.0  # characters per second that somebody says, where nothing but a segment's time is known
-)
+_SLOWEST = 3.0  # minimum characters per second, if only the segment's times are known
 _CLAUSE_ENDS = ",;:—–،؛、，；：､၊፣፤"
-# No line begins with the first, or ends with the second: Japanese and Chinese rules of typesetting.
+# Characters that may not begin or end a line, by Japanese and Chinese typesetting rules.
 _NO_START = frozenset(
     ENDS + _CLAUSE_ENDS + CLOSING + "%‰°ー々〻ゝゞヽヾ・ๆฯ"
     "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶ"
 )
 _NO_END = frozenset("([{«“‘¿¡「『（【《〈［｛$€£¥￥#")
 _SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
-_HANGUL = re.compile(r"[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")  # wide, and written with spaces
+_HANGUL = re.compile(r"[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")  # wide, but with spaces
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """A word, or characters between which no line may be broken."""
+    """A word, or a run of characters that lines may not break."""
 
-    text: str  # without spaces around it
-    space: bool  # stands before it
-    start: float  # s; no earlier than that of the speaker's piece before
+    text: str  # stripped
+    space: bool  # whether a space precedes it
+    start: float  # s; not before the start of the speaker's previous piece
     end: float  # s
     width: int
-    cost: float  # of a split behind it, as long as nobody pauses there
+    cost: float  # cost of a split after it, without the discount for a pause
     speaker: str | None = None
 
 
@@ -48,10 +46,10 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
 
     Args:
         segments: in order of time, with words or without.
-        max_width: of a line, as `width_of` measures it.
+        max_width: the maximum width of a line, measured by `width_of`.
 
     Returns:
-        The pieces in order of time; those of one speaker in their own order.
+        The pieces in order of time; pieces of one speaker keep their order.
     """
     by_speaker: dict[str | None, list[tuple[int, Segment]]] = {}
     for numbered in enumerate(segments):
@@ -66,7 +64,7 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
 
 
 def width_of(text: str) -> int:
-    """Measure the room that a text takes: East Asian characters count 2, marks on others 0."""
+    """Return the width of a text; East Asian characters count 2, combining marks 0."""
     if text.isascii():
         return len(text)
     return sum(map(_width, text))
@@ -81,7 +79,7 @@ def _width(char: str) -> int:
 def _of_speaker(
     speaker: str | None, segments: Sequence[tuple[int, Segment]], max_width: int
 ) -> Iterator[tuple[int, Piece]]:
-    """Cut one speaker's segments, each with its number, which is yielded with the pieces."""
+    """Cut one speaker's numbered segments; yield pieces with their segment's number."""
     cut = [
         (number, at == 0, at == len(parts) - 1, part)
         for number, segment in segments
@@ -100,7 +98,7 @@ def _of_speaker(
 
 
 def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, float]]:
-    """Return (text, start, end) of a segment's pieces; a space begins the text."""
+    """Return (text, start, end) of a segment's pieces; the text includes a leading space."""
     joined: list[tuple[str, float, float]] = []
     for text, start, end in _timed(segment):
         if joined and not _may_split(joined[-1][0][-1], text[0]):
@@ -111,7 +109,7 @@ def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, flo
 
 
 def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
-    """Yield (text, start, end) of words, or of what could be one; a space begins the text."""
+    """Yield (text, start, end) of words or single characters; texts include a leading space."""
     if segment.words:
         for word in segment.words:
             if word.word.strip():
@@ -128,7 +126,7 @@ def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
 
 
 def _characters(word: str) -> Iterator[str]:
-    """Yield a word whole where spaces divide words, else its characters."""
+    """Yield the whole word in scripts with spaces, else its characters."""
     begin, bare = 0, len(word) - len(word.lstrip())
     for at in range(bare + 1, len(word)):
         if _may_split(word[at - 1], word[at]):
@@ -138,7 +136,7 @@ def _characters(word: str) -> Iterator[str]:
 
 
 def _may_split(last: str, first: str) -> bool:
-    """Tell whether a line may be broken between two characters."""
+    """Return whether a line may break between two characters."""
     if last.isspace() or first.isspace():
         return True
     if first in _NO_START or last in _NO_END or is_joined(last, first):
@@ -147,14 +145,14 @@ def _may_split(last: str, first: str) -> bool:
 
 
 def _stands_alone(char: str) -> bool:
-    """Tell whether a character's script is written without spaces."""
+    """Return whether a character's script is written without spaces."""
     if char.isascii() or _HANGUL.match(char):
         return False
     return _width(char) == 2 or bool(_SPACELESS.match(char))
 
 
 def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[str, float, float]]:
-    """Cut a text into parts that fit into a line, however long its words are."""
+    """Cut a text into parts that fit into a line, even within a long word."""
     if width_of(text.strip()) <= max_width:
         yield text, start, end
         return
@@ -170,7 +168,7 @@ def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[
 
 
 def _split_cost(text: str, ends_segment: bool) -> float:
-    """Return the cost of a split behind a text within a sentence."""
+    """Return the cost of a split after a text that does not end a sentence."""
     last = text.rstrip(CLOSING)[-1:]
     if last and last in _CLAUSE_ENDS:
         return CLAUSE

@@ -1,13 +1,12 @@
-"""Subtitles' cues: where a transcript's text is split, when each piece is shown, and its lines.
+"""Split a transcript into the cues of subtitles, with their times and lines.
 
-All segments are one text. It is split where splits cost least in sum: at the ends of sentences, of
-clauses, where somebody pauses, and not so that a cue is gone before it can be read. Sizes, times
-and reading speed are those that broadcasters and streaming services ask for: two lines of 42
-characters, 5/6 s to 7 s, 20 characters a second. A character of an East Asian script counts twice,
-so that a line has 21 of them.
+All segments form one text. It is split where the sum of the costs is lowest: at the ends of
+sentences and clauses and at pauses, so that each cue can be read in its time. Sizes, times and
+reading speed follow the rules of broadcasters and streaming services: two lines of 42 characters,
+5/6 s to 7 s, 20 characters per second. East Asian characters count twice, so a line has 21 of them.
 
-A cue holds what is said in its time. If two people speak at once, each has a line of the same cue.
-If one speaks after the other, each has a cue, unless that would be too short.
+A cue holds the words spoken in its time. If two people speak at once, each has a line in the same
+cue. If one speaks after the other, each has a cue, unless that would be too short.
 """
 
 import dataclasses
@@ -20,28 +19,28 @@ from serve.contract.messages import Segment
 from serve.contract.options import option, options_of
 from serve.speech.cue_pieces import SEGMENT, Piece, pieces_of
 
-LEAST_S, MOST_S = 5 / 6, 7.0  # that a cue is shown
+LEAST_S, MOST_S = 5 / 6, 7.0  # minimum and maximum time of a cue
 READING_SPEED = 20.0  # characters per second
-_GAP_S = 2 / 24  # of two frames, between a cue that stays longer than its words and the next one
-_SHORTEST_S = 0.02  # of a cue whose words take no time
-_FLASH_S = 0.7  # a cue that is shown for less is merged or shown longer
-_TOUCH_S = 0.1  # two people speak at once, if for longer than this
-_MOST_SPEAKERS = 8  # of a cue
-_MOST_WORDS = 300  # of a cue, whatever is asked for: the time to split a text grows with it
+_GAP_S = 2 / 24  # two video frames between a prolonged cue and the next one
+_SHORTEST_S = 0.02  # time of a cue whose words have no duration
+_FLASH_S = 0.7  # a cue with less time is merged or prolonged
+_TOUCH_S = 0.1  # two people speak at once if they overlap for longer than this
+_MOST_SPEAKERS = 8  # maximum speakers per cue
+_MOST_WORDS = 300  # maximum words per cue, because the time to split a text grows with it
 
-# Costs of a cue. Pauses of p seconds make a split cheaper by _PAUSE * p, and cost
-# _INNER_PAUSE * (p - _SHORT_PAUSE_S) inside of a cue.
+# Costs of a cue. A pause of p seconds makes a split cheaper by _PAUSE * p, and costs
+# _INNER_PAUSE * (p - _SHORT_PAUSE_S) within a cue.
 _CUE = 1.0
 _PAUSE, _INNER_PAUSE, _SHORT_PAUSE_S = 6.0, 2.0, 0.3
 _TOO_SHORT, _TOO_FAST, _UNFILLED = 4.0, 2.0, 0.3
-_FLASH = 20.0  # of a cue that is shown for less than _FLASH_S
-_CHANGE = 4.0  # another person speaks in it, after the one before
-_LINE_SPLIT = 0.3  # of two lines, where no clause ends
+_FLASH = 20.0  # a cue with less time than _FLASH_S
+_CHANGE = 4.0  # a change of speaker within the cue
+_LINE_SPLIT = 0.3  # a line break that is not at the end of a clause
 
 
 @dataclasses.dataclass(frozen=True)
 class CueOptions:
-    """Options of how srt and vtt show a text, by the names that OpenAI's command gives them."""
+    """The layout options of srt and vtt, named as in OpenAI's `whisper` command."""
 
     highlight_words: bool = option(False, "underline each word while it is said")
     max_line_width: int = option(
@@ -54,26 +53,26 @@ class CueOptions:
 
     @property
     def needs_words(self) -> bool:
-        """Tell whether words must have times."""
+        """Whether the options need words with times."""
         return self.highlight_words or self.max_words_per_line is not None
 
 
 DEFAULT = CueOptions()
 CUE_OPTIONS = options_of(CueOptions)
-"""By their names."""
+"""The options of `CueOptions` by name."""
 BOUNDS = {
     "max_line_width": (2, 1000),
     "max_line_count": (1, 100),
     "max_words_per_line": (1, _MOST_WORDS),
 }
-"""The least and the most that an option may be."""
+"""The minimum and maximum of each option."""
 
 
 def check_bounds(name: str, value: object) -> None:
-    """Refuse an option of `CueOptions` that is out of bounds.
+    """Check an option of `CueOptions` against `BOUNDS`.
 
     Raises:
-        OptionError: it is; the text begins with the value.
+        OptionError: the option is out of bounds; the message begins with the value.
     """
     least, most = BOUNDS.get(name, (False, True))
     if not isinstance(value, int) or not least <= value <= most:
@@ -85,11 +84,11 @@ Lines = tuple[tuple[Piece, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Cue:
-    """Lines that are shown at a time."""
+    """The lines shown at one time."""
 
     start: float  # s
     end: float  # s
-    turns: tuple[tuple[str | None, Lines], ...]  # of each speaker, in order of their first words
+    turns: tuple[tuple[str | None, Lines], ...]  # lines by speaker, in order of their first words
 
     @property
     def lines(self) -> Lines:
@@ -103,14 +102,14 @@ class Cue:
 
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:
-    """Split a transcript into cues, in order; none is shown while another is.
+    """Split a transcript into cues in order, without overlap.
 
-    A cue is shown for 0.7 s at least, unless `max_words_per_line` asks for a few words each.
+    A cue is shown for at least 0.7 s, unless `max_words_per_line` requires shorter ones.
 
     Args:
         segments: in order of time, with words or without.
         options: sizes within `BOUNDS`.
-        duration: of the audio in seconds, behind which no cue stays for being read.
+        duration: seconds of audio; a cue is not prolonged beyond it.
     """
     groups = _split(pieces_of(segments, options.max_line_width), options, duration)
     following = [*(group[0].start for group in groups[1:]), None]
@@ -130,7 +129,7 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
 
 
 def _turns(group: Sequence[Piece], options: CueOptions) -> Iterator[tuple[str | None, Lines]]:
-    """Yield each speaker of a cue, and their lines."""
+    """Yield the speakers of a cue and their lines."""
     for speaker in dict.fromkeys(piece.speaker for piece in group):
         yield speaker, _lines([one for one in group if one.speaker == speaker], options)
 
@@ -139,7 +138,7 @@ def _turns(group: Sequence[Piece], options: CueOptions) -> Iterator[tuple[str | 
 
 
 def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> list[Sequence[Piece]]:
-    """Group the pieces into cues, so that the costs of all cues and splits have the least sum."""
+    """Group the pieces into cues with the minimum total cost (dynamic programming)."""
     count, costs = len(pieces), _split_costs(pieces)
     best, come_from = [0.0, *[math.inf] * count], [0] * (count + 1)
     for begin in range(count):
@@ -153,7 +152,7 @@ def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> lis
 
 
 def _split_costs(pieces: Sequence[Piece]) -> list[float]:
-    """Return what it costs to split the text of each piece's speaker behind the piece."""
+    """Return the cost of splitting the text of its speaker after each piece."""
     costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
     for at in range(len(pieces) - 1, -1, -1):
         piece = pieces[at]
@@ -165,13 +164,13 @@ def _split_costs(pieces: Sequence[Piece]) -> list[float]:
 
 
 def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
-    """Return whether another speaks in the pause between two pieces of a speaker."""
+    """Return whether another speaker speaks in the pause between two pieces of a speaker."""
     other = following.speaker != piece.speaker
     return other and piece.end - _TOUCH_S <= following.start and following.end <= after.start
 
 
 class _Candidate:
-    """A cue that may begin with a piece, as it grows by one piece after the other."""
+    """A possible cue that starts with a given piece and grows piece by piece."""
 
     __slots__ = (
         *("_ends", "_line_width", "_lines", "_most_lines", "_speaker", "_used"),
@@ -179,28 +178,28 @@ class _Candidate:
     )
 
     def __init__(self, start: float, options: CueOptions) -> None:
-        self.start = self.end = start  # of the last word
+        self.start = self.end = start  # end: of the last word
         self.width = self.lines = 0
-        self.inner = 0.0  # cost of pauses and changes in it
-        self.last: dict[str | None, int] = {}  # each speaker's last piece
+        self.inner = 0.0  # cost of pauses and speaker changes within the cue
+        self.last: dict[str | None, int] = {}  # index of each speaker's last piece
         self._used: dict[str | None, int] = {}  # width of each speaker's last line
-        self._ends: dict[str | None, float] = {}  # where each speaker's last word ends
+        self._ends: dict[str | None, float] = {}  # end of each speaker's last word
         self._line_width, self._most_lines = options.max_line_width, options.max_line_count
-        self._speaker: str | None = None  # of the last piece
+        self._speaker: str | None = None  # the last piece's speaker
 
     @property
     def room(self) -> int:
-        """The width of all lines that it may have."""
+        """The total width of the maximum number of lines."""
         return self._line_width * max(self._most_lines, len(self._used))
 
     @property
     def fits(self) -> bool:
-        """Tell whether it has no more lines and speakers than it may."""
+        """Whether the numbers of lines and speakers are within their maximum."""
         speakers = len(self._used)
         return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
 
     def add(self, piece: Piece, at: int) -> None:
-        """Add the next piece, whose place is `at`."""
+        """Add the next piece, which has index `at`."""
         speaker = piece.speaker
         if self._used:
             self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
@@ -227,7 +226,7 @@ def _ends(
     options: CueOptions,
     duration: float,
 ) -> Iterator[tuple[int, float]]:
-    """Yield each end of a cue that may begin with a piece, and its cost with the split there."""
+    """Yield each possible end of a cue that starts at a piece, with the cost of cue and split."""
     most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
     cue = _Candidate(pieces[begin].start, options)
     for at in range(begin, min(begin + most, len(pieces))):
@@ -242,12 +241,12 @@ def _ends(
             cost += sum(costs[last] for last in cue.last.values())
             cost += _PAUSE * max(0.0, cue.end - following - _TOUCH_S)
         elif begin and cue.start < duration < pieces[begin - 1].end + _FLASH_S:
-            cost += _FLASH  # nor can it be shown before
+            cost += _FLASH  # it cannot be shown earlier either
         yield at + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
-    """Return the cost of a cue that cannot be read in the time until the next."""
+    """Return the cost of a cue with too little time to read it before the next one."""
     cost = _TOO_SHORT * (1 - shown_s / LEAST_S) if shown_s < LEAST_S else 0.0
     if shown_s < _FLASH_S:
         cost += _FLASH
@@ -258,7 +257,7 @@ def _reading_cost(width: int, shown_s: float) -> float:
 
 
 def _end(group: Sequence[Piece], following: float | None, duration: float) -> float:
-    """Return when a cue goes: with its last word, or once it can be read, but before the next."""
+    """Return a cue's end: its last word's, or later if it needs reading time, before the next."""
     start, end = group[0].start, max(piece.end for piece in group)
     width = sum(piece.width + piece.space for piece in group) - group[0].space
     wanted = start + max(LEAST_S, width / READING_SPEED)
@@ -270,11 +269,11 @@ def _end(group: Sequence[Piece], following: float | None, duration: float) -> fl
 
 
 def _lengthen(times: list[list[float]], duration: float) -> None:
-    """Show each cue for _FLASH_S, as far as its neighbours keep as much.
+    """Prolong cues to _FLASH_S, if their neighbours keep that time.
 
     Args:
-        times: start and end in seconds of each cue, in order; they are changed.
-        duration: of the audio in seconds.
+        times: start and end in seconds of each cue, in order; changed in place.
+        duration: seconds of audio.
     """
     for number, (start, end) in enumerate(times):
         if end - start >= _FLASH_S:
@@ -292,9 +291,9 @@ def _lengthen(times: list[list[float]], duration: float) -> None:
 
 
 def _lines(part: Sequence[Piece], options: CueOptions) -> Lines:
-    """Break a cue into lines: as few as can be, of one length, and broken where a clause ends."""
+    """Break a cue into the fewest lines of similar length, preferably after clauses."""
     count, limit = len(part), options.max_line_width
-    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and begin of the last line
+    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and start of the last line
     for end in range(1, count + 1):
         choices = []
         used = 0

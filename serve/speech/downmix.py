@@ -1,12 +1,12 @@
-"""Downmix: the channels of a file become one.
+"""Mix the channels of a file to one.
 
-Channels are averaged, or weighed by their layout (`serve.speech.layouts`). Where that would cancel
-most of the sound, as in stereo whose sides have opposite phase, the louder channel is taken. A file
-with a front centre becomes three columns, from which `serve.speech.centre` chooses: the mix, the
-centre and the rest.
+Channels are averaged, or weighted by their layout (`serve.speech.layouts`). If that cancels most of
+the audio, as in stereo with opposite phases, the louder channel is used instead. A file with a
+front centre becomes three columns, the mix, the centre and the rest, from which
+`serve.speech.centre` chooses.
 
-Decisions are made for windows of a fixed length, so that they do not depend on how a library cuts
-its blocks.
+Decisions are made for windows of a fixed length, so that they do not depend on a library's block
+size.
 """
 
 from collections.abc import Iterator
@@ -23,17 +23,17 @@ COLUMNS = 3
 """The mix, the centre alone, and the mix without the centre."""
 
 _WINDOWS_PER_S = 2
-_FORGET = 0.5  # weight of the windows before
-_PAUSE = 0.01  # energy, relative to the windows before, in which nobody speaks
+_FORGET = 0.5  # decay per window of the energies
+_PAUSE = 0.01  # energy relative to the previous windows; a window below it has no speech
 # The mix's energy, relative to the sum of its channels' energies.
 _CANCELS_BELOW = 0.15
 _CANCELS_NO_MORE = 0.4
-_LOUDER = 2.0  # energy ratio above which another channel is taken instead
+_LOUDER = 2.0  # energy ratio above which another channel replaces the selected one
 _SILENCE = 1e-8  # mean square: 80 dB below full scale
 
 
 class Downmix:
-    """Mixes a file's blocks.
+    """A mixer of a file's blocks.
 
     Args:
         layout: the layout with which the file begins.
@@ -43,17 +43,17 @@ class Downmix:
     def __init__(self, layout: Layout, channels: int) -> None:
         self._columns = layouts.centre(layout, channels) is not None
         self._framer = Framer(_WINDOWS_PER_S)
-        self._energies: npt.NDArray[np.float64] = np.zeros(0)  # of channels, weighed
+        self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
         self._loudness = 0.0
-        self._taken: int | None = None  # the channel that is taken instead of the mix
+        self._taken: int | None = None  # the channel used instead of the mix
         self._s = self._cancelled_s = 0.0
 
     def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
-        """Take one block, and yield what is decided.
+        """Add a block, and yield the mixed samples that are decided.
 
         Args:
             rate: Hz.
-            layout: names of the channels.
+            layout: the names of the channels.
             block: float32 (n, channels).
 
         Yields:
@@ -68,17 +68,17 @@ class Downmix:
             yield rate, block[:, 0]
 
     def finish(self) -> Iterator[tuple[int, Samples]]:
-        """Yield what is left."""
+        """Yield the remaining samples."""
         for rate, layout, window in self._framer.finish():
             yield rate, self._mix(rate, layout, window)
 
     def warnings(self) -> list[str]:
-        """Tell which channels were left out."""
+        """Return a warning if channels were dropped."""
         if not self._cancelled_s:
             return []
         return [
             f"the channels cancel each other (opposite phase) in {self._cancelled_s:.1f} of "
-            f"{self._s:.1f} s; the louder channel alone is transcribed there"
+            f"{self._s:.1f} s; only the louder channel is transcribed there"
         ]
 
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
@@ -98,7 +98,7 @@ class Downmix:
     def _uncancelled(
         self, rate: int, window: Samples, mean: Samples, shares: Samples | None
     ) -> Samples:
-        """Return the mix, or the channel that is taken instead."""
+        """Return the mix, or one channel if the channels cancel each other."""
         channels = window.shape[1]
         self._s += len(window) / rate
         if channels == 1:
@@ -107,7 +107,7 @@ class Downmix:
         if len(self._energies) != channels:
             self._energies, self._loudness, self._taken = np.zeros(channels), 0.0, None
         before = self._taken
-        with np.errstate(all="ignore"):  # values that make no sense are refused later
+        with np.errstate(all="ignore"):  # invalid values are rejected later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
             if energies.max() > _SILENCE * len(window):
                 self._decide(float(np.dot(mean, mean)), energies * weights**2)
@@ -119,11 +119,11 @@ class Downmix:
         return faded(mean if before is None else window[:, before], new, rate)
 
     def _decide(self, mix: float, energies: npt.NDArray[np.float64]) -> None:
-        """Decide from a window's energies which channel is taken, if not the mix."""
+        """Select the mix or one channel from a window's energies."""
         apart = float(energies.sum())
         self._loudness = max(apart, _FORGET * self._loudness)
         if not apart > _PAUSE * self._loudness:
-            return  # nobody speaks, or all of it is in channels that are left out
+            return  # no speech, or all of it in channels with weight 0
         self._energies = _FORGET * self._energies + energies
         if mix < _CANCELS_BELOW * apart:
             loudest, taken = int(self._energies.argmax()), self._taken

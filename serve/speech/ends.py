@@ -1,8 +1,8 @@
-"""Files that end before their container's last part does: pure functions of a file's bytes.
+"""Detect files that end inside a part of their container: pure functions of a file's bytes.
 
-Containers tell how long their parts are, so one that was cut nearly anywhere is told by what is
-missing, even where nothing declares how long the sound is: a browser's recorder writes WebM without
-a duration, but each block in it with its size. What ends between two parts looks whole.
+Containers declare the sizes of their parts, so a truncation inside a part is detected even if the
+duration is not declared. A browser's recorder, for example, writes WebM without a duration, but
+with the size of each block. A file that ends between two parts looks complete.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,23 +10,23 @@ from itertools import islice
 
 from serve.speech.containers import STREAM_BYTES, Bytes, last_ogg_page_is_whole
 
-_MAX_PARTS = 100_000  # that are looked at; hours of anything have fewer
+_MAX_PARTS = 100_000  # maximum parts to read; hours of audio have fewer
 _CAF_ENDLESS = -1
 
 _EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
-_CLUSTER_BYTES = 8 << 20  # of the file's end, in which its last cluster is looked for
-_CLUSTER_TRIES = 3  # sound may hold the bytes of its mark by chance
+_CLUSTER_BYTES = 8 << 20  # bytes at the file's end to search for the last cluster
+_CLUSTER_TRIES = 3  # audio data may contain the cluster's id by chance
 
 _ASF_HEADER_BYTES = 1 << 16
 _ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 _ASF_PROPERTIES = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
-_ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # offsets in its properties, and a flag
+_ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # two offsets in the properties, and a flag
 
 
 def is_cut_off(audio: Bytes) -> bool:
-    """Tell whether a part of a file is missing at its end, as far as that can be known here.
+    """Return whether a file ends inside a part of its container.
 
-    That is of OGG, MP4, WebM, CAF, AVI, W64 and WMA; of other formats nothing is told.
+    This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
     """
     head = audio[:16]
     ends = next((ends for at, mark, ends in _KNOWN if head.startswith(mark, at)), None)
@@ -38,7 +38,7 @@ def _ogg(audio: Bytes) -> bool:
 
 
 def _mp4(audio: Bytes) -> bool:
-    """Follow the boxes: a size and a type each; 1: the size follows, 0: to the end."""
+    """Follow the boxes: size and type; size 1: 64-bit size follows, size 0: up to the end."""
     at = 0
     for _ in range(_MAX_PARTS):
         head = audio[at : at + 16]
@@ -56,7 +56,7 @@ def _mp4(audio: Bytes) -> bool:
 
 
 def _caf(audio: Bytes) -> bool:
-    """Follow the chunks: a type and a size each, behind a header of 8 bytes."""
+    """Follow the chunks after the header of 8 bytes: type and size."""
     at = 8
     for _ in range(_MAX_PARTS):
         head = audio[at + 4 : at + 12]
@@ -91,9 +91,10 @@ def _asf(audio: Bytes) -> bool:
 
 
 def _webm(audio: Bytes) -> bool:
-    """Follow the elements: a name, a size, and content that may be elements again.
+    """Follow the elements: id, size, and content that may be elements again.
 
-    The file's whole is told by its first two; a recorder leaves the size of the second open.
+    The first two elements declare the size of the whole file, but a live recorder leaves the second
+    size unknown. Then the elements of the last cluster are followed.
     """
     if not _fit(audio, 0, 2, through=()):
         return True
@@ -105,30 +106,30 @@ def _webm(audio: Bytes) -> bool:
 
 
 def _places(data: bytes, mark: bytes) -> Iterator[int]:
-    """Yield the places of a mark, the last first."""
+    """Yield the offsets of a byte sequence, last one first."""
     at = len(data)
     while (at := data.rfind(mark, 0, at)) >= 0:
         yield at
 
 
 def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
-    """Tell whether elements of EBML from a place on end within the file.
+    """Return whether EBML elements end within the file.
 
     Args:
         audio: the file.
-        at: where the first one begins.
-        most: so many are looked at.
-        through: names of those which are looked into where they do not tell their size.
+        at: offset of the first element.
+        most: maximum number of elements to follow.
+        through: ids of elements to descend into if their size is unknown.
     """
     for _ in range(most):
         if at >= len(audio):
             break
         head = audio[at : at + 12]
-        named = 9 - head[0].bit_length()  # bytes, as its first bits tell
+        named = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
         if named > 4:
-            return True  # no element: the file is damaged, or filled up
+            return True  # no element: the file is damaged or padded
         if named >= len(head):
-            return True  # of the next one nothing came but its name, as where Chrome sends slices
+            return True  # only the id is present, as in slices that Chrome sends
         sized = 9 - head[named].bit_length()
         if sized > 8 or named + sized > len(head):
             return True

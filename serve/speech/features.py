@@ -1,8 +1,8 @@
-"""Log-mel spectrograms, batched, on whatever device the samples are on.
+"""Compute log-mel spectrograms in batches, on the samples' device.
 
-Equal to `WhisperFeatureExtractor` of transformers, which follows OpenAI's `whisper/audio.py`: a
-25 ms periodic Hann window every 10 ms, power spectrum, Slaney mel filters, log10 clamped to 8
-decades below the loudest bin of the window, then (x + 4) / 4. FP32 throughout.
+The result equals `WhisperFeatureExtractor` of transformers, which follows OpenAI's
+`whisper/audio.py`: a 25 ms periodic Hann window every 10 ms, power spectrum, Slaney mel filters,
+log10 clamped to 8 decades below the loudest bin of the window, then (x + 4) / 4. FP32 throughout.
 """
 
 import functools
@@ -35,8 +35,8 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 def upload(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy samples to a device.
 
-    From pinned memory a GPU copies while it does other work, and the host does not wait. Whatever
-    is started afterwards on the current stream finds the copy complete.
+    A copy from pinned memory to a GPU is asynchronous and overlaps other work. Later work on the
+    current stream waits for it.
     """
     if device.type != "cuda":
         return samples.to(device)
@@ -44,7 +44,7 @@ def upload(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
     with torch.cuda.stream(copy_stream):
         on_device = samples.to(device, non_blocking=True)
     current_stream.wait_stream(copy_stream)
-    # Keeps the allocator from giving the memory to the copy stream while this one still reads it.
+    # Keep the allocator from reusing the memory on the copy stream while this stream reads it.
     on_device.record_stream(current_stream)
     return on_device
 
@@ -54,9 +54,9 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
 
     Args:
         samples: float32 (batch, n), 16 kHz mono in [-1, 1], zero-padded to 30 s, or to fewer whole
-            seconds where the encoder is to see no more.
-        mel_filters: float32 (n_mels, N_FFT // 2 + 1), as `Engine.load_mel_filters` gives them, on
-            the device of `samples`.
+            seconds for a shortened encoder window.
+        mel_filters: float32 (n_mels, N_FFT // 2 + 1) from `Engine.load_mel_filters`, on the device
+            of `samples`.
 
     Returns:
         float32 (batch, n_mels, n / HOP_LENGTH) on the same device.
@@ -84,15 +84,15 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
 
 
 class LogMel:
-    """Computes log-mel on a device.
+    """A log-mel computation on one device.
 
-    One window on a GPU takes the host longer to launch, kernel by kernel, than the GPU to compute:
-    windows of certain lengths are replayed from CUDA graphs.
+    For a single window, launching the kernels takes longer than computing them on a GPU. Single
+    windows of certain lengths are therefore replayed from CUDA graphs.
 
     Args:
-        mel_filters: as of `log_mel`, on any device.
-        device: where to compute.
-        lengths: of windows that come one by one, in samples.
+        mel_filters: see `log_mel`; on any device.
+        device: the device to compute on.
+        lengths: lengths in samples of single windows to capture.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class LogMel:
             self._record(length)
 
     def __call__(self, samples: torch.Tensor) -> torch.Tensor:
-        """Compute it for windows on the host, which for a GPU are best in pinned memory.
+        """Compute log-mel for samples on the host, preferably in pinned memory for a GPU.
 
         Returns:
-            See `log_mel`; the host does not wait for it.
+            See `log_mel`; the computation on a GPU is asynchronous.
         """
         if len(samples) > 1 or samples.shape[1] not in self._recorded:
             return log_mel(upload(samples, self._device), self._mel_filters)
@@ -129,7 +129,7 @@ class LogMel:
 
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:
-    """Lengthen log-mel that ends with silence, (n_mels, n), to `frames` at least."""
+    """Pad log-mel (n_mels, n) that ends with silence to at least `frames` frames."""
     behind = frames - features.shape[-1]
     if behind <= 0:
         return features

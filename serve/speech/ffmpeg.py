@@ -1,8 +1,8 @@
-"""Files that FFmpeg reads, through PyAV: of formats that libsndfile does not know in whole.
+"""Read files with FFmpeg, through PyAV, in formats that libsndfile does not fully support.
 
-Which of its formats and decoders a client's file may reach is listed here by name. FFmpeg knows
-some 350 formats; among them are lists of files and addresses to open, scripts, pictures and
-captures of the screen, and each is code that a hostile file could aim at.
+This module lists the formats and decoders that clients' files may use. FFmpeg has about 350
+formats, among them playlists with files and URLs to open, scripts, images and screen capture. Each
+is attack surface for a malicious file.
 """
 
 import itertools
@@ -22,16 +22,16 @@ from serve.speech.meter import Meter, MeteredFile
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED
 from serve.speech.tracks import Track
 
-# Files in which people keep speech: of phones (mov: MP4, M4A, 3GP; amr, caf), browsers (matroska:
-# WebM, too), broadcasts (mpegts, mpeg, ac3, eac3, flv), computers (wav, au, asf: WMA, avi, w64,
-# voc), archives (flac, wv, tta, ape), corpora (nistsphere). Each is told by its first bytes and
-# holds its sound itself. Not here: playlists and whatever else names files (hls, concat, dash, asx,
-# sdp), devices, pictures, texts, and formats without a signature, which anything may be taken for.
+# Formats of speech recordings: phones (mov: MP4, M4A, 3GP; amr, caf), browsers (matroska: also
+# WebM), broadcasts (mpegts, mpeg, ac3, eac3, flv), computers (wav, au, asf: WMA, avi, w64, voc),
+# archives (flac, wv, tta, ape), corpora (nistsphere). Each has a signature and contains its audio.
+# Excluded: playlists and other formats that name files (hls, concat, dash, asx, sdp), devices,
+# images, texts, and formats without a signature, which match any bytes.
 DEMUXERS = tuple(
     "mov matroska aac ogg flac wav au mpegts mpeg amr caf ac3 eac3 asf avi flv w64 voc wv tta ape "
     "nistsphere".split()
 )
-# Decoders of sound in them. Pictures are not even looked at: a film's would be, to tell its size.
+# Audio decoders for these formats. Without video decoders FFmpeg does not probe the video.
 _DECODERS = tuple(
     "aac aac_latm ac3 alac amrnb amrwb ape dca eac3 evrc flac g722 gsm gsm_ms ilbc "
     "libopencore_amrnb libopencore_amrwb libopus mace3 mace6 mlp mp1 mp1float mp2 mp2float mp3 "
@@ -41,14 +41,14 @@ _DECODERS = tuple(
 )
 _PLAIN = tuple(sorted(name for name in codecs_available if name.startswith("pcm_")))
 _DECLARING = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
-"""Formats whose header says how long a track lasts, and FFmpeg repeats it."""
+"""Formats whose header declares the length of a track, which FFmpeg reports."""
 _DECLARING_WHOLE = ("matroska", "flv")
-"""The same of the file, whose pictures may last longer than its sound."""
-_MICROSECONDS = 1_000_000  # FFmpeg's unit of a file's times
+"""Formats whose header declares only the file's length; its video may be longer than the audio."""
+_MICROSECONDS = 1_000_000  # per second; FFmpeg's unit of a file's times
 _CLOCKED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
-"""Formats whose packets tell their times. In others a time is counted from the bytes before."""
+"""Formats whose packets have timestamps. In others FFmpeg computes times from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
-"""Files with fewer have gaps: their clock does not tell how much sound they hold."""
+"""Files with fewer bytes per second have gaps, so their declared length includes silence."""
 _NOT_MAIN = (
     Disposition.comment
     | Disposition.visual_impaired
@@ -58,21 +58,21 @@ _NOT_MAIN = (
     | Disposition.dependent
 )
 _STREAMS = ("mp3", "aac", "ac3", "eac3")
-"""Formats that are frames alone, so that a part of a stream is a file as well."""
+"""Formats that consist of frames only, so that a part of a stream is a valid file."""
 
 
 class FFmpegFile:
-    """A file that FFmpeg reads: a `serve.speech.pcm.Source`.
+    """A `serve.speech.pcm.Source` that FFmpeg reads.
 
     Args:
         audio: the file.
-        meter: of what reading it costs.
-        demuxers: formats that are tried.
+        meter: measures the cost of reading.
+        demuxers: the formats to try; by default all of `DEMUXERS`.
 
     Raises:
-        AudioError: FFmpeg knows it, but it has no sound that can be decoded.
-        OptionError: it does not have the track that is asked for.
-        Exception: FFmpeg's own, where it is of no such format.
+        AudioError: the file has no audio that can be decoded.
+        OptionError: the file does not have the requested track.
+        Exception: FFmpeg's error if the file has none of the formats.
     """
 
     tolerance_s = 0.25  # codec delay makes lengths inexact
@@ -95,37 +95,37 @@ class FFmpegFile:
             self._file.close()
             raise
         codec = self._stream.codec_context
-        codec.thread_count = 1  # in the calling thread, whose processor time is counted
+        codec.thread_count = 1  # decode on the calling thread, whose CPU time is measured
         self._decoded = self._frames()
         self.rate: int = self._stream.rate
         self.channels: int = codec.channels
         self.layout = _layout(codec.layout)
-        if not self.rate:  # it begins so late that FFmpeg has not seen it
+        if not self.rate:  # the audio starts too late for FFmpeg's probing
             self._look_ahead()
         self.declared_s = self._declared_s(len(audio))
 
     def _picked_stream(self) -> av.AudioStream:
         streams = self._file.streams.audio
         if not streams:
-            raise AudioError(f"audio has no sound track; {EXPECTED}")
+            raise AudioError(f"the file has no audio track; {EXPECTED}")
         found = [_track(stream) for stream in streams]
         wanted = self._meter.limits.track
         place = tracks.pick(found, wanted)
         if not found[place].readable:
             codec = streams[place].codec_context
-            raise AudioError(kinds.undecoded("nothing known" if codec is None else codec.name))
+            raise AudioError(kinds.undecoded("unknown" if codec is None else codec.name))
         if len(found) > 1 and not wanted:
             self._meter.warn(tracks.others(found, place))
         return streams[place]
 
     def _declared_s(self, size: int) -> float | None:
-        """Return the seconds that the file declares, from where its clock begins."""
+        """Return the declared seconds, from the file's first timestamp on."""
         declared_s = None
         if self.format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
             declared_s = float(self._stream.duration * self._stream.time_base)
         alone = len(self._file.streams) == 1
         if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
-            # Some declare the time at which they end.
+            # Some files declare the timestamp of their end instead of a duration.
             start, end = self._file.start_time or 0, self._file.duration
             declared_s = (end - start if 0 < start < end else end) / _MICROSECONDS
         if declared_s is not None and size < declared_s * _MIN_BYTES_PER_S:
@@ -134,7 +134,7 @@ class FFmpegFile:
         return declared_s
 
     def _look_ahead(self) -> None:
-        """Learn from the first frame what FFmpeg does not know of the track."""
+        """Take the track's properties from its first frame if FFmpeg's probing missed them."""
         first = next(self._decoded, None)
         if first is not None:
             self._decoded = itertools.chain([first], self._decoded)
@@ -151,12 +151,12 @@ class FFmpegFile:
         self._tell(clock)
 
     def _timed(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
-        """Yield the sound, and silence where the file's clock has none."""
+        """Yield the audio, with silence for gaps between timestamps."""
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
         to_float, kind = av.AudioResampler(format="flt"), (0, "")
         for frame in self._decoded:
             if (frame.sample_rate, frame.layout.name) != kind:
-                # A broadcast's next programme may have another rate or other channels.
+                # The next programme of a broadcast may have another rate or other channels.
                 kind = frame.sample_rate, frame.layout.name
                 to_float = av.AudioResampler(format="flt")
                 self.layout = _layout(frame.layout)
@@ -183,7 +183,7 @@ class FFmpegFile:
         begins_s = clock.begins_s
         count = round(rate * clock.silence_before(frame.time, len(block) / rate))
         if self.declared_s is not None:
-            # What is declared has gaps in it, but not the silence before the sound.
+            # The declared duration includes gaps, but not the silence before the audio.
             self.declared_s += clock.begins_s - begins_s - (clock.skipped_s - skipped_s)
         most = max(1, BLOCK_VALUES // block.shape[1])
         for at in range(0, count, most):
@@ -201,8 +201,8 @@ class FFmpegFile:
                     begun = True
                     yield frame
             except av.InvalidDataError as found:
-                # Between two MP3 it is the second's tag, for example. Streams may begin inside a
-                # frame.
+                # Ignore errors between two MP3 files, such as at the second one's tag, and at the
+                # beginning of streams, which may begin inside a frame.
                 if self.format != "mp3" and (begun or self.format not in _STREAMS):
                     raise
                 error = found

@@ -1,4 +1,4 @@
-"""Transcripts as text: plain, SubRip (srt), WebVTT (vtt), columns (tsv), a JSON object per file."""
+"""Render transcripts: plain text, SubRip (srt), WebVTT (vtt), columns (tsv), or JSON."""
 
 import dataclasses
 import itertools
@@ -13,9 +13,9 @@ from serve.speech.cue_pieces import Piece
 from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
-SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats that have cues
+SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats with cues
 Escape = Callable[[str], str]
-# The text of a cue, by the speakers of the cue before and the pieces that are underlined.
+# Writes a cue's text, given the previous cue's speakers and the underlined pieces.
 Write = Callable[[Cue, Sequence[str | None], Sequence[Piece]], str]
 
 
@@ -23,12 +23,12 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     """Render a transcript in a format; the text ends with a line break unless it is empty.
 
     Args:
-        transcript: what to write.
+        transcript: the transcript.
         file: the audio's name, for json.
-        format: text holds a line per segment, with a name where another speaker begins; json is a
-            single line; tsv is as OpenAI's command writes it: a header, and each segment's start
-            and end in ms and its text.
-        cues: how srt and vtt are split; underlining needs segments with words.
+        format: text has a line per segment, with the speaker's name at each change of speaker. json
+            is a single line. tsv is as in OpenAI's `whisper` command: a header, then each segment's
+            start and end in ms and its text.
+        cues: the layout of srt and vtt; underlining needs segments with words.
     """
     if format == "json":
         return _json(transcript, file)
@@ -41,7 +41,7 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
 
 
 def _texts(segments: Sequence[Segment]) -> Iterator[str]:
-    """Yield a line for each segment, with the speaker's name where another one begins."""
+    """Yield a line per segment, with the speaker's name at each change of speaker."""
     before = None
     for segment in segments:
         yield f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n"
@@ -70,12 +70,12 @@ def _json(transcript: Transcript, file: str) -> str:
 
 
 def word_fields(word: Word) -> dict[str, Any]:
-    """Return a word for JSON, without the fields that it does not have."""
+    """Return a word's JSON fields, without fields that are None."""
     return {name: value for name, value in vars(word).items() if value is not None}
 
 
 def _fields(segment: Segment) -> dict[str, object]:
-    """Return a segment for json, without the fields that were not asked for."""
+    """Return a segment's JSON fields, without those that were not requested."""
     fields = dataclasses.asdict(segment)
     fields["words"] = segment.words and [word_fields(word) for word in segment.words]
     for name in ("words", "language", "token_logprobs", "speaker"):
@@ -103,7 +103,7 @@ def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
 
 
 def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
-    """Write a header, then blocks; `&` and `<` would be markup."""
+    """Write a header, then blocks with `&` and `<` escaped."""
     blocks = [
         f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
         for start, end, text in _shown(cues, highlighted, _voiced)
@@ -118,7 +118,7 @@ def _without_markup(text: str) -> str:
 def _shown(
     cues: Sequence[Cue], highlighted: bool, write: Write
 ) -> Iterator[tuple[float, float, str]]:
-    """Yield (start, end, text) of every block."""
+    """Yield (start, end, text) of each block."""
     before: Sequence[str | None] = (None,)
     for cue in cues:
         for start, end, marked in _highlights(cue) if highlighted else [(cue.start, cue.end, ())]:
@@ -127,7 +127,7 @@ def _shown(
 
 
 def _named(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
-    """Write a cue's lines, with a name where another speaker begins."""
+    """Write a cue's lines, with the speaker's name at each change of speaker."""
     known = before[0] if len(before) == len(cue.turns) == 1 else None
     return "\n".join(
         f"{_name(speaker, known)}{_text(lines, str, marked)}" for speaker, lines in cue.turns
@@ -135,7 +135,7 @@ def _named(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> s
 
 
 def _voiced(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
-    """Write a cue's lines with WebVTT's own mark of who speaks, in every cue."""
+    """Write a cue's lines with WebVTT's voice tag in every cue."""
     end = "</v>" if len(cue.turns) > 1 else ""
     return "\n".join(
         f"{_voice(speaker)}{_text(lines, _without_markup, marked)}{end * (speaker is not None)}"
@@ -144,7 +144,7 @@ def _voiced(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> 
 
 
 def _name(speaker: str | None, before: str | None) -> str:
-    """Return a name where another speaker begins."""
+    """Return the prefix with the speaker's name if the speaker changes, else ""."""
     if speaker is None or speaker == before:
         return ""
     return f"{_plain(speaker)}: "
@@ -157,12 +157,12 @@ def _voice(speaker: str | None) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name that is one line and cannot be taken for a cue's times."""
+    """Return a name as one line without the arrow of a cue's times."""
     return _one_line(name).replace("-->", "->")
 
 
 def _highlights(cue: Cue) -> Iterator[tuple[float, float, Sequence[Piece]]]:
-    """Yield (start, end, words that are said) of each time in which these are the same."""
+    """Yield (start, end, spoken words) of each interval in which the same words are spoken."""
     pieces = list(itertools.chain(*cue.lines))
     times = {cue.start, cue.end} | {time for one in pieces for time in (one.start, one.end)}
     for start, end in itertools.pairwise(sorted(t for t in times if cue.start <= t <= cue.end)):
@@ -170,14 +170,14 @@ def _highlights(cue: Cue) -> Iterator[tuple[float, float, Sequence[Piece]]]:
 
 
 def _text(lines: Lines, escape: Escape, marked: Sequence[Piece]) -> str:
-    """Join lines, in which some pieces may be underlined."""
+    """Join lines, and underline the marked pieces."""
     texts = [
         "".join(
             f"{' ' * piece.space}{_marked(escape(piece.text), piece in marked)}" for piece in line
         )
         for line in lines
     ]
-    # Nothing may be taken for a cue's times.
+    # No text may look like a cue's times.
     return "\n".join(text.strip().replace("-->", "->") for text in texts)
 
 
@@ -195,14 +195,15 @@ def suffix_of(format: Format) -> str:
 
 
 def places_of(paths: Sequence[str]) -> list[str]:
-    """Return where the transcripts of files go, without suffixes: talk.mp3 to talk.
+    """Return the output paths of files' transcripts, without suffixes: talk for talk.mp3.
 
-    Of files that would go to the same place, talk.mp3 and talk.wav, each keeps its whole name.
+    If two files would have the same output path, such as talk.mp3 and talk.wav, both keep their
+    suffix.
 
     Args:
-        paths: each once, with /.
+        paths: distinct paths, with /.
     """
-    whole: set[str] = set()  # paths that keep it
+    whole: set[str] = set()  # paths that keep their suffix
     while True:
         places = [
             path if path in whole else path.removesuffix(PurePosixPath(path).suffix)

@@ -1,4 +1,4 @@
-"""Windows of a fixed length, cut from the blocks of a decoder."""
+"""Cut the blocks of a decoder into windows of a fixed length."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from serve.contract.messages import Samples
 from serve.speech.layouts import Layout
 
 Framed = tuple[int, Layout, Samples]
-"""Rate in Hz, the layout of the channels, and samples, float32 (n, channels)."""
+"""The rate in Hz, the channel layout, and samples, float32 (n, channels)."""
 
 
 class Framer:
-    """Joins blocks, and cuts them into windows that have one rate and one layout.
+    """A buffer that cuts blocks into windows of one rate and one layout.
 
     Args:
-        per_s: windows of a second; the last one before a change, or the end, may be shorter.
+        per_s: windows per second; the last window before a change or the end may be shorter.
     """
 
     def __init__(self, per_s: int) -> None:
@@ -25,7 +25,7 @@ class Framer:
         self._kind: tuple[int, Layout, int] = (0, (), 0)  # rate, layout, channels
 
     def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[Framed]:
-        """Take one block, float32 (n, channels); yield the windows that are complete."""
+        """Add a block, float32 (n, channels); yield the complete windows."""
         kind = (rate, layout, block.shape[1])
         if kind != self._kind:
             yield from self.finish()
@@ -42,14 +42,14 @@ class Framer:
             yield rate, layout, whole[start : start + length]
 
     def finish(self) -> Iterator[Framed]:
-        """Yield the window that is left."""
+        """Yield the last, incomplete window."""
         if self._count:
             yield self._kind[0], self._kind[1], np.concatenate(self._held)
         self._held, self._count = [], 0
 
 
 def faded(old: Samples, new: Samples, rate: int) -> Samples:
-    """Return new samples that begin as the old ones, both float32 (n,), over 10 ms."""
+    """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
     n = min(len(new), max(1, rate // 100))
     ramp = np.linspace(0, 1, n, dtype=np.float32)
     return np.concatenate([old[:n] * (1 - ramp) + new[:n] * ramp, new[n:]])

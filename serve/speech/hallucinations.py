@@ -1,10 +1,9 @@
-"""Segments that nobody said: words of unlikely length and probability, with silence around them.
+"""Drop hallucinated segments: words of unlikely length and probability, surrounded by silence.
 
-A decoder that hears nothing may make up a sentence. Its words give it away once they are timed. The
-rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
-`whisper/transcribe.py`, which faster-whisper follows too, with one difference: they decode once
-more from where such a segment began, for they decode a recording from left to right. Here it is
-left out, and no other with it. Pure functions; all times are those of the whole audio.
+In silence a decoder may hallucinate a sentence, which the duration and probability of its words
+reveal. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
+`whisper/transcribe.py` and in faster-whisper. Those decode again from the start of such a segment;
+here only that segment is dropped. Pure functions; all times are those of the recording.
 """
 
 import itertools
@@ -15,17 +14,17 @@ from serve.speech.features import WINDOW_S
 from serve.speech.windows import Decoded
 from serve.speech.word_parts import PUNCTUATION
 
-_UNLIKELY = 0.15  # a word of lower probability is odd
-_SHORTEST_S = 0.133  # shorter: odder by `_SHORTNESS` a second
+_UNLIKELY = 0.15  # a word of lower probability scores 1
+_SHORTEST_S = 0.133  # a shorter word scores `_SHORTNESS` per missing second
 _SHORTNESS = 15
-_LONGEST_S = 2.0  # longer: odder by 1 a second
-_FIRST_WORDS = 8  # of a segment decide
-_ODD = 3.0  # so much in all makes a segment odd, or 1 a word
-_EDGE_S = 2.0  # so near to an end of a window of 30 s, nothing lies between them
+_LONGEST_S = 2.0  # a longer word scores 1 per additional second
+_FIRST_WORDS = 8  # number of words of a segment that are scored
+_ODD = 3.0  # minimum score of an anomalous segment; with fewer words, 1 per word
+_EDGE_S = 2.0  # a segment this close to an edge of the window counts as touching it
 
 
 def is_odd(segment: Segment) -> bool:
-    """Tell whether its words are too unlikely, short or long; it is not without words."""
+    """Return whether a segment's words are too unlikely, short or long; it must have words."""
     words = [word for word in segment.words or () if word.word not in PUNCTUATION]
     score = sum(map(_oddness, words[:_FIRST_WORDS]))
     return bool(segment.words) and score >= min(_ODD, len(words) - 0.01)
@@ -40,13 +39,13 @@ def _oddness(word: Word) -> float:
 def without_hallucinations(
     segments: Sequence[Segment], window: Decoded, spoken_until_s: float, threshold_s: float
 ) -> list[Segment]:
-    """Leave out odd segments that have silence before them, and after them silence or an odd one.
+    """Drop anomalous segments after silence and before silence or another anomalous segment.
 
     Args:
-        segments: of a window, in order, with their words.
-        window: whose they are.
-        spoken_until_s: where the words before this window end.
-        threshold_s: for longer without words is silence.
+        segments: the segments of a window, in order, with their words.
+        window: the window.
+        spoken_until_s: the end of the last word before this window.
+        threshold_s: a longer time without words is silence.
     """
     begin_s = window.timeline.start(0.0)
     end_s, full_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)

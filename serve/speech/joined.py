@@ -1,13 +1,13 @@
-"""Split a file into the files that it was joined from: pure functions of its bytes.
+"""Split joined files into their parts: pure functions of a file's bytes.
 
-Recorders append a new file to the old one, and people join files with `cat`. Libraries read the
-first part, or the first part's header for all of them. Here each part is found by its header, and
-is decoded as a file of its own.
+Recorders append new files to old ones, and people join files with `cat`. Libraries read only the
+first part, or apply its header to all parts. Here each part is found by its header and decoded as
+a separate file.
 
-A file whose header tells its size, and is right, is not searched. Any other file is searched once,
-in time proportional to its length. The headers searched for have at least seven bytes that
-are the same in each file, which sound does not hold by chance. MP3, AAC, AC3 and MPEG are not
-listed here: they are streams of frames with a header each, so their parts are one stream.
+A file whose header declares its correct size is not searched. Any other file is searched once, in
+time proportional to its length. The headers have at least seven constant bytes, which audio data
+does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because joined streams of
+frames are one stream.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from serve.speech.sizes import is_settled, sound_chunk
 
 MAX_PARTS = 1_000
 
-_CHUNK_BYTES = 1 << 20  # searched at a time
-_MARK_BYTES = 128  # the longest header that a pattern below describes
-_MAX_BOXES = 100_000  # of an MP4; hours of fragments have fewer
-_MAX_BOS_PAGES = 100  # of OGG streams that begin together
-_EBML_BYTES = 128  # of a Matroska file, before its segment
+_CHUNK_BYTES = 1 << 20  # bytes to search at a time
+_MARK_BYTES = 128  # maximum length of a header in the patterns below
+_MAX_BOXES = 100_000  # maximum boxes of an MP4; hours of fragments have fewer
+_MAX_BOS_PAGES = 100  # maximum begin-of-stream pages of an OGG file
+_EBML_BYTES = 128  # bytes of a Matroska file before its segment
 
 
 def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
@@ -32,10 +32,10 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
 
     Args:
         audio: the file.
-        check: called regularly; raises an error to end the search.
+        check: called regularly; raises an error to stop the search.
 
     Returns:
-        The parts in order; the file alone if it was not joined.
+        The parts in order; only the file itself if it is not joined.
 
     Raises:
         AudioError: the file has more than `MAX_PARTS` parts.
@@ -52,7 +52,8 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
             break
         if len(begins) == MAX_PARTS:
             raise AudioError(
-                f"audio is joined from more than {MAX_PARTS} files; send fewer in one request"
+                f"audio is joined from more than {MAX_PARTS} files; expected at most that: send "
+                "fewer per request"
             )
         begins.append(begin)
     if len(begins) == 1:
@@ -63,7 +64,7 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
 
 
 def _sounds(audio: Bytes) -> list[Bytes]:
-    """Split a WAV file that has several chunks of sound, as a recorder appends them."""
+    """Split a WAV file with several data chunks, which some recorders append."""
     chunk = sound_chunk(audio)
     if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
         return [audio]
@@ -94,7 +95,7 @@ def _next_mark(
 
 
 def _after_sound(part: Bytes) -> int:
-    """Return the part's length if its size is right and nothing but chunks follows the sound."""
+    """Return the part's length if its size is right and only chunks follow the samples."""
     return len(part) if is_settled(part) else 0
 
 
@@ -104,7 +105,7 @@ def _after_riff(part: Bytes) -> int:
 
 
 def _after_boxes(part: Bytes) -> int:
-    """Return the place of an MP4's second `ftyp` box, or the end of its boxes."""
+    """Return the offset of an MP4's second `ftyp` box, or the end of its boxes."""
     at, moov = 0, False
     for _ in range(_MAX_BOXES):
         head = part[at : at + 16]
@@ -115,13 +116,13 @@ def _after_boxes(part: Bytes) -> int:
         if size == 1:
             size = int.from_bytes(head[8:], "big")
         if size < 8:
-            return len(part)  # the last box, up to the end, or no box
+            return len(part)  # a last box of unknown size, or no box
         at += size
     return at
 
 
 def _after_ogg_begin(part: Bytes) -> int:
-    """Return the end of the pages with which an OGG file's streams begin together."""
+    """Return the end of an OGG file's begin-of-stream pages."""
     at = 0
     for _ in range(_MAX_BOS_PAGES):
         head = part[at : at + OGG_HEADER]
@@ -150,10 +151,10 @@ def _after_nothing(part: Bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A format, by the bytes with which each of its files begins."""
+    """A format, recognised by the bytes at the beginning of its files."""
 
     mark: re.Pattern[bytes]
-    skip: Callable[[Bytes], int]  # the number of a part's first bytes in which no other begins
+    skip: Callable[[Bytes], int]  # number of bytes from a part's beginning without another part
 
 
 def _mark(pattern: bytes) -> re.Pattern[bytes]:

@@ -1,4 +1,4 @@
-"""Judgement of attempts: accepted, silence or decoded again; and which of bad ones is the best.
+"""Judge attempts: accept them, call them silence, or decode again; choose the best failed one.
 
 The rules follow OpenAI's `whisper/transcribe.py`. Pure functions.
 """
@@ -12,11 +12,11 @@ from typing import Literal
 from serve.contract.config import TranscriberConfig
 from serve.speech.windows import Attempt
 
-_HARDLY_SPOKEN_S = 0.5  # of voice: with less, whether there are words is the model's to say
-LOOP_START = 16  # tokens: the words that are repeated, and what compressing needs in any case
+_HARDLY_SPOKEN_S = 0.5  # with less speech, the model's no-speech probability alone decides
+LOOP_START = 16  # tokens of the repeated words and of zlib's constant overhead
 
-_PLAIN_RATIO = 1.56  # compression ratio of 600 bytes of plain text, the lower end of what was seen
-_TOKENS_PER_S = 8  # nobody speaks faster
+_PLAIN_RATIO = 1.56  # lowest compression ratio measured on 600 bytes of plain text
+_TOKENS_PER_S = 8  # maximum speech rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +28,24 @@ class Verdict:
 
 
 def compression_ratio(text: str) -> float:
-    """Divide bytes of UTF-8 by bytes after zlib: high for text that repeats itself, 0 for none."""
+    """Return UTF-8 bytes divided by zlib bytes: high for repetitive text, 0 for no text."""
     data = text.encode("utf-8")
     return len(data) / len(zlib.compress(data))
 
 
 def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
-    """Count the tokens, repeating those before them, that make a whole window repetitive.
+    """Return how many repeated tokens make a whole window repetitive.
 
-    Of a window of n tokens of which r say nothing new the rest compresses as any text: the ratio of
-    the whole is about that of plain text times n / (n - r), whatever follows. n is bounded by what
-    can be said in the window's time, too.
+    If r of a window's n tokens are repetitions, its compression ratio is about that of plain text
+    times n / (n - r), whatever follows. The speech rate limits n, too.
 
     Args:
-        max_tokens: the most that may be sampled.
-        duration_s: of the window's audio.
+        max_tokens: the maximum number of sampled tokens.
+        duration_s: seconds of the window's audio.
         threshold: compression ratio above which a window is repetitive.
 
     Returns:
-        At least `LOOP_START`; 0 where no loop would be enough.
+        At least `LOOP_START`; 0 if no number of repetitions suffices.
     """
     new = _PLAIN_RATIO / max(threshold, _PLAIN_RATIO)
     if max_tokens * new < LOOP_START:
@@ -61,19 +60,19 @@ def judge(
     fixed_temperature: bool,
     voice_s: float | None = None,
 ) -> Verdict:
-    """Accept an attempt, call it silence, or ask for another at the next higher temperature.
+    """Accept an attempt, call it silence, or retry it at the next higher temperature.
 
-    It is silence where the model says so and either is unsure of the text or hardly a voice is
-    heard: of a "Thank you." that nobody said it is sure. An attempt that was ended as a loop but
-    does not compress as such goes on: the same temperature again. Scores that are None skip their
-    check. Where the client fixed the temperature, the attempt stands as it is. After the highest
-    one there is nothing left to try; see `best_attempt`.
+    It is silence if the no-speech probability is high and either the text is uncertain or VAD found
+    hardly any speech. The latter catches a hallucinated "Thank you.", which the model is certain
+    of. An attempt that was ended as a loop, but is not repetitive, continues at the same
+    temperature. Scores that are None skip their check. With a fixed temperature the attempt is
+    final. After the highest temperature the verdict is "give up"; see `best_attempt`.
 
     Args:
-        attempt: of a window.
+        attempt: the attempt.
         config: the thresholds.
-        fixed_temperature: by the client.
-        voice_s: seconds of the window in which somebody speaks; None: nobody listened.
+        fixed_temperature: whether the client fixed the temperature.
+        voice_s: seconds of speech in the window; None if VAD did not run.
     """
     repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if attempt.looped and not repetitive:
@@ -93,14 +92,14 @@ def judge(
 
 
 def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Attempt:
-    """Choose the likeliest of a window's attempts, of which none was accepted.
+    """Return the most likely of a window's attempts if none was accepted.
 
-    As in faster-whisper's `generate_with_fallback`: those that do not repeat themselves go first.
-    Where the runtime tells no log-probability, it is the one at the lowest temperature.
+    As in faster-whisper's `generate_with_fallback`, attempts that are not repetitive are preferred.
+    If the runtime returns no log-probability, the attempt at the lowest temperature is chosen.
 
     Args:
-        attempts: at least one, in order.
-        config: for the threshold of repetition.
+        attempts: at least one attempt, in order.
+        config: has the compression ratio threshold.
     """
     limit = config.compression_ratio_threshold
     plain = [attempt for attempt in attempts if attempt.compression_ratio <= limit]

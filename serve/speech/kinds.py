@@ -1,4 +1,4 @@
-"""Kinds of files: audio by its name, and by its bytes the kind of a file that is none."""
+"""Recognise audio files by name, and describe the kind of an unreadable file by its bytes."""
 
 import os
 import string
@@ -6,14 +6,14 @@ import string
 from serve.speech.containers import Bytes
 from serve.speech.pcm import EXPECTED
 
-# What a folder is searched for; whoever names a file or a pattern may name anything.
+# The suffixes to search a folder for; explicit names and patterns may have any suffix.
 AUDIO_SUFFIXES = frozenset(
     ".3gp .aac .ac3 .aif .aiff .amr .au .avi .awb .caf .flac .flv .m4a .m4b .m4v .mka .mkv .mov "
     ".mp3 .mp4 .mpeg .mpg .mpga .oga .ogg .opus .sph .w64 .wav .webm .wma .wmv".split()
 )
 _HEAD_BYTES = 512
 _TEXT = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
-# Where a signature stands, and whose it is.
+# Offset and bytes of a signature, and the kind of file.
 _RECORDINGS = (
     (8, b"WAVE", "a WAV file"),
     (8, b"AVI ", "an AVI film"),
@@ -44,8 +44,8 @@ _OTHERS = (
     (0, b"\x1f\x8b", "a gzip archive"),
     (0, b"7z\xbc\xaf", "a 7z archive"),
     (0, b"Rar!", "a RAR archive"),
-    (0, b"MThd", "a MIDI file, which holds notes and no sound"),
-    (0, b"#EXTM3U", "a playlist, which names recordings elsewhere"),
+    (0, b"MThd", "a MIDI file, which has notes but no sound"),
+    (0, b"#EXTM3U", "a playlist, which only names other files"),
     (0, b"\x7fELF", "a program"),
     (0, b"MZ", "a program"),
     (0, b"SQLite format", "a database"),
@@ -53,38 +53,38 @@ _OTHERS = (
 
 
 def is_audio(name: str) -> bool:
-    """Tell whether a file that was found in a folder is to be transcribed."""
+    """Return whether a file found in a folder is audio, by its name."""
     base = os.path.basename(name)
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in AUDIO_SUFFIXES
 
 
 def refusal(audio: Bytes) -> str:
-    """Say why a file that no library reads is refused."""
+    """Return the error message for a file that no library can read."""
     head = audio[:_HEAD_BYTES]
     if kind := _kind(head, _RECORDINGS):
-        return f"audio begins as {kind}, but cannot be read: it is damaged, or cut short"
+        return f"audio begins as {kind}, but cannot be read: it is damaged or truncated"
     if kind := _kind(head, _OTHERS):
         return f"audio is {kind}; {EXPECTED}"
     if all(byte in _TEXT for byte in head):
-        return f"audio is text, no recording; {EXPECTED}"
+        return f"audio is text, not a recording; {EXPECTED}"
     return (
-        f"audio of {len(audio)} bytes is of no kind known here, or damaged where it begins; "
-        f"{EXPECTED}; raw samples need their type, such as audio/L16; rate=16000"
+        f"audio of {len(audio)} bytes has an unknown format or a damaged beginning; {EXPECTED}; "
+        "raw samples need their media type, such as audio/L16; rate=16000"
     )
 
 
 def undecoded(codec: str) -> str:
-    """Say why a file is refused whose sound is coded as FFmpeg calls `codec`."""
+    """Return the error message for an unsupported codec, which has FFmpeg's name."""
     if codec == "shorten":
         return (
-            "audio is compressed with Shorten, as SPHERE files may be, which is not read here; "
-            "unpack it first, as with `sph2pipe -f wav`"
+            "audio is compressed with Shorten, as some SPHERE files are, which is not supported; "
+            "unpack it first, for example with `sph2pipe -f wav`"
         )
-    return f"audio's sound track is coded as {codec}, which is not decoded; {EXPECTED}"
+    return f"audio's codec is {codec}, which is not supported; {EXPECTED}"
 
 
 def kind_of(head: bytes) -> str:
-    """Name the kind of a recording that begins so; empty where it is unknown."""
+    """Return the kind of a recording by its first bytes; "" if it is unknown."""
     return _kind(head, _RECORDINGS) or ""
 
 

@@ -1,8 +1,8 @@
-"""Whisper's languages: OpenAI's table of `whisper/tokenizer.py`, other names included."""
+"""List Whisper's languages as in OpenAI's `whisper/tokenizer.py`, with their alternative names."""
 
 import re
 
-# Entries: code, English name, other names; a blank inside a name is written as _.
+# Entries: code, English name, other names; _ stands for a space within a name.
 _NAMES = """
     en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
     fr french, ja japanese, pt portuguese, tr turkish, pl polish, ca catalan valencian,
@@ -32,28 +32,28 @@ TO_LANGUAGE_CODE: dict[str, str] = {
 """Every code and every English name, in lower case -> code."""
 
 _AUTO = "auto"
-# A language, a script and a region as clients' locales have them: en-US, pt_BR, zh-Hans-CN.
+# Locales with language, script and region: en-US, pt_BR, zh-Hans-CN.
 _TAG = re.compile(r"([a-z]{2,3})([-_][a-z0-9]{1,8}){0,4}")
-# Codes of ISO 639 for what Whisper has under another one.
+# ISO 639 codes for which Whisper has another code.
 _OTHER_CODES = {"nb": "no", "jv": "jw", "iw": "he", "in": "id", "cmn": "zh", "fil": "tl"}
 _MAX_CHARS = 64
 
-# Languages that a checkpoint takes for each other within one speaker's recording.
+# Languages that Whisper confuses within one speaker's recording.
 _CLOSE = ("bs hr sr", "da nn no", "hi ur", "id ms", "yue zh", "cs sk", "es gl", "be ru uk", "bg mk")
 CLOSE_LANGUAGES = tuple(frozenset(codes.split()) for codes in _CLOSE)
-"""Codes of languages that are close to each other."""
+"""Sets of codes of languages that are close to each other."""
 
 
 def are_close(code: str, other: str) -> bool:
-    """Tell whether two languages are the same or close to each other."""
+    """Return whether two languages are equal or close to each other."""
     return code == other or any({code, other} <= codes for codes in CLOSE_LANGUAGES)
 
 
 def language_code(text: str) -> str | None:
-    """Return the code of a language in Whisper; None where there is no such.
+    """Return Whisper's code of a language; None if there is none.
 
     Args:
-        text: a code or an English name, in any case, or a tag of BCP 47, whose first part counts.
+        text: a code or an English name, in any case, or a BCP 47 tag, whose first part is used.
     """
     key = text[:_MAX_CHARS].strip().lower()
     if key in TO_LANGUAGE_CODE:
@@ -65,5 +65,5 @@ def language_code(text: str) -> str | None:
 
 
 def named_language(text: str | None) -> str | None:
-    """Return the language that a request names; None where it is to be detected, as by "auto"."""
+    """Return the language that a request names; None if it must be detected, as for "auto"."""
     return None if isinstance(text, str) and text.strip().lower() == _AUTO else text

@@ -1,8 +1,8 @@
-"""Channel layouts: the loudspeaker that each channel of a file is for, and its weight in a downmix.
+"""Read channel layouts: the loudspeaker of each channel of a file, and its downmix weight.
 
 Channels have FFmpeg's names: FL and FR are the front pair, FC is the front centre, LFE the low
-frequency effects, BL, BR, BC, SL, SR the surrounds. An empty layout means that the file does not
-tell, as a recording of many microphones does not.
+frequency effects, BL, BR, BC, SL, SR the surrounds. An empty layout is unknown, as in recordings of
+several microphones.
 """
 
 import re
@@ -18,7 +18,7 @@ UNKNOWN: Layout = ()
 CENTRE = "FC"
 
 _GUESSED_CENTRE = 2
-"""The place of the centre in the default layouts of 3, 5, 6, 7 and 8 channels."""
+"""The centre's index in the default layouts of 3, 5, 6, 7 and 8 channels."""
 _GUESSED_COUNTS = (3, 5, 6, 7, 8)
 
 # The order of the bits in WAVE_FORMAT_EXTENSIBLE's channel mask.
@@ -35,7 +35,7 @@ _FLAC_MASK = re.compile(rb"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x([0-9a-f]{1,8})",
 _HEAD_BYTES = 1 << 14
 _EXTENSIBLE = 0xFFFE
 
-# ITU-R BS.775: the centre and the surrounds are 3 dB down, and the LFE channel is left out.
+# ITU-R BS.775: centre and surrounds are attenuated by 3 dB, and the LFE channel is dropped.
 _HALF_POWER = 0.5**0.5
 _WEIGHTS = {
     **dict.fromkeys(("FL", "FR", "DL", "DR"), 1.0),
@@ -58,21 +58,21 @@ def wav_layout(audio: Bytes, channels: int) -> Layout:
 
 
 def flac_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a FLAC file: the one of its comment, or the format's default."""
+    """Return the layout of a FLAC file, from its comment or else the format's default."""
     if mask := _FLAC_MASK.search(audio[:_HEAD_BYTES]):
         return _of_mask(int(mask[1], 16), channels)
     return _FLAC_LAYOUTS.get(channels, UNKNOWN)
 
 
 def known(names: Layout) -> Layout:
-    """Return a layout if each of its channels has a weight here, else the unknown one."""
+    """Return a layout if all its channels have a weight, else the unknown layout."""
     return names if all(name in _WEIGHTS for name in names) else UNKNOWN
 
 
 def weights(layout: Layout, channels: int) -> Samples | None:
-    """Return the weights by which channels become one, float32 (channels,), with a sum of 1.
+    """Return the downmix weights, float32 (channels,), with a sum of 1.
 
-    None means that all channels weigh the same: the layout is unknown, or is mono or stereo.
+    None means equal weights: the layout is unknown, mono or stereo.
     """
     if channels < 3 or len(layout) != channels:
         return None
@@ -82,9 +82,9 @@ def weights(layout: Layout, channels: int) -> Samples | None:
 
 
 def centre(layout: Layout, channels: int) -> int | None:
-    """Return the place of the channel that may hold the voice alone; None where there is none.
+    """Return the index of the centre channel; None if there is none.
 
-    A file that does not tell its layout may have the default one.
+    For an unknown layout this is the index in the default layout.
     """
     if channels < 3:
         return None

@@ -1,4 +1,4 @@
-"""Limits of what decoding one request's audio may cost, checked while it is decoded."""
+"""Limit the cost of decoding one request's audio, while it is decoded."""
 
 import contextlib
 import dataclasses
@@ -12,34 +12,34 @@ from serve.contract.errors import AudioError, AudioLimitError, CancelledError, C
 from serve.contract.messages import Samples
 from serve.speech.containers import Bytes
 
-MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens
-PART_HEADER_READS = 200  # how many more each further part of a joined file may take
+MAX_HEADER_READS = 4_000  # reads by a library before the first sample; valid files need tens
+PART_HEADER_READS = 200  # additional reads for each further part of a joined file
 
 _SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most that a request's audio may be."""
+    """The limits and decoding options of a request's audio."""
 
-    max_s: float  # transcriber.max_audio_s: seconds that it lasts
-    max_values: float = math.inf  # samples as decoded, of all channels
-    max_cpu_s: float = math.inf  # seconds of processor time that decoding takes
-    partial: bool = False  # partial: what is there of audio that was cut short is taken
-    channel: int = -1  # that alone is decoded, of several; -1: all of them together
+    max_s: float  # transcriber.max_audio_s: maximum seconds of audio
+    max_values: float = math.inf  # maximum decoded samples, all channels
+    max_cpu_s: float = math.inf  # maximum CPU seconds of decoding
+    partial: bool = False  # partial: accept truncated audio
+    channel: int = -1  # the index of the only channel to decode; -1: the mix of all
     track: str = ""  # audio_track: number or language of the file's track; empty: the default one
 
 
 def too_slow(limits: Limits) -> AudioLimitError:
-    """Return the error of a file that takes more than its processor time."""
+    """Return the error of a file that exceeds its CPU time."""
     return AudioLimitError(
-        f"decoding the audio takes more processor time than the {limits.max_cpu_s:g} s that "
-        "are allowed; send it in parts, or as 16 kHz mono WAV"
+        f"decoding the audio takes more CPU time than the {limits.max_cpu_s:g} s allowed; send it "
+        "in parts, or as 16 kHz mono WAV"
     )
 
 
 def never() -> bool:
-    """Return False: nothing is stopped."""
+    """Return False: the request is not cancelled."""
     return False
 
 
@@ -48,14 +48,14 @@ def ignore(text: str) -> None:
 
 
 class Meter:
-    """Counts what decoding one request's audio costs, and ends it where that is too much.
+    """A counter of one request's decoding costs that stops the decoding at a limit.
 
-    Decoding may go on in another thread after each block.
+    Decoding may continue on another thread after each block.
 
     Args:
-        limits: what is too much.
-        stopped: whether nobody wants the audio any more; asked often.
-        warn: called with each sentence that the client should read about its audio.
+        limits: the limits.
+        stopped: returns whether the request was cancelled; called often.
+        warn: called with each warning for the client about its audio.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class Meter:
     ) -> None:
         self.limits = limits
         self.stopped, self._warn = stopped, warn
-        self._part = ""  # names the part of a joined file in what is told of it
+        self._part = ""  # the suffix of messages that names the part of a joined file
         self._values = 0
-        self._header_reads = 0  # of all parts
+        self._header_reads = 0  # sum of all parts
         self._max_header_reads = MAX_HEADER_READS
         self._in_header = True
-        self._spent_s = 0.0  # in the steps before this one
-        self._began_s = 0.0  # time of this step's thread at which it began
+        self._spent_s = 0.0  # CPU time of the previous steps
+        self._began_s = 0.0  # CPU time of the current thread at the step's start
 
     def steps(self, blocks: Generator[Samples, None, None]) -> Generator[Samples, None, None]:
-        """Yield the same blocks, each step timed and checked; closing this closes them.
+        """Yield the same blocks, and measure and check each step; closing this closes `blocks`.
 
         Raises:
-            AudioError: decoding costs more than the limits allow, or the blocks' own.
-            CancelledError: nobody wants the audio any more.
+            AudioError: decoding exceeds a limit, or the blocks raise it.
+            CancelledError: the request was cancelled.
         """
         with contextlib.closing(blocks):
             while True:
@@ -87,7 +87,7 @@ class Meter:
                 try:
                     block = next(blocks, None)
                 except AudioError:
-                    self.check()  # a file that gives no more looks damaged
+                    self.check()  # a file stopped by the meter looks damaged to a library
                     raise
                 self.check()
                 self._spent_s, self._began_s = self._cpu_s(), math.inf
@@ -96,86 +96,87 @@ class Meter:
                 yield block
 
     def begin_part(self, number: int, count: int) -> None:
-        """Note that a library reads the header of a joined file's next part.
+        """Start counting the header reads of a joined file's next part.
 
         Args:
-            number: the part's, from 1 on.
-            count: of all parts.
+            number: the part's number, from 1 on.
+            count: the number of parts.
         """
-        self._part = f" (part {number} of {count} that were joined)"
+        self._part = f" (part {number} of {count} joined files)"
         self._max_header_reads += PART_HEADER_READS
         self._in_header = True
 
     def end_header(self) -> None:
-        """Note that the header is read.
+        """Stop counting header reads.
 
         Raises:
-            AudioError, CancelledError: it cost too much; see `check`.
+            AudioError, CancelledError: see `check`.
         """
         self.check()
         self._in_header = False
 
     def count(self, values: int) -> None:
-        """Note that so many values were decoded.
+        """Count decoded values.
 
         Raises:
-            AudioLimitError: these are too many.
+            AudioLimitError: the total exceeds the limit.
         """
         self._values += values
         self.refuse_values(0)
 
     def refuse_values(self, values: float) -> None:
-        """Refuse audio that holds so many values beside those counted, if these are too many.
+        """Check the limit for `values` more values, without counting them.
 
         Raises:
-            AudioLimitError: they are.
+            AudioLimitError: the total would exceed the limit.
         """
         if (total := self._values + values) > (limit := self.limits.max_values):
             raise AudioLimitError(
-                f"audio holds {total / 1e6:.1f} million samples or more in all its channels, "
-                f"expected at most {limit / 1e6:g} million; send fewer channels, a lower rate or "
+                f"audio has at least {total / 1e6:.1f} million samples in all channels; expected "
+                f"at most {limit / 1e6:g} million: send fewer channels, a lower sample rate or "
                 "parts"
             )
 
     def warn(self, text: str) -> None:
-        """Pass on a warning."""
+        """Send a warning to the client."""
         self._warn(text + self._part)
 
     def cut_short(self, text: str, cause: Exception | None = None) -> None:
-        """Note that the audio is cut short.
+        """Handle truncated audio: warn if `limits.partial`, else raise an error.
 
         Args:
-            text: how that shows, and how much is there.
-            cause: a library's error that told.
+            text: a description of the truncation.
+            cause: the library's error, if there was one.
 
         Raises:
-            CutShortError: whole audio is wanted.
+            CutShortError: truncated audio is not accepted.
         """
         if not self.limits.partial:
             raise CutShortError(
-                f"{text}{self._part}; send the whole file, or ask with partial = true for the "
-                "text of what is there"
+                f"{text}{self._part}; send the whole file, or set partial = true to transcribe "
+                "the available part"
             ) from cause
         self.warn(text)
 
     def may_read(self) -> bool:
-        """Count a read of the file by a library; False: it gets nothing more."""
+        """Count a library's read of the file; return False if it must get no more data."""
         self._header_reads += self._in_header
         return not (self.stopped() or self._endless_header or self._too_slow)
 
     def check(self) -> None:
-        """Raise an error if something was too much.
+        """Raise an error if a limit is exceeded.
 
         Raises:
-            AudioLimitError: decoding costs more than the limits allow.
-            CancelledError: nobody wants the audio any more.
+            AudioError: the header needs too many reads.
+            AudioLimitError: decoding takes too much CPU time.
+            CancelledError: the request was cancelled.
         """
         if self.stopped():
-            raise CancelledError("the request ended while its audio was decoded")
+            raise CancelledError("the request was cancelled while its audio was decoded")
         if self._endless_header:
             raise AudioError(
-                f"audio's header is not complete after {self._max_header_reads} reads; "
-                "expected a file without thousands of chunks that are not sound"
+                f"audio's header is incomplete after {self._max_header_reads} reads; expected a "
+                "file without thousands of chunks before its samples"
             )
         if self._too_slow:
             raise too_slow(self.limits)
@@ -193,9 +194,9 @@ class Meter:
 
 
 class MeteredFile(io.RawIOBase):
-    """A file's bytes for a library, which end once their meter says so.
+    """A file for a decoding library, which ends when its meter stops the decoding.
 
-    An exception could not pass through the libraries; the meter raises it when they return.
+    Exceptions cannot pass through the libraries, so the meter raises them afterwards.
     """
 
     def __init__(self, audio: Bytes, meter: Meter) -> None:
@@ -204,15 +205,13 @@ class MeteredFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return at most `size` bytes; none once the meter has had enough."""
+        """Return at most `size` bytes; b"" once the meter stops the decoding."""
         if not self._meter.may_read():
             return b""
         end = len(self._audio) if size is None or size < 0 else self._at + size
@@ -221,10 +220,10 @@ class MeteredFile(io.RawIOBase):
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place; stay where it is none, as a damaged file may ask for.
+        """Move to an offset; ignore an invalid one, which a damaged file may cause.
 
-        Libraries see that by the place returned. An error here would reach nobody but the log, to
-        which it adds a traceback each time.
+        Libraries check the returned offset. An exception would be lost in them, but log a traceback
+        each time.
         """
         at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._audio)}.get(whence, 0)
         if 0 <= at + offset < 1 << 63:
@@ -232,11 +231,10 @@ class MeteredFile(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
         return self._at
 
     def readinto(self, buffer: _SizedBuffer) -> int:
-        """Copy bytes into a buffer, and return how many; 0 once the meter has had enough."""
+        """Fill a buffer, and return the bytes read; 0 once the meter stops the decoding."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

@@ -1,7 +1,7 @@
 """Find frames of MP3 and AAC (ADTS) streams: pure functions of a file's bytes.
 
-Each frame begins with a header that tells its format and its length, so the next header's place is
-known. Sound holds bytes like a header by chance, so a frame counts if two more follow it.
+Each frame begins with a header that declares its format and length, and thus the next header's
+offset. Audio data may look like a header by chance, so a frame counts only if two more follow it.
 """
 
 import re
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from serve.speech.containers import Bytes, id3_bytes
 
 SEARCH_BYTES = 1 << 16
-"""A stream's first frame begins within so many bytes; a frame has at most 8,191."""
+"""Number of bytes to search for a stream's first frame; a frame has at most 8,191."""
 
 _MAX_FRAME_BYTES = 1 << 13
-_MAX_GAPS = 1_000  # of an MP3, such as tags between joined files, after which nothing is searched
-_PIECE_BYTES = 1 << 20  # read at a time
-_CHAIN = 3  # frames that must follow each other
+_MAX_GAPS = 1_000  # maximum gaps in an MP3, such as tags between joined files
+_PIECE_BYTES = 1 << 20  # bytes per read
+_CHAIN = 3  # minimum number of consecutive frames
 _SYNC = re.compile(rb"\xff[\xe2-\xff]")
 _ADTS, _MP3 = "aac", "mp3"  # names of FFmpeg's demuxers
 _MPEG_1, _MPEG_2 = 3, 2
-_KBITS = {  # by version and layer; other versions are as MPEG 2
+_KBITS = {  # by version and layer; other versions are like MPEG 2
     (_MPEG_1, 3): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     (_MPEG_1, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (_MPEG_1, 1): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -35,19 +35,19 @@ _ADTS_RATES = 13
 
 
 class Frame(NamedTuple):
-    """What a frame's header tells."""
+    """The declarations of a frame's header."""
 
-    demuxer: str  # FFmpeg's, for the stream
-    kind: tuple[int, ...]  # the same for all frames of a file
-    size: int  # bytes, up to the next header
+    demuxer: str  # name of FFmpeg's demuxer for the stream
+    kind: tuple[int, ...]  # equal for all frames of a file
+    size: int  # bytes up to the next header
 
 
 def first_frame(audio: Bytes) -> tuple[int, str] | None:
-    """Find the first frame of a stream that begins inside a frame, or behind other bytes.
+    """Find the first frame of a stream that may begin inside a frame or after other bytes.
 
     Returns:
-        The frame's place, and the name of FFmpeg's demuxer for the stream; None: none begins in
-        the first `SEARCH_BYTES`, or in as many behind an ID3 tag.
+        The frame's offset, and the name of FFmpeg's demuxer for the stream. None if no frame begins
+        within `SEARCH_BYTES` of the file's beginning or of the end of its ID3 tag.
     """
     begin = id3_bytes(audio)
     data = audio[begin : begin + SEARCH_BYTES + _CHAIN * _MAX_FRAME_BYTES]
@@ -59,16 +59,16 @@ def first_frame(audio: Bytes) -> tuple[int, str] | None:
 
 
 def mp3_changes(audio: Bytes) -> bool:
-    """Tell whether an MP3 changes its rate, or from mono to stereo: files of both were joined."""
+    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do."""
     kinds = (frame.kind for frame in _mp3_frames(audio))
     first = next(kinds, None)
     return any(kind != first for kind in kinds)
 
 
 def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
-    """Yield the frames of an MP3; other bytes between them are passed over."""
+    """Yield the frames of an MP3, and skip other bytes between them."""
     at, gaps = id3_bytes(audio), 0
-    data, begin = b"", 0  # a piece of the file, and its place
+    data, begin = b"", 0  # a piece of the file, and its offset
     while at < len(audio) and gaps < _MAX_GAPS:
         at_end = begin + len(data) == len(audio)
         if not at_end and at > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
@@ -92,7 +92,7 @@ def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
 
 
 def _chain(data: bytes, at: int, at_end: bool) -> Frame | None:
-    """Return the frame at a place if others of its kind follow it, or it is the file's last one."""
+    """Return the frame at an offset if frames of its kind follow it, or it is the last one."""
     if (first := _frame(data, at)) is None:
         return None
     at += first.size
@@ -107,7 +107,7 @@ def _chain(data: bytes, at: int, at_end: bool) -> Frame | None:
 
 
 def _frame(data: bytes, at: int) -> Frame | None:
-    """Return the frame whose header is at a place; None: that is no header."""
+    """Parse the frame header at an offset; None if it is not a header."""
     head = data[at : at + 6]
     if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE2:
         return None

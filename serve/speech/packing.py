@@ -1,4 +1,4 @@
-"""Windows full of speech: what nobody says is left out before audio is cut."""
+"""Remove silence before audio is cut, so that windows are full of speech."""
 
 import dataclasses
 import itertools
@@ -13,24 +13,23 @@ from serve.speech.timeline import Pause
 from serve.speech.windows import Window
 
 APART_S = 10.0
-"""Seconds left out, after which another may speak, elsewhere, in another language."""
-BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
+"""A longer pause starts a new window, because another speaker or language may follow."""
+BREATHER = 60 * SAMPLE_RATE  # samples without a window after which other requests get a turn
 
 
 def cut_long(
     blocks: Iterable[Samples], listener: Callable[[], Listener]
 ) -> Iterator[Window | None]:
-    """Cut audio into windows, and leave out what is not speech if it is longer than one.
+    """Cut audio into windows, and remove silence if it is longer than one window.
 
-    Audio that fits into one window is left whole where somebody speaks in it, however little; where
-    nobody does, nothing of it is left.
+    Audio that fits into one window is kept whole if it has any speech, and dropped otherwise.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: makes one for the audio.
+        listener: creates the listener.
 
     Yields:
-        As `cut_and_listen`, or as `pack`.
+        See `cut_and_listen` and `pack`.
     """
     blocks, held, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
@@ -44,11 +43,11 @@ def cut_long(
 
 
 def cut_and_listen(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
-    """Cut all of the audio into windows, as `cut` does, and tell where in each somebody speaks.
+    """Cut the whole audio like `cut`, and set each window's speech intervals by VAD.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: tells what is speech; it knows more of the audio than the windows hold.
+        listener: detects speech; it gets each block before the window that ends in it.
     """
     cutter = Cutter()
     for block in blocks:
@@ -63,11 +62,11 @@ def cut_and_listen(blocks: Iterable[Samples], listener: Listener) -> Iterator[Wi
 def cut_with_voice(
     blocks: Iterable[Samples], voice: Sequence[tuple[float, float]]
 ) -> Iterator[Window]:
-    """Cut all of the audio into windows, as `cut` does, where it is known when somebody speaks.
+    """Cut the whole audio like `cut`, and set each window's speech intervals from `voice`.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        voice: start and end in seconds of each stretch in which somebody speaks, in order.
+        voice: start and end in seconds of each speech interval, in order.
     """
     for window in cut(blocks):
         start_s, end_s = window.start_s, window.start_s + window.duration_s
@@ -92,25 +91,25 @@ def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, floa
 
 
 def _emptied(held: deque[Samples]) -> Iterator[Samples]:
-    """Yield each, given away for good: all is a megabyte of a request that takes minutes."""
+    """Yield and free each block: together they are a megabyte, and the request takes minutes."""
     while held:
         yield held.popleft()
 
 
 def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | None]:
-    """Cut the speech in audio into windows of at most 30 s, as soon as each is known.
+    """Cut the speech in audio into windows of at most 30 s, as early as possible.
 
-    Stretches of speech follow each other in a window unless `APART_S` lie between them, and are cut
-    as by `cut`, where they are quietest. Each window tells which pauses were left out, so that its
-    times can be found again.
+    Speech intervals are joined within a window unless they are `APART_S` apart, and cut like in
+    `cut`, where they are quietest. Each window lists the pauses that were cut out, so that its
+    times can be mapped back.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: tells what is speech.
+        listener: detects speech.
 
     Yields:
-        Windows, and None where a minute of audio has given none. Without any speech it is one
-        window that holds no samples.
+        Windows, and None after each minute of audio without a window. Audio without speech gives
+        one window without samples.
     """
     packer, waited = _Packer(listener), 0
     for block in blocks:
@@ -128,19 +127,19 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
 
 
 class _Packer:
-    """Cuts speech, and knows where it came from; counts samples."""
+    """A cutter of speech that maps windows back to the recording; all units are samples."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._cutter = Cutter()
-        self._came = self._gone = 0  # speech that came, and that went into windows
-        self._until = 0  # in the whole audio, where the speech that came ends
-        # What was left out and is not yet in a window: where in the speech, and how much.
+        self._came = self._gone = 0  # speech received, and speech in windows
+        self._until = 0  # end of the received speech in the recording
+        # Pauses that are not in a window yet: position in the speech, and length.
         self._pauses: deque[tuple[int, int]] = deque()
-        self._out = 0  # left out before what is not yet in a window
+        self._out = 0  # sum of the pauses before the next window
 
     def push(self, start: int, samples: Samples) -> Iterator[Window]:
-        """Take the next speech, which begins there in the whole audio."""
+        """Add the next speech, which begins at sample `start` of the recording."""
         if (start - self._until) / SAMPLE_RATE >= APART_S and self._came > self._gone:
             for window in self._cutter.finish():
                 yield self._placed(dataclasses.replace(window, last=False), 0)
@@ -153,12 +152,12 @@ class _Packer:
             yield self._placed(window, 0)
 
     def finish(self) -> Iterator[Window]:
-        """Cut what is left, at the audio's end."""
+        """Yield the remaining windows at the audio's end."""
         for window in self._cutter.finish():
             yield self._placed(window, self._listener.received - self._until if window.last else 0)
 
     def _placed(self, window: Window, after: int) -> Window:
-        """Place a window of speech in the whole audio; `after` samples follow it there."""
+        """Map a window of speech to the recording; `after` samples of silence follow it."""
         begin, self._gone = self._gone, self._gone + len(window.samples)
         before = 0
         while self._pauses and self._pauses[0][0] <= begin:
@@ -185,12 +184,12 @@ class _Packer:
     def _voice(
         self, start: int, begin: int, inside: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[int, int]]:
-        """Yield the stretches of a window in which somebody speaks, in samples of the window.
+        """Yield a window's speech intervals, in samples from its start.
 
         Args:
-            start: of the window in the whole audio.
-            begin: of the window in the speech; it ends with what has gone into windows.
-            inside: the pauses in it, where in the speech, and how long.
+            start: the window's start in the recording.
+            begin: the window's start in the speech; it ends at `_gone`.
+            inside: position in the speech, and length, of each pause cut out of the window.
         """
         at = 0
         for place, length in (*inside, (self._gone, 0)):

@@ -1,4 +1,4 @@
-"""A source of samples, and the one that needs no library: 16-bit WAV, the commonest upload."""
+"""Define sources of samples, and read 16-bit WAV, the most common upload, without a library."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,18 +13,18 @@ EXPECTED = (
     "expected a recording: WAV, FLAC, MP3, OGG, MP4, M4A, WebM, AAC, AMR, WMA, CAF or another "
     "common format"
 )
-BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
+BLOCK_VALUES = 1 << 16  # samples per block, all channels together
 
 
 class Source(Protocol):
     """An opened file."""
 
-    rate: int  # the rate of its first block; the ones after it may have another
+    rate: int  # the rate of the first block; later blocks may have another
     channels: int
-    layout: Layout  # of the latest block; before the first one, of that
-    declared_s: float | None  # None where the file does not say, or not reliably
-    present_s: float | None  # what the file can hold, where that is known before it is decoded
-    tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
+    layout: Layout  # the layout of the latest block; before the first block, of that one
+    declared_s: float | None  # None if the file does not declare it reliably
+    present_s: float | None  # the maximum from the file's size; None if unknown before decoding
+    tolerance_s: float  # allowed difference to the declared length; 0 if lengths are exact
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         """Yield blocks in order: the rate in Hz, and samples of shape (n, channels)."""
@@ -38,8 +38,8 @@ class Source(Protocol):
 class Pcm16:
     """A WAV file of 16-bit samples.
 
-    libsndfile would give the same samples, but in eight times the time: it calls back into Python
-    for every 4 KiB, and so keeps other threads waiting.
+    libsndfile gives the same samples, but takes eight times as long: it calls Python for every
+    4 KiB, which blocks other threads.
     """
 
     tolerance_s = 0.0
@@ -64,4 +64,4 @@ class Pcm16:
             yield self.rate, block
 
     def close(self) -> None:
-        """See `Source`."""
+        pass

@@ -1,3 +1,3 @@
-"""The sample rate of all audio once it has been decoded. Light: nothing is imported for it."""
+"""The sample rate of decoded audio, in a module without imports."""
 
 SAMPLE_RATE = 16_000  # Hz

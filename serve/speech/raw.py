@@ -1,10 +1,10 @@
-"""Raw samples, of which a media type says what they are: they get the header that they lack.
+"""Add a header to raw samples that a media type describes.
 
-`audio/L16; rate=16000; channels=1` and `audio/pcm; …` are whole numbers of 16 bits, the low byte
-first as what clients send nearly always is, or first the high one, as RFC 2586 has it, with
-`endianness=big-endian`. `audio/PCMU` and `audio/PCMA` (`audio/mulaw`, `audio/alaw`) are telephones'
-8 bits. Other parameters say nothing here. Without `rate` it may be any file: browsers and libraries
-call WAV and AU files by some of these names, too.
+`audio/L16; rate=16000; channels=1` and `audio/pcm; …` are 16-bit integers. They are little-endian,
+as clients nearly always send them, or big-endian (RFC 2586) with `endianness=big-endian`.
+`audio/PCMU` and `audio/PCMA` (`audio/mulaw`, `audio/alaw`) are G.711 with 8 bits. Other parameters
+are ignored. Without `rate` the body may be any file, because browsers and libraries use some of
+these types for WAV and AU files, too.
 """
 
 import re
@@ -21,19 +21,19 @@ _CODINGS = {
 }
 _WAV_TAGS = {_PCM: 1, _ALAW: 6, _MULAW: 7}
 _AU_PCM, _AU_ENDLESS = 3, 0xFFFFFFFF
-_EXPECTED = "expected such as audio/L16; rate=16000; channels=1"
+_EXPECTED = "expected a type such as audio/L16; rate=16000; channels=1"
 _MOST = {"rate": 1_000_000, "channels": 255}
 
 
 def header(media_type: str, size: int) -> bytes:
-    """Return the header that makes a WAV or AU file of raw samples.
+    """Return the WAV or AU header for raw samples, or b"" if the type is not of raw samples.
 
     Args:
-        media_type: with parameters, as of a form's part; of anything but raw samples, nothing.
+        media_type: the media type with its parameters, as in a form's part.
         size: bytes of the samples.
 
     Raises:
-        AudioError: the type says something about them that makes no sense.
+        AudioError: a parameter of the type is invalid.
     """
     kind, *parameters = (part.strip() for part in media_type.split(";"))
     coding = _CODINGS.get(kind.lower().removeprefix("audio/"))
@@ -44,7 +44,8 @@ def header(media_type: str, size: int) -> bytes:
     order = given.get("endianness", "little-endian").lower()
     if order not in ("little-endian", "big-endian"):
         raise AudioError(
-            f"audio's type has endianness = {shown(order)}; expected little-endian or big-endian"
+            f"the audio's type has endianness = {shown(order)}; expected little-endian or "
+            "big-endian"
         )
     width = 2 if coding == _PCM else 1
     if coding == _PCM and order == "big-endian":
@@ -55,14 +56,14 @@ def header(media_type: str, size: int) -> bytes:
 def wav_header(
     rate: int, channels: int, width: int, size: int, tag: int = _WAV_TAGS[_PCM]
 ) -> bytes:
-    """Return the header that makes a WAV file of raw samples.
+    """Return the WAV header for raw samples.
 
     Args:
-        rate: in Hz.
-        channels: that alternate.
-        width: bytes of a sample; of one byte it has no sign.
+        rate: the sample rate in Hz.
+        channels: the number of interleaved channels.
+        width: bytes per sample; samples of one byte are unsigned.
         size: bytes of the samples.
-        tag: of their coding.
+        tag: the format tag of their coding.
     """
     frame = width * channels
     size = min(size - size % frame, STREAM_BYTES)
@@ -72,13 +73,13 @@ def wav_header(
 
 
 def with_header(audio: bytes, media_type: str) -> bytes:
-    """Make a file of raw samples.
+    """Return raw samples as a file with a header.
 
     Raises:
-        AudioError: the type is not one of raw samples, or makes no sense.
+        AudioError: the type is not of raw samples, or a parameter is invalid.
     """
     if not (head := header(media_type, len(audio))):
-        raise AudioError(f"audio's type is {shown(media_type)}; {_EXPECTED}")
+        raise AudioError(f"the audio's type is {shown(media_type)}; {_EXPECTED}")
     return head + audio
 
 
@@ -90,5 +91,5 @@ def _parameter(text: str) -> tuple[str, str]:
 def _number(name: str, given: dict[str, str]) -> int:
     text = given.get(name, "1")
     if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= _MOST[name]:
-        raise AudioError(f"audio's type has {name} = {shown(text)}; {_EXPECTED}")
+        raise AudioError(f"the audio's type has {name} = {shown(text)}; {_EXPECTED}")
     return int(text)

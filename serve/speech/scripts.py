@@ -1,11 +1,11 @@
-"""Letters of scripts, with the vowel signs and marks that belong to them."""
+"""Find vowel signs and marks that belong to the letter before them."""
 
 import unicodedata
 
-# Thai and Lao write these vowels as letters of their own, before or behind their consonant.
+# In Thai and Lao these vowels are separate characters before or after their consonant.
 _VOWELS_BEFORE = frozenset("เแโใไເແໂໃໄ")
 _VOWELS_BEHIND = frozenset("ะาำๅະາຳຽ")
-_JOINERS = frozenset("\u1039\u17d2\u200d")  # Burmese and Khmer stack consonants; emoji
+_JOINERS = frozenset("\u1039\u17d2\u200d")  # for stacked Burmese and Khmer consonants; emoji
 
 
 def is_joined(last: str, first: str) -> bool:
@@ -13,7 +13,7 @@ def is_joined(last: str, first: str) -> bool:
 
     Args:
         last: a character of a text.
-        first: the character behind it.
+        first: the character after it.
     """
     return (
         unicodedata.category(first).startswith("M")

@@ -1,11 +1,11 @@
-"""Ends of sentences, by their marks; the dot of an abbreviation ends none."""
+"""Find the ends of sentences by punctuation; a period after an abbreviation does not count."""
 
 import itertools
 import re
 from collections.abc import Sequence
 
 ENDS = ".?!…。？！｡．؟।॥۔።፧။།༎។៕։"
-CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may stand behind these marks
+CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may follow these marks
 
 _OPENING = "\"'“‘„«¿¡([{"
 _DOTS = ".…"
@@ -23,14 +23,14 @@ _BEFORE_NUMBERS = frozenset(
 
 
 def sentence_ends(words: Sequence[str]) -> list[bool]:
-    """Return for each word of a text whether a sentence ends with it.
+    """Return for each word whether it ends a sentence.
 
-    A dot ends no sentence if a lower-case word follows, unless the whole text is lower-case. Nor
-    does the dot of initials, titles and numbers of one or two digits. Some of these end a sentence
-    by chance; then the end is missed.
+    A period does not end a sentence if a lower-case word follows, unless the whole text is
+    lower-case. Neither does the period of initials, titles and numbers of one or two digits; if one
+    of these does end a sentence, that end is missed.
 
     Args:
-        words: in order, with their punctuation; spaces around them do not matter.
+        words: the words in order, with their punctuation; spaces around them are ignored.
     """
     cased = any(char.isupper() for word in words for char in word)
     return [
@@ -50,5 +50,5 @@ def _ends(word: str, following: str, cased: bool) -> bool:
     core = bare[:-1].lstrip(_OPENING).lower()
     if following.isdigit() and core in _BEFORE_NUMBERS:
         return False
-    initial = len(core) == 1 and core.islower()  # a letter of a script that has cases
+    initial = len(core) == 1 and core.islower()  # a letter of a script with upper and lower case
     return not (initial or core in _TITLES or _SHORT.fullmatch(core))

@@ -1,20 +1,20 @@
-"""Find the sound in files whose header declares its size, and correct a size that is wrong.
+"""Find the samples in files whose header declares their size, and correct a wrong size.
 
-Recorders write the header first and the size of the sound when they stop. If they crash, are
-killed, or write to a pipe, the size stays what it was: 0, the size of the first write, or a
-placeholder. These rules decide, for WAV (also RF64), AIFF, W64, CAF and AU:
+Recorders write the header first and the size of the samples when they stop. If they crash, are
+killed or write to a pipe, the size remains 0, the size of the first write, or a placeholder. The
+rules for WAV (also RF64), AIFF, W64, CAF and AU are:
 
-- The declared size is smaller than what is there, and neither chunks, nor text, nor zeros follow
-  it: all bytes to the end are sound, and a warning tells that. So is a size of 0. A rest of less
-  than 20 ms is left out.
-- The declared size is 2 GiB (0x7FFF0000) or more, "unknown" in the format's own words, or 0 in a
-  WAV file that declares 0 bytes as a whole: a stream. All bytes to the end are sound.
-- The declared size is larger than what is there: it is a placeholder if the size that the header
-  declares for the whole file says so: it is the file's true size, or less than half of what the
-  sound alone declares. It is one, too, if it has 100 MB or more and is a round number: at most two
-  digits other than 0, or a multiple of 2^24, or one less than that. So are the sizes of the file
-  that belong to it. All bytes to the end are sound, and a warning tells that.
-- Otherwise the file is cut short, and is left as it is.
+- The declared size is 0, or it is smaller than the present size and is followed neither by chunks
+  nor by text nor by zeros: all bytes to the end are samples, with a warning. A remainder of less
+  than 20 ms is dropped.
+- The declared size is 2 GiB (0x7FFF0000) or more, the format's value for "unknown", or 0 in a WAV
+  file with a declared total of 0. The file is a stream, and all bytes to the end are samples.
+- The declared size is larger than the present size and is a placeholder: all bytes to the end are
+  samples, with a warning. It is a placeholder in two cases. First, the declared size of the whole
+  file is its true size, or less than half of the declared samples. Second, the declared size is at
+  least 100 MB, and it or the declared size of the whole file is a round number: at most two
+  digits other than 0, or a multiple of 2^24, or one less.
+- Otherwise the file is truncated and stays unchanged.
 
 Pure functions of a file's bytes. Sizes and offsets are in bytes.
 """
@@ -29,8 +29,8 @@ from serve.speech.containers import MAX_CHUNKS, STREAM_BYTES, Bytes, Section, fi
 _MIN_PLACEHOLDER_BYTES = 100_000_000
 _MIN_REST_S = 0.02
 _MAX_WAV_BYTES = 0xFFFFFF00
-_MAX_HEADER_BYTES = 1 << 20  # copied in front of a CAF or AU file's samples
-_BLANK_BYTES = 1 << 20  # looked at in one go
+_MAX_HEADER_BYTES = 1 << 20  # maximum bytes before a CAF or AU file's samples
+_BLANK_BYTES = 1 << 20  # bytes per read
 _TEXT_BYTES = 256
 _TEXT = frozenset(string.printable.encode())
 _TAGS = (b"TAG", b"ID3", b"APETAGEX")
@@ -40,11 +40,11 @@ _CHUNKS = frozenset(
     b"ANNO,NAME,AUTH,(c) ,COMT,MARK,APPL,INST,MIDI,AESD,FVER,COMM,CHAN,chan,info,pakt,kuki,free,"
     b"strg,uuid,ovvw,peak,edct,mark,midi,umrk".split(b",")
 )
-"""Names of chunks that are known, even where they do not end within the file."""
+"""Known chunk names, which count even if the chunk does not end within the file."""
 _SOUNDS = (b"data", b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
 _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")
 _W64_FMT = bytes.fromhex("666d7420f3acd3118cd100c04f8edb8a")
-_AU_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # bytes of a sample, by encoding
+_AU_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # bytes per sample, by encoding
 _AIFC_WIDTHS = {b"ulaw": 1, b"ULAW": 1, b"alaw": 1, b"ALAW": 1}
 _AIFC_PLAIN = (b"NONE", b"twos", b"sowt", b"raw ", b"in24", b"in32", b"fl32", b"FL32", b"fl64")
 
@@ -54,8 +54,8 @@ class _Chunks:
     """The layout of a format's chunks."""
 
     head: struct.Struct  # name and size
-    pad: int  # chunks begin at multiples of so many bytes
-    outside: int  # bytes of the head that the size does not count
+    pad: int  # alignment of chunks in bytes
+    outside: int  # bytes of the head that the size does not include
 
 
 _RIFF_CHUNKS = _Chunks(struct.Struct("<4sI"), 2, 8)
@@ -66,25 +66,25 @@ _CAF_CHUNKS = _Chunks(struct.Struct(">4sq"), 1, 12)
 
 @dataclasses.dataclass(frozen=True)
 class SoundChunk:
-    """The part of a file that holds its samples, as its header declares it."""
+    """The part of a file that holds its samples, as declared by its header."""
 
     begin: int
     declared: int  # bytes of samples
-    written: int  # the chunk's size as the header has it, which may count more than the samples
-    file_bytes: int | None  # the size that the header declares for the whole file
+    written: int  # the chunk's size in the header, which may include more than the samples
+    file_bytes: int | None  # the declared size of the whole file
     is_stream: bool  # the declared size means "up to the end"
-    byte_rate: int  # bytes of sound in a second; 0: unknown
-    chunks: "_Chunks | None"  # the chunks that may follow the sound
-    header: Callable[[int], bytes]  # returns a header for so many bytes of samples
+    byte_rate: int  # bytes of samples per second; 0: unknown
+    chunks: "_Chunks | None"  # the layout of chunks that may follow the samples
+    header: Callable[[int], bytes]  # returns a header for a number of bytes of samples
 
     @property
     def end(self) -> int:
-        """The end of the samples, as declared."""
+        """The declared end of the samples."""
         return self.begin + self.declared
 
 
 def sound_chunk(audio: Bytes) -> SoundChunk | None:
-    """Find the samples; None for a format without a declared size, or a header without sound.
+    """Find the samples; None if the format declares no size or the header has no samples.
 
     Raises:
         AudioError: the header has too many chunks.
@@ -94,7 +94,7 @@ def sound_chunk(audio: Bytes) -> SoundChunk | None:
 
 
 def is_settled(audio: Bytes) -> bool:
-    """Tell whether the declared sound is there and nothing but chunks follows it."""
+    """Return whether the declared samples are present and only chunks follow them."""
     chunk = sound_chunk(audio)
     if chunk is None or not chunk.declared or chunk.end > len(audio):
         return False
@@ -105,10 +105,10 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     """Correct a wrong size.
 
     Args:
-        audio: one file, nothing joined behind it.
+        audio: a single file, without others joined to it.
 
     Returns:
-        The file, with a header of its own if the size was wrong; a warning, or "".
+        The file, with a new header if the size was wrong; and a warning or "".
 
     Raises:
         AudioError: the header has too many chunks.
@@ -126,13 +126,13 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     if chunk.is_stream:
         return file, ""
     return file, (
-        f"audio's header was not completed: it declares {_length(chunk, chunk.declared)} of sound, "
-        f"and the file holds {_length(chunk, present)}, all of which are transcribed"
+        f"the audio's header is incomplete: it declares {_length(chunk, chunk.declared)} of audio, "
+        f"but the file has {_length(chunk, present)}; all of it is transcribed"
     )
 
 
 def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
-    """Tell whether the declared size is right, or that of a file that was cut short."""
+    """Return whether the declared size is right, or the file is truncated."""
     if chunk.declared > present:
         return not (chunk.is_stream or _is_placeholder(audio, chunk))
     rest = present - chunk.declared
@@ -158,7 +158,7 @@ def _is_round(size: int) -> bool:
 
 
 def _chunk_follows(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
-    """Tell whether a chunk that is known begins at a place, or chunks that reach the end."""
+    """Return whether a known chunk, or chunks that reach the end, begin at an offset."""
     known = (audio[at : at + 4], audio[at + 1 : at + 5])  # a pad byte may be missing
     return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, at)
 
@@ -183,7 +183,7 @@ def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
 
 
 def _is_name(name: bytes) -> bool:
-    if len(name) == 16:  # a GUID of W64's
+    if len(name) == 16:  # a GUID, in W64
         return name[7] == 0x11 and name[6] in (0xCF, 0xD2, 0xD3)
     return all(0x20 <= byte < 0x7F for byte in name)
 
@@ -193,7 +193,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _is_blank(audio: Bytes, at: int) -> bool:
-    """Tell whether all bytes from a place on are zero."""
+    """Return whether all bytes from an offset on are zero."""
     for begin in range(at, len(audio), _BLANK_BYTES):
         if audio[begin : begin + _BLANK_BYTES].strip(b"\0"):
             return False
@@ -322,7 +322,7 @@ def _caf(audio: Bytes) -> SoundChunk | None:
         return None
     rate, _, _, packet, frames = struct.unpack(">d4sIII", description[:24])
     if not packet or not frames or not 0 < rate < 1e6:
-        return None  # packets of different sizes, which a table tells
+        return None  # packets of variable size, listed in a table
     before, is_stream = audio[:at], size == -1
 
     def header(size: int) -> bytes:

@@ -1,15 +1,15 @@
-"""Audio files, opened by the library that knows them, as blocks of what is in them.
+"""Open audio files with libsndfile or FFmpeg, and decode them to blocks.
 
-libsndfile reads WAV, AIFF, FLAC, OGG, MP3, CAF of plain samples or ALAC, and some formats of
-laboratories. FFmpeg (`serve.speech.ffmpeg`) reads what phones, browsers, broadcasts and corpora
-make: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others; and MP3 files one behind the other.
-Libraries get the file through a meter, which ends it for them where reading has cost too much.
+libsndfile reads WAV, AIFF, FLAC, OGG, MP3, CAF of plain samples or ALAC, and some laboratory
+formats. FFmpeg (`serve.speech.ffmpeg`) reads the formats of phones, browsers, broadcasts and
+corpora: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others. It also reads joined MP3 files.
+Libraries read the file through a meter, which ends it for them if reading costs too much.
 
 Before a library sees a file, the header of an HTTP answer is taken off (`captured`), joined files
 are separated (`joined`), and a wrong size of the sound is corrected (`sizes`).
 
-They are C, and take what memory and time a file makes them take: `serve.speech.sandbox` runs this
-in processes that end with their file.
+Malicious files can make these C libraries use much memory and time, so `serve.speech.sandbox` runs
+this module in one process per file.
 """
 
 import math
@@ -37,13 +37,13 @@ from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, Pcm16, Source
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
-# Not here: what FFmpeg reads as well, and tells the declared length of; and what libsndfile takes
-# for sound besides recordings, samplers' instruments and matrices.
+# Without the formats for which FFmpeg also reports the declared length, and without libsndfile's
+# formats for instruments of samplers and for matrices.
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
 _ORDERED = ("OGG", "CAF")
-"""Formats with an order of channels of their own, which FFmpeg knows."""
-# Values of a block. One that cannot be read in whole is lost, so a damaged file wants small ones.
+"""Formats with their own channel order, which only FFmpeg handles."""
+# Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
 _LAYOUTS = {
     "WAV": layouts.wav_layout,
@@ -53,11 +53,11 @@ _LAYOUTS = {
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that is read once from its beginning.
+    """A file that is read sequentially.
 
-    NOTE: `SoundFile.read` seeks to where it already is after each block of a seekable file. In an
-    MP3 that loses the bits that one frame borrows from those before it: up to a whole frame of
-    wrong samples at each block. In a FLAC stream of unknown length it fails.
+    NOTE: `SoundFile.read` seeks to its current position after each block of a seekable file. An MP3
+    thereby loses the bits that a frame borrows from previous ones: up to a whole frame of samples
+    is wrong at each block. In a FLAC stream of unknown length the seek fails.
     """
 
     def seekable(self) -> bool:
@@ -70,10 +70,10 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """Decode as `serve.speech.audio.decode` does, but in this process.
+    """Decode a file in this process; see `serve.speech.audio.decode`.
 
     Raises:
-        MemoryError: there was too little for it.
+        MemoryError: the process ran out of memory.
     """
     meter = Meter(limits, stopped, warn)
     return meter.steps(_decoded(audio, meter))
@@ -85,25 +85,25 @@ def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, 
 
 
 def _opened_parts(parts: Sequence[containers.Bytes], meter: Meter) -> Iterator[Source]:
-    """Open the parts of a joined file, each when it is asked for."""
+    """Open the parts of a joined file on demand."""
     for number, part in enumerate(parts, 1):
         if len(parts) > 1:
             meter.begin_part(number, len(parts))
         try:
             yield open_source(part, meter)
         except AudioError as error:
-            meter.check()  # a file that gives no more looks damaged
+            meter.check()  # a file stopped by the meter looks damaged to a library
             if len(parts) == 1 or not meter.limits.partial:
                 raise
             meter.warn(str(error))
 
 
 def open_source(audio: containers.Bytes, meter: Meter) -> Source:
-    """Open a file with whatever knows it.
+    """Open a file with the library that supports its format.
 
     Raises:
-        AudioError: nothing knows it, it has no sound, or its header tells that it is cut short.
-        MemoryError: there was too little for it.
+        AudioError: no library supports it, it has no audio, or its header shows a truncation.
+        MemoryError: the process ran out of memory.
     """
     try:
         return _opened(audio, meter)
@@ -121,7 +121,7 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
         tracks.check_only(meter.limits.track, "WAV")
         return Pcm16(audio, header)
     if ends.is_cut_off(audio):
-        meter.cut_short("audio is cut short: it ends before its last part does")
+        meter.cut_short("audio is cut short: it ends inside a part of its container")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
@@ -140,7 +140,7 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
 
 
 def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
-    """Open a file by FFmpeg; a stream of MP3 or AAC from its first whole frame on."""
+    """Open a file with FFmpeg; read MP3 and AAC streams from their first whole frame on."""
     file: FFmpegFile | None = None
     try:
         file = FFmpegFile(audio, meter)
@@ -154,8 +154,8 @@ def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
     begin, demuxer = found or (0, "")
     if begin > containers.id3_bytes(audio):
         meter.warn(
-            f"audio's first {begin} bytes are no whole frame of {demuxer.upper()}, as where a "
-            "recording of a stream begins; they are left out"
+            f"audio's first {begin} bytes are not a whole {demuxer.upper()} frame, as in a "
+            "recording of a running stream; they are skipped"
         )
     elif file is not None:
         return file
@@ -170,7 +170,7 @@ def _is_joined_mp3(audio: containers.Bytes) -> bool:
 
 
 class _SndFile:
-    """A file that libsndfile reads."""
+    """A file opened by libsndfile."""
 
     tolerance_s = 0.0
 
@@ -182,7 +182,7 @@ class _SndFile:
         self.layout = layout_of(audio, file.channels) if layout_of else layouts.UNKNOWN
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
-        # Compressed formats repeat what their header declares.
+        # For compressed formats libsndfile repeats the declaration of the header.
         known = file.format in _CHUNKED_FORMATS and self.rate
         self.present_s = file.frames / self.rate if known else None
 
@@ -199,10 +199,10 @@ class _SndFile:
 
 
 def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
-    """Count the samples that the file ought to hold; None where it does not say."""
+    """Return the declared number of frames; None if the file declares none."""
     if file_format == "MP3" and not containers.mp3_states_its_length(audio):
         return None
-    if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell
+    if frames > 1 << 60:  # libsndfile's value for a FLAC stream of unknown length
         return None
     if file_format in _CHUNKED_FORMATS:
         declared, present = containers.sample_bytes(audio)

@@ -1,4 +1,4 @@
-"""Only some stretches of a recording: each is cut by itself, and times are those of the whole."""
+"""Cut selected intervals of a recording into windows, with times in the whole recording."""
 
 import dataclasses
 import math
@@ -16,24 +16,24 @@ Stretch = tuple[float, float]
 """Start and end in seconds; the end may be infinite."""
 
 CutOne = Callable[[Iterable[Samples]], Iterator[Window | None]]
-"""Cuts audio of which all counts, as `cut` and `pack` do."""
+"""A function that cuts a whole recording, such as `cut` or `pack`."""
 
 
 def cut_stretches(
     blocks: Iterable[Samples], stretches: Sequence[Stretch], cut_one: CutOne
 ) -> Iterator[Window | None]:
-    """Cut stretches of audio into windows, none of which holds parts of two.
+    """Cut each interval of the audio into windows of its own.
 
-    No more blocks are asked for than the last stretch needs. What lies beyond the audio's end is
+    Blocks are read only up to the end of the last interval. Intervals beyond the audio's end are
     empty.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        stretches: at least one, in order.
-        cut_one: called with the blocks of each.
+        stretches: at least one interval, in order.
+        cut_one: called with the blocks of each interval.
 
     Yields:
-        Windows, of which only the very last may hold no samples, and None as `pack` does.
+        Windows; only the last one may have no samples. None as in `pack`.
     """
     reader, left_out_s = _Reader(blocks), 0.0
     for number, (start_s, end_s) in enumerate(stretches, start=1):
@@ -59,7 +59,7 @@ def _sample(time_s: float) -> int:
 
 
 def _skipped(blocks: Iterable[Samples]) -> Iterator[None]:
-    """Yield None now and then, while audio goes by that nobody wants."""
+    """Discard blocks; yield None after each `BREATHER` samples."""
     waited = 0
     for block in blocks:
         waited += len(block)
@@ -69,15 +69,15 @@ def _skipped(blocks: Iterable[Samples]) -> Iterator[None]:
 
 
 class _Reader:
-    """Hands out audio, as much as is asked for."""
+    """A reader of blocks that can stop at any sample."""
 
     def __init__(self, blocks: Iterable[Samples]) -> None:
-        self.at = 0  # samples handed out
+        self.at = 0  # samples read
         self._blocks = iter(blocks)
         self._rest = np.zeros(0, np.float32)
 
     def until(self, end: int) -> Iterator[Samples]:
-        """Yield the blocks that are left before a sample of the whole, or the audio's end."""
+        """Yield blocks up to a sample of the recording, or to its end."""
         while self.at < end:
             if not len(self._rest):
                 block = next(self._blocks, None)

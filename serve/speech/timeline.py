@@ -1,9 +1,8 @@
-"""Times in windows from which pauses were cut out, and the same times in the whole audio.
+"""Map times in a window without pauses to times in the recording.
 
-Pure functions. Between two stretches of speech that now touch lies a seam; on either side of it is
-a margin of audio in which nobody speaks. A segment that begins in the margin before a seam begins
-after the pause, and one that ends in the margin after it ends before the pause. A word that lies
-across a seam belongs to the side on which its middle is.
+Pure functions. A cut-out pause leaves a seam, with a margin of silence on either side. A segment
+that starts in the margin before a seam starts after the pause. A segment that ends in the margin
+after it ends before the pause. A word across a seam belongs to the side of its middle.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from serve.contract.messages import Segment, Word
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """A part that was cut out of a window; all in seconds."""
+    """A pause that was cut out of a window; all in seconds."""
 
     at_s: float  # from the window's start
     length_s: float
@@ -22,17 +21,17 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """The place of a window's audio in the whole.
+    """The mapping of a window's times to the recording.
 
-    Both mappings never run backwards, and no time before another becomes a start behind its end.
+    `start` and `end` are non-decreasing, and a start is never mapped to a time after a later end.
     """
 
-    start_s: float  # the window's, in the whole audio
+    start_s: float  # the window's start in the recording
     pauses: Sequence[Pause] = ()  # in order
-    margin_s: float = 0.0  # without speech, on either side of each pause
+    margin_s: float = 0.0  # silence on either side of each pause
 
     def start(self, time_s: float) -> float:
-        """Return the start in the whole audio of what begins at `time_s` of the window."""
+        """Map a start time of the window to the recording."""
         out = 0.0
         for pause in self.pauses:
             if time_s < pause.at_s - self.margin_s:
@@ -42,7 +41,7 @@ class Timeline:
         return self.start_s + time_s + out
 
     def end(self, time_s: float) -> float:
-        """Return the end in the whole audio of what ends at `time_s` of the window."""
+        """Map an end time of the window to the recording."""
         out = 0.0
         for pause in self.pauses:
             if time_s <= pause.at_s + self.margin_s:
@@ -52,7 +51,7 @@ class Timeline:
         return self.start_s + time_s + out
 
     def word(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Return start and end in the whole audio of a word at these times of the window."""
+        """Map the start and end of a word in the window to the recording."""
         middle, out = (start_s + end_s) / 2, 0.0
         for pause in self.pauses:
             if middle < pause.at_s:
@@ -64,10 +63,10 @@ class Timeline:
         return self.start_s + start_s + out, self.start_s + end_s + out
 
     def restore(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Return segments with their times, and their words', in the whole audio.
+        """Map the times of segments and their words to the recording.
 
         Args:
-            segments: of the window, in order; times as if nothing had been cut out of it.
+            segments: the window's segments in order, with times that ignore the pauses.
         """
         segments = list(segments)
         return [self._restored(segment) for segment in segments] if self.pauses else segments

@@ -1,7 +1,7 @@
-"""Prompt ids for a request, and text from token ids.
+"""Convert text to prompt ids, and token ids to text.
 
-Wraps the `tokenizers` library's reader of tokenizer.json; special ids come from the engine's
-manifest, never from names. The order of a prompt is that of OpenAI's `whisper/decoding.py`:
+This module wraps the `tokenizers` library, which reads tokenizer.json. Special ids come from the
+engine's manifest, never from names. A prompt's order is that of OpenAI's `whisper/decoding.py`:
 
     [<|startofprev|> previous text] <|startoftranscript|> [language task] [<|notimestamps|>]
 
@@ -19,9 +19,9 @@ from serve.contract.messages import Task
 from serve.speech.languages import TO_LANGUAGE_CODE, language_code
 
 _MAX_LANGUAGE_CHARS = 60
-_CLOSE = 0.75  # of a language's name to what may be a slip of it
-_NUMERALS = (*"0123456789%$", "Â£")  # the last as byte-level BPE writes £
-# Characters that are looked at for each token that counts; text has about four a token.
+_CLOSE = 0.75  # minimum similarity of a misspelled language name
+_NUMERALS = (*"0123456789%$", "Â£")  # the last is £ in byte-level BPE
+# Characters to tokenize per token of the limit; text has about four characters per token.
 _MAX_TOKEN_CHARS = 32
 
 
@@ -43,23 +43,25 @@ class Tokenizer:
         """Read the engine's tokenizer.json.
 
         Raises:
-            EngineError: it cannot be read, or its special ids are not those of the manifest.
+            EngineError: the file cannot be read, or its special ids differ from the manifest's.
         """
         path, text = engine.path / TOKENIZER_FILE, engine.load_tokenizer()
         try:
             pieces = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower type
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         facts = engine.manifest.tokenizer
         if pieces.decoder is None:
-            raise EngineError(f"{path} has no decoder, expected byte-level BPE")
+            raise EngineError(
+                f"{path} has no decoder; expected byte-level BPE: build the engine again"
+            )
         expected = {"<|endoftext|>": facts.eot, "<|startoftranscript|>": facts.sot}
         expected |= {f"<|{code}|>": token for code, token in facts.languages.items()}
         for name, token in expected.items():
             actual = pieces.token_to_id(name)
             if actual != token:
                 raise EngineError(
-                    f"{path}: {name} has id {actual}, the manifest says {token}; "
+                    f"{path}: {name} has id {actual}; expected {token} as in the manifest: "
                     "build the engine again"
                 )
         dims = engine.manifest.dims
@@ -67,27 +69,27 @@ class Tokenizer:
 
     @property
     def facts(self) -> TokenizerFacts:
-        """Special ids and suppression lists, as the manifest states them."""
+        """The special ids and suppression lists of the manifest."""
         return self._facts
 
     @property
     def n_vocab(self) -> int:
-        """The number of ids, timestamps and other special ones among them."""
+        """The number of ids, including timestamps and other special ids."""
         return self._n_vocab
 
     @property
     def text_limit(self) -> int:
-        """Ids of text that a prompt may hold: half a context without the mark before them."""
+        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
         return self._text_limit
 
     @property
     def languages(self) -> frozenset[str]:
-        """Codes of the languages that the engine knows; only "en" if it is English-only."""
+        """The engine's language codes; only "en" if it is English-only."""
         return frozenset(self._facts.languages or {"en"})
 
     @property
     def numerals(self) -> tuple[int, ...]:
-        """Ids of text that holds a digit, %, $ or £, in order."""
+        """The ids of text tokens with a digit, %, $ or £, in order."""
         vocabulary = self._pieces.get_vocab(with_added_tokens=False)
         found = (id for piece, id in vocabulary.items() if any(mark in piece for mark in _NUMERALS))
         return tuple(sorted(id for id in found if id < self._facts.eot))
@@ -99,7 +101,7 @@ class Tokenizer:
             languages: codes, English names or tags such as en-US, in any case.
 
         Raises:
-            OptionError: one is unknown.
+            OptionError: a language is unknown.
         """
         codes = dict.fromkeys(map(self._known_language, languages))
         return tuple(self._facts.languages[code] for code in codes)
@@ -115,13 +117,13 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; special and timestamp ids are dropped.
 
-        Ids may end, or begin, inside a character: what is not UTF-8 becomes U+FFFD.
+        Ids may begin or end inside a character: invalid UTF-8 becomes U+FFFD.
         """
         text = [token for token in ids if 0 <= token < self._facts.eot]
         return self._pieces.decode(text, skip_special_tokens=False)
 
     def special_name(self, token_id: int) -> str:
-        """Return a special token as it is written in text, such as <|startoftranscript|>.
+        """Return the name of a special token, such as <|startoftranscript|>.
 
         Raises:
             EngineError: tokenizer.json has no such token.
@@ -137,17 +139,17 @@ class Tokenizer:
     def prompt_ids(
         self, language: str | None, task: Task, timestamps: bool, prompt: str
     ) -> tuple[int, ...]:
-        """Return the ids that a window's decoding begins with.
+        """Return the ids with which a window's decoding starts.
 
         Args:
-            language: code, English name or tag, in any case; None puts DETECT_LANGUAGE where the
-                runtime must put the language that it finds.
+            language: code, English name or tag, in any case; None puts DETECT_LANGUAGE in its
+                place, which the runtime replaces by the detected language.
             task: "transcribe", or "translate" into English.
             timestamps: whether timestamp tokens may follow.
-            prompt: text that precedes the audio; see `previous_text`.
+            prompt: the text before the audio; see `previous_text`.
 
         Raises:
-            OptionError: the language is unknown, the engine cannot do what is asked, or the
+            OptionError: the language is unknown, the engine does not support the task, or the
                 prompt holds special tokens.
         """
         facts = self._facts
@@ -159,27 +161,27 @@ class Tokenizer:
         return tuple(ids)
 
     def previous_text(self, prompt: str) -> tuple[int, ...]:
-        """Return the ids of the text that precedes the audio; none where it is blank.
+        """Return the ids of the text before the audio; none if it is blank.
 
-        Of a long one the last `text_limit` ids are used, as OpenAI's decoder does, and no more
-        text is looked at than those can stand for.
+        Only the last `text_limit` ids of a long text are used, as in OpenAI's decoder. The text is
+        truncated before it is tokenized.
 
         Raises:
-            OptionError: it holds special tokens.
+            OptionError: the text holds special tokens.
         """
         text = prompt.strip()[-self._text_limit * _MAX_TOKEN_CHARS :]
         return self._encoded("prompt", text)[-self._text_limit :]
 
     def text_ids(self, option: str, text: str, limit: int) -> tuple[int, ...]:
-        """Return the ids of a text of which nothing may be left out; none where it is blank.
+        """Return the ids of a text that must not be truncated; none if it is blank.
 
         Args:
-            option: its name, for errors.
-            text: what a client wrote.
-            limit: the most ids that it may have.
+            option: the option's name, for errors.
+            text: the client's text.
+            limit: the maximum number of ids.
 
         Raises:
-            OptionError: it holds special tokens or is too long.
+            OptionError: the text holds special tokens or is too long.
         """
         text = text.strip()
         ids = self._encoded(option, text[: (limit + 1) * _MAX_TOKEN_CHARS])
@@ -190,10 +192,10 @@ class Tokenizer:
         return ids
 
     def phrases_ids(self, option: str, phrases: Sequence[str]) -> list[list[tuple[int, ...]]]:
-        """Ids of each of some stripped phrases, behind a space and at the beginning of a text.
+        """Return the ids of stripped phrases, each after a space and at the beginning of a text.
 
         Raises:
-            OptionError: one holds special tokens.
+            OptionError: a phrase holds special tokens.
         """
         texts = [way for phrase in phrases for way in (" " + phrase, phrase)]
         encoded = self._pieces.encode_batch_fast(texts, add_special_tokens=False)
@@ -201,16 +203,16 @@ class Tokenizer:
         return [list(ways) for ways in zip(ids[::2], ids[1::2], strict=True)]
 
     def _encoded(self, option: str, text: str) -> tuple[int, ...]:
-        """Return the ids of stripped text, which begins with a space as words do."""
+        """Return the ids of stripped text after a space, like a word within a text."""
         if not text:
             return ()
         return self._checked(option, self._pieces.encode(" " + text, add_special_tokens=False))
 
     def _checked(self, option: str, encoded: tokenizers.Encoding) -> tuple[int, ...]:
-        """Return the ids of a text.
+        """Return the ids of an encoded text.
 
         Raises:
-            OptionError: it holds special tokens.
+            OptionError: the text holds special tokens.
         """
         ids = tuple(encoded.ids)
         if ids and (last := max(ids)) >= self._facts.eot:
@@ -226,15 +228,17 @@ class Tokenizer:
             raise OptionError(f"task {shown(task)} is unknown; expected one of {', '.join(tasks)}")
         if not facts.multilingual:
             if task == "translate":
-                raise OptionError("task 'translate' needs a multilingual engine; this one is not")
+                raise OptionError(
+                    "task 'translate' needs a multilingual engine, but this engine is English-only"
+                )
             return []
         task_id = tasks[task]
         if task_id is None:
-            raise OptionError(f"task {task!r} is not known to this engine")
+            raise OptionError(f"task {task!r} is not supported by this engine")
         return [DETECT_LANGUAGE if code is None else facts.languages[code], task_id]
 
     def _known_language(self, language: str) -> str:
-        """Return the code of a language that this engine knows."""
+        """Return the code of a language of this engine."""
         code, known = language_code(language), self.languages
         if code in known:
             return code

@@ -1,7 +1,7 @@
-"""The audio tracks of a file, and which one of them is transcribed.
+"""Choose the audio track of a file to transcribe.
 
-A request names a track by its number, from 1 on, or by a language. Otherwise it is the one that the
-file calls its default, as players take it, or the first.
+A request names a track by its number, from 1 on, or by a language. Otherwise the file's default
+track is chosen, as by players, or the first one.
 """
 
 import dataclasses
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from serve.contract.errors import OptionError, shown
 from serve.speech.languages import language_code
 
-_MAX_SHOWN = 16  # tracks of a list
-_MAX_LANGUAGE_CHARS = 16  # shown of a language tag, which is the file's own text
+_MAX_SHOWN = 16  # maximum tracks in a message
+_MAX_LANGUAGE_CHARS = 16  # maximum characters of a language tag, which comes from the file
 
-# Whisper's codes beside those of ISO 639-2, in which films name languages; the second of two is
-# bibliographic.
+# Whisper's codes and the ISO 639-2 codes that video files use; the second of two is bibliographic.
 _THREE_LETTERS = """
     en:eng zh:zho,chi de:deu,ger es:spa ru:rus ko:kor fr:fra,fre ja:jpn pt:por tr:tur pl:pol
     ca:cat nl:nld,dut ar:ara sv:swe it:ita id:ind hi:hin fi:fin vi:vie he:heb uk:ukr el:ell,gre
@@ -36,24 +35,24 @@ _UNKNOWN = ("", "und", "mis", "mul", "zxx")
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """An audio track, as its file describes it."""
+    """An audio track, as described by its file."""
 
-    language: str  # as the file tags it; empty: it does not say
+    language: str  # the file's language tag; empty: none
     kind: str  # codec and channels
     default: bool = False
-    main: bool = True  # no comments, and no description of the picture
+    main: bool = True  # neither commentary nor audio description
     readable: bool = True
 
 
 def pick(tracks: Sequence[Track], wanted: str) -> int:
-    """Return the place of the track to take.
+    """Return the index of the track to transcribe.
 
     Args:
-        tracks: at least one.
-        wanted: number or language; empty: the default one.
+        tracks: at least one track.
+        wanted: number or language; empty: the default track.
 
     Raises:
-        OptionError: there is no such track; its text lists those there are.
+        OptionError: there is no such track; the message lists the tracks.
     """
     if not wanted:
         return min(range(len(tracks)), key=lambda i: _rank(tracks[i]))
@@ -73,20 +72,20 @@ def pick(tracks: Sequence[Track], wanted: str) -> int:
 
 
 def check_only(wanted: str, kind: str) -> None:
-    """Refuse a track that is asked for of a file whose format holds one alone.
+    """Check the requested track of a file whose format has only one track.
 
     Raises:
-        OptionError: it is not that one.
+        OptionError: another track is requested.
     """
     pick([Track("", kind)], wanted)
 
 
 def others(tracks: Sequence[Track], taken: int) -> str:
-    """Tell which of several tracks was taken where a request named none."""
+    """Return the warning that one of several tracks was chosen by default."""
     rest = [i for i in range(len(tracks)) if i != taken]
     return (
         f"the file has {len(tracks)} audio tracks; track {_named(tracks, taken)} is transcribed, "
-        f"and not {_listed(tracks, rest)}; audio_track chooses another"
+        f"and not {_listed(tracks, rest)}; set audio_track to choose another one"
     )
 
 

@@ -1,7 +1,7 @@
-"""Windows of long audio, and their tokens as pieces of text and as segments. Pure functions.
+"""Define windows of audio, and split their tokens into pieces and segments. Pure functions.
 
-The rules for timestamps follow OpenAI's `whisper/transcribe.py`, but text after a window's last
-timestamp is kept instead of being decoded once more; see `serve.speech.cutting`.
+The timestamp rules follow OpenAI's `whisper/transcribe.py`. Unlike there, text after a window's
+last timestamp is kept and not decoded again; see `serve.speech.cutting`.
 """
 
 import dataclasses
@@ -12,25 +12,24 @@ from serve.contract.messages import Alignment, Samples, Segment
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.timeline import Pause, Timeline
 
-TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
+TIMESTAMP_STEP_S = 0.02  # step between adjacent timestamp tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """A stretch of audio that is decoded in one go."""
+    """An interval of audio that is decoded at once."""
 
-    start_s: float  # in the whole audio
+    start_s: float  # in the recording
     samples: Samples  # (n,), n <= WINDOW_SAMPLES
-    last: bool = False  # the audio ends with it
-    # Where speech alone is decoded, what was cut out of the samples, and how much before them, in
-    # them and, with the last window, after them.
-    pauses: tuple[Pause, ...] = ()
+    last: bool = False  # the last window of the audio
+    pauses: tuple[Pause, ...] = ()  # cut out of the samples
     margin_s: float = 0.0  # see `Timeline`
+    # Seconds cut out before and in the window and, if it is the last one, after it.
     left_out_s: float = 0.0
-    # Start and end in seconds from the window's start of each stretch in which somebody speaks, in
-    # order; None where nobody listened.
+    # Start and end of each speech interval in seconds from the window's start, in order; None if
+    # VAD did not run.
     voice: tuple[tuple[float, float], ...] | None = None
-    channel: int = 0  # of the audio, where each is decoded by itself
+    channel: int = 0  # the audio channel, if channels are decoded separately
     narrow: bool = False  # the audio so far is too low for speech; see `serve.speech.bandwidth`
 
     @property
@@ -40,18 +39,18 @@ class Window:
 
     @property
     def voice_s(self) -> float | None:
-        """Seconds in which somebody speaks; None where nobody listened."""
+        """Seconds of speech; None if VAD did not run."""
         return None if self.voice is None else sum(end - start for start, end in self.voice)
 
     @property
     def timeline(self) -> Timeline:
-        """The place of its times in the whole audio."""
+        """The mapping of the window's times to the recording's."""
         return Timeline(self.start_s, self.pauses, self.margin_s)
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Text between two timestamps of one window; times in seconds from the window's start."""
+    """The text between two timestamps of a window; times in seconds from the window's start."""
 
     start_s: float
     end_s: float
@@ -60,28 +59,28 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One decoding of one window; scores are None where the runtime cannot measure them."""
+    """The result of decoding a window once; scores are None if the runtime has none."""
 
     tokens: tuple[int, ...]  # as sampled: text and timestamps
     avg_logprob: float | None
     no_speech_prob: float | None
     temperature: float
-    compression_ratio: float  # of the whole text, or of the piece that repeats itself most
-    pieces: tuple[Piece, ...] = ()  # of the text
-    looped: bool = False  # ended as a loop: more would have been sampled
-    alignment: Alignment | None = None  # of the text, where words are asked for
+    compression_ratio: float  # the maximum over the whole text and its pieces
+    pieces: tuple[Piece, ...] = ()  # the text's pieces
+    looped: bool = False  # ended early, because the text repeated itself
+    alignment: Alignment | None = None  # the text's alignment, if words are wanted
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """A window that will not be decoded again. Silence has no pieces."""
+    """The final result of a window; silence has no pieces."""
 
     timeline: Timeline  # the window's
     duration_s: float
     attempt: Attempt
     pieces: tuple[Piece, ...]
-    language: str | None = None  # code, where windows have languages of their own
-    given_up: bool = False  # no attempt was accepted, and this is the best of them
+    language: str | None = None  # the window's own language code, if it has one
+    given_up: bool = False  # all attempts failed, and this is the best one
 
 
 def split_segments(
@@ -89,11 +88,11 @@ def split_segments(
 ) -> list[Piece]:
     """Split a window's tokens at their timestamps.
 
-    A timestamp after text ends a piece and the next one begins another; text before the first
-    timestamp begins with the window, text after the last one ends with it, and text without any
-    timestamp is one piece over the whole window. An end that is not after its start tells nothing,
-    so the next piece's start or the window's end stands in for it. Times lie in
-    [0, window_duration_s] and never run backwards; stretches without text are left out.
+    A timestamp after text ends a piece, and the next timestamp begins another. Text before the
+    first timestamp begins with the window, and text after the last one ends with it. Text without
+    timestamps is one piece over the whole window. An end that is not after its start is replaced by
+    the next piece's start or the window's end. Times lie in [0, window_duration_s] and never
+    decrease. Intervals without text are dropped.
 
     Args:
         tokens: as sampled; special tokens other than timestamps are ignored.
@@ -132,7 +131,7 @@ def _spans(
 
 
 def written(pieces: Sequence[Piece], facts: TokenizerFacts, timestamps: bool) -> tuple[int, ...]:
-    """Return the text tokens of pieces, each between its timestamps where these are wanted."""
+    """Return the text tokens of pieces, with their timestamp tokens if `timestamps`."""
     tokens: list[int] = []
     for piece in pieces:
         begin, end = (
@@ -144,15 +143,15 @@ def written(pieces: Sequence[Piece], facts: TokenizerFacts, timestamps: bool) ->
 
 
 def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
-    """Turn a window's pieces into segments, in order, with times as if it held no pauses.
+    """Convert a window's pieces to segments, in order.
 
-    They are times in the whole audio, once `Timeline.restore` has put back what was cut out of the
-    window. Windows do not overlap and pieces lie inside their window, so segments do not overlap.
-    Texts are kept as decoded, with the space that begins a word; see `spoken` for blank ones.
+    Their times ignore the pauses cut out of the window; `Timeline.restore` adds these. Windows do
+    not overlap and pieces lie inside their window, so segments do not overlap. Texts are kept as
+    decoded, with the space before a word; `spoken` removes blank ones.
 
     Args:
-        window: what became of it.
-        decode: text of a piece's tokens.
+        window: the window's final result.
+        decode: returns the text of tokens.
     """
     attempt = window.attempt
     return [
@@ -172,10 +171,10 @@ def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segm
 
 
 def spoken(segments: Iterable[Segment]) -> list[Segment]:
-    """Return the segments that hold more than blanks."""
+    """Return the segments whose text is not blank."""
     return [segment for segment in segments if segment.text.strip()]
 
 
 def join_text(segments: Iterable[Segment]) -> str:
-    """Join the segments' texts as decoded, without space at either end."""
+    """Join the segments' texts as decoded, and strip the result."""
     return "".join(segment.text for segment in segments).strip()

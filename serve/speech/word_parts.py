@@ -1,7 +1,8 @@
-"""Words of a text, and their parts: tokens -> parts -> words that begin where the text has a space.
+"""Split tokens into parts of words, and join the parts to words.
 
-Times are measured for parts, which are split as OpenAI's `whisper/timing.py` splits words: at
-spaces and at every punctuation mark. `whole_words` joins the parts of a word in the end.
+Times are measured for parts. They are split like the words of OpenAI's `whisper/timing.py`: at
+spaces and at every punctuation mark. `whole_words` finally joins them to words, which start at
+spaces.
 """
 
 import dataclasses
@@ -19,48 +20,49 @@ SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages writte
 Decode = Callable[[Sequence[int]], str]
 
 _PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
-_APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
+_APPENDED = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the word before it
 PUNCTUATION = _PREPENDED + _APPENDED
-_SILENT = frozenset(PUNCTUATION + ";…")  # marks that nobody says, as are dashes and brackets
+_SILENT = frozenset(PUNCTUATION + ";…")  # unspoken marks, as are dashes and brackets
 _SILENT_CATEGORIES = frozenset({"Pd", "Ps", "Pe", "Pi", "Pf"})
 _NO_BREAK = frozenset("\u00a0\u2007\u202f")  # spaces within a word
 
 
 @dataclasses.dataclass
 class Timing:
-    """A word of a window, or a part of one; its times count from the window's start."""
+    """A word of a window, or a part of one; times count from the window's start."""
 
-    text: str  # with the space that begins it; "" once it was joined to a neighbour
-    tokens: int  # of how many text tokens it is made
+    text: str  # with a leading space; "" after it was joined to a neighbour
+    tokens: int  # number of text tokens
     start_s: float
     end_s: float
-    probabilities: npt.NDArray[np.float32]  # (n,), of its tokens but for punctuation beside it
+    probabilities: npt.NDArray[np.float32]  # (n,), of its tokens without joined punctuation
 
     @property
     def duration_s(self) -> float:
-        """Seconds that it takes."""
+        """The duration in seconds."""
         return self.end_s - self.start_s
 
     @property
     def probability(self) -> float:
-        """Mean probability of its tokens."""
+        """The mean probability of its tokens."""
         return float(self.probabilities.mean())
 
 
 def split_words(
     tokens: Sequence[int], decode: Decode, language: str
 ) -> tuple[list[str], list[int]]:
-    """Join text tokens to parts of words: at spaces, or at every character without spaces.
+    """Join text tokens to parts of words.
 
-    Punctuation that is a token of its own is a part of its own.
+    A part starts at a space or, in languages without spaces, at every character. A punctuation
+    mark that is a separate token is a separate part.
 
     Args:
         tokens: text tokens.
-        decode: text of tokens; what is not UTF-8 becomes U+FFFD.
-        language: code.
+        decode: returns the text of tokens; invalid UTF-8 becomes U+FFFD.
+        language: the language's code.
 
     Returns:
-        The parts, and of how many tokens each is made.
+        The parts, and the number of tokens of each.
     """
     pieces = list(characters(tokens, decode))
     if language not in SPACELESS:
@@ -69,7 +71,7 @@ def split_words(
 
 
 def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
-    """Yield (text, tokens) of the shortest runs of tokens that hold whole characters."""
+    """Yield the text and number of tokens of the shortest runs that decode to whole characters."""
     whole, done, begin = decode(tokens), 0, 0
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[begin:end])
@@ -92,7 +94,7 @@ def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 def join_punctuation(timings: list[Timing]) -> None:
-    """Join punctuation to the word that it belongs to, whose times stay as they are."""
+    """Join punctuation to the adjacent words; the words' times do not change."""
     following = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
         mark, word = timings[i], timings[following]
@@ -118,13 +120,13 @@ def whole_words(parts: Sequence[Timing], spaceless: bool) -> list[Timing]:
     """Join the parts of each word.
 
     Args:
-        parts: of one segment, in order.
+        parts: the parts of one segment, in order.
         spaceless: whether the language is written without spaces. Then parts are words, except
             that vowel signs and marks join the letter before them.
 
     Returns:
-        The words. A word lasts from its first part to its last one, and its tokens' probabilities
-        are those of all parts. Marks that nobody says change neither.
+        The words. A word lasts from its first part to its last one and has the probabilities of
+        all its parts. Unspoken marks change neither.
     """
     words: list[Timing] = []
     for part in parts:
@@ -145,7 +147,7 @@ def _continues(before: str, text: str, spaceless: bool) -> bool:
 
 
 def _combined(word: Timing, part: Timing) -> Timing:
-    """Return a word with its next part; nobody says a mark, so a mark changes no time."""
+    """Join a word with its next part; unspoken marks do not change its times."""
     text, tokens = word.text + part.text, word.tokens + part.tokens
     if _is_silent(part.text):
         return dataclasses.replace(word, text=text, tokens=tokens)

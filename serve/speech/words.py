@@ -1,12 +1,12 @@
-"""Times of words: from what a window's text tokens attended to, to words with times.
+"""Compute word timestamps from the cross-attention of a window's text tokens.
 
-The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, which faster-whisper
-follows too: dynamic time warping finds the frames at which one token's attention hands over to the
-next one's, tokens are joined to words, punctuation to the words beside it, and words that grew into
-a pause are cut to twice the length of an average word. Nothing here calls a model.
+The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, as in faster-whisper.
+Dynamic time warping aligns tokens to frames. Tokens are joined to words, and punctuation to the
+adjacent words. Words that extend into a pause are shortened to twice the length of a median word.
+Nothing here calls a model.
 
-That algorithm begins a word at every punctuation mark. An answer's word begins at a space of the
-text: `give_words` joins the parts of a word (`l` and `'étoile`, `25` and `,700`) in the end.
+That algorithm starts a word at every punctuation mark. In an answer a word starts at a space:
+`give_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
 """
 
 import dataclasses
@@ -27,20 +27,20 @@ from serve.speech.word_parts import (
     whole_words,
 )
 
-FRAMES_PER_S = 50  # of an alignment
+FRAMES_PER_S = 50  # alignment frames
 
 _SENTENCE_ENDS = ".。!！?？"
-_LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measured
-_PAUSE = 4  # median words between two words that stand apart
-_LEAST_PROB = 1e-30  # has a logarithm
-_DISAGREEMENT_S = 0.5  # by so much a segment's times must differ from its words' to be believed
-_ONSET_S = 0.1  # a word may begin so much before a voice is heard
-_LEAST_VOICE_S = 0.02  # of a word that say where it is
+_LONGEST_MEDIAN_S = 0.7  # maximum median duration of a word
+_PAUSE = 4  # minimum pause between words, in median durations
+_LEAST_PROB = 1e-30  # lower bound of probabilities before their logarithm
+_DISAGREEMENT_S = 0.5  # a segment's time overrides its word's if they differ by more
+_ONSET_S = 0.1  # a word may start this long before its speech interval
+_LEAST_VOICE_S = 0.02  # minimum overlap that assigns a word to a speech interval
 
 
 @dataclasses.dataclass(frozen=True)
 class Characters:
-    """One character or more of a window, of the fewest tokens that make them whole."""
+    """The shortest run of a window's tokens that decodes to whole characters."""
 
     text: str
     tokens: int
@@ -49,32 +49,32 @@ class Characters:
 
 @dataclasses.dataclass(frozen=True)
 class WindowWords:
-    """The words of one window, in order, and how long an average one takes."""
+    """The words of one window, in order, and the median duration of a word."""
 
     timings: tuple[Timing, ...]
     median_s: float
-    spaceless: bool = False  # their language is written without spaces
-    characters: tuple[Characters, ...] | None = None  # its tokens; None: not asked for
+    spaceless: bool = False  # the language is written without spaces
+    characters: tuple[Characters, ...] | None = None  # scored tokens; None: not wanted
 
     @property
     def longest_s(self) -> float:
-        """The most seconds that a word beside a pause takes."""
+        """The maximum seconds of a word next to a pause."""
         return 2 * self.median_s
 
 
 def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Find the frame at which each row begins on the monotonic path of the largest weights.
+    """Find the first frame of each row on the monotonic path with the largest sum of weights.
 
-    Dynamic time warping of -matrix. A row's costs follow from those of the row above without a loop
-    over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]), where a is the cheaper of the
-    two cells above and C sums the row up to j. Where the two cells above are equal the path comes
-    from the left, as it does in OpenAI's.
+    This is dynamic time warping of -matrix. A row's costs D follow from those of the row above
+    without a loop over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]). Here a is the
+    cheaper of the two cells above, and C is the sum of the row up to j. If the two cells above are
+    equal, the path comes from the left, as in OpenAI's implementation.
 
     Args:
         matrix: (rows, frames), at least one of each.
 
     Returns:
-        int64 (rows,), never running backwards, the first 0.
+        int64 (rows,), non-decreasing; the first is 0.
     """
     rows, frames = matrix.shape
     run = np.cumsum(matrix, axis=1, dtype=np.float64)
@@ -82,7 +82,7 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     cost = np.full((rows + 1, frames + 1), np.inf)
     cost[0, 0] = 0.0
     entry, equal = np.empty(frames), np.empty(frames, np.bool_)
-    for i in range(rows):  # in place: that halves its time
+    for i in range(rows):  # in-place operations halve the time
         diagonal, above = cost[i, :-1], cost[i, 1:]
         np.minimum(diagonal, above, out=entry)
         np.equal(diagonal, above, out=equal)
@@ -92,7 +92,7 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         np.add(run[i], entry, out=cost[i + 1, 1:])
     diagonal, above, left = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
     enters = ((np.minimum(diagonal, above) < left) & (diagonal != above)).tobytes()
-    jumps = (diagonal < above).tobytes()  # of those that enter a row, who come from its left
+    jumps = (diagonal < above).tobytes()  # entries into a row that come from the frame before
     begins = [0] * rows
     frame = frames - 1
     for i in range(rows - 1, 0, -1):
@@ -103,9 +103,9 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def of_first(alignment: Alignment, count: int, frames: int) -> Alignment:
-    """Return the alignment of a window's first text tokens in its first frames.
+    """Truncate an alignment to a window's first `count` text tokens and first frames.
 
-    What comes after those tokens is one more row.
+    The tokens after them become one more row.
     """
     rows, matrix, begins = count + 1, alignment.matrix, alignment.begins
     return Alignment(
@@ -126,16 +126,16 @@ def time_words(
 ) -> WindowWords:
     """Return the words of a window and their times.
 
-    Attention is blind to pauses: the word after one often begins in it. Where it is known when
-    somebody speaks, such a word begins with the voice.
+    Attention does not mark pauses: the word after a pause often starts within it. With VAD, such a
+    word starts with the speech.
 
     Args:
-        alignment: of n text tokens, as the runtime measured it.
-        pieces: those n tokens, by the segment that they are in; no word is in two segments.
-        decode: text of tokens.
-        language: code.
-        logprobs: whether its tokens are to be told too.
-        voice: start and end in seconds of each stretch in which somebody speaks, in order.
+        alignment: the runtime's alignment of n text tokens.
+        pieces: the n tokens by segment; a word never spans two segments.
+        decode: returns the text of tokens.
+        language: the language's code.
+        logprobs: whether to return scored tokens, too.
+        voice: start and end in seconds of each speech interval, in order.
     """
     split = [split_words(tokens, decode, language) for tokens in pieces]
     texts = [text for words, _ in split for text in words]
@@ -183,7 +183,7 @@ def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:
-    """Cut what fills the pause between two sentences: their punctuation, or the word after it."""
+    """Shorten the punctuation, or the word after it, that fills the pause between sentences."""
     for before, timing in zip(words.timings, words.timings[1:], strict=False):
         if timing.duration_s <= words.longest_s:
             continue
@@ -194,7 +194,7 @@ def _shorten_at_sentences(words: WindowWords) -> None:
 
 
 def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]]) -> None:
-    """Let no word begin in the silence before the stretch of voice that holds most of it."""
+    """Move the start of each word to the start of the speech interval that contains most of it."""
     for timing in timings:
         parts = [
             (min(timing.end_s, end) - max(timing.start_s, start), start) for start, end in voice
@@ -207,16 +207,16 @@ def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]
 def give_words(
     segments: Sequence[Segment], words: WindowWords, window_start_s: float, spoken_until_s: float
 ) -> list[Segment]:
-    """Give a window's segments their words, and the times of those words.
+    """Add words to a window's segments, and set the segments' times by their words.
 
-    A segment begins and ends with its words, unless its own times say that a word at either end is
-    too long by half a second; then the word yields.
+    A segment starts and ends with its words. If its own start or end shows that the word there is
+    too long by half a second, the word is shortened instead.
 
     Args:
-        segments: of all the window's text, in order, with times in the whole audio.
-        words: of the same text.
-        window_start_s: in the whole audio.
-        spoken_until_s: where the words before this window end.
+        segments: all segments of the window, in order, with times in the recording.
+        words: the words of the same text.
+        window_start_s: the window's start in the recording.
+        spoken_until_s: the end of the last word before this window.
     """
     timings, characters = iter(words.timings), iter(words.characters or ())
     given: list[Segment] = []
@@ -245,7 +245,7 @@ def give_words(
 
 
 def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timing]:
-    """Take the next words, of so many tokens, with times in the whole audio."""
+    """Take the next words with `tokens` tokens in total, with times in the recording."""
     taken: list[Timing] = []
     while tokens > 0 and (timing := next(timings, None)) is not None:
         tokens -= timing.tokens
@@ -256,14 +256,14 @@ def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timin
 
 
 def _take_logprobs(characters: Iterator[Characters], tokens: int) -> Iterator[TokenLogprob]:
-    """Take the next characters, of so many tokens."""
+    """Take the next characters with `tokens` tokens in total."""
     while tokens > 0 and (part := next(characters, None)) is not None:
         tokens -= part.tokens
-        yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # -0.0 is 0.0
+        yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # turns -0.0 into 0.0
 
 
 def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:
-    """Cut the first two words after a pause, which is where they grew into it."""
+    """Shorten the first two words after a pause, which often extend into it."""
     first, longest_s = mine[0], words.longest_s
     second = mine[1] if len(mine) > 1 else None
     if first.end_s - spoken_until_s <= words.median_s * _PAUSE:
@@ -277,7 +277,7 @@ def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s:
 
 
 def _agree(segment: Segment, mine: list[Timing], median_s: float) -> tuple[float, float]:
-    """Return start and end of a segment, once it and its words agree on them."""
+    """Reconcile a segment's times with its words; return the segment's start and end."""
     first, last = mine[0], mine[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:

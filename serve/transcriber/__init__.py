@@ -1,1 +1,1 @@
-"""The loop between many requests and one runtime."""
+"""Transcribe many concurrent requests through one runtime."""

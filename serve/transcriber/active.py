@@ -1,13 +1,12 @@
-"""One accepted request that has not ended: the windows it waits for, and its text so far.
+"""Hold the state of one accepted request: its pending windows, and its text so far.
 
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
-Windows come one by one as the audio is decoded. Those of a request become text at the same time,
-unless one's prompt is the text of those before it; see `serve.transcriber.prompts`. Where the
-language has to be found, the first window goes alone, and the others follow with the language that
-was found in it. A window of silence says nothing about the language, and one in which it is unsure
-too little for all of a recording, so then the next one goes alone as well. Where each window has a
-language of its own, they need not wait for each other.
+Windows arrive one by one as the audio is decoded. In parallel mode a request's windows are decoded
+at the same time. In sequential mode a window's prompt is the text before it, so each waits for the
+last one; see `serve.transcriber.prompts`. If the language must be detected, the first window goes
+alone, and the others follow with its language. If that window is silent or its language is
+uncertain, the next window goes alone as well. With one language per window, no window waits.
 """
 
 import collections
@@ -52,67 +51,66 @@ from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 from serve.transcriber.spans import Span
 
-_MOST_RESTS = 4  # times that what is left of a window is decoded
+_MOST_RESTS = 4  # maximum number of remainders decoded after one window
 
 
-@dataclasses.dataclass(eq=False)  # a request is equal to itself alone
+@dataclasses.dataclass(eq=False)  # compared by identity
 class ActiveRequest:
-    """The state of one accepted request; its maker gives the first five fields."""
+    """The state of one accepted request; the ledger sets the first six fields."""
 
     id: int  # unique in the transcriber
     plan: Plan  # how to decode its windows
-    on_event: OnEvent  # called with its segments and its end
-    accepted_s: float  # monotonic time at which it was accepted
-    deadline_s: float  # monotonic time at which it has taken too long
+    on_event: OnEvent  # called with its segments and its terminal event
+    accepted_s: float  # monotonic time of acceptance
+    deadline_s: float  # monotonic time of the deadline
     priority: Priority = "file"
-    ended: bool = False  # got its terminal event
+    ended: bool = False  # the terminal event was sent
     started_s: float | None = None  # monotonic time at which its first window began
-    duration_s: float = 0.0  # of its audio, as far as that is decoded
-    untold_s: float = 0.0  # of voice in it, of which no text came
-    submitted: int = 0  # windows
+    duration_s: float = 0.0  # seconds of audio decoded so far
+    untold_s: float = 0.0  # seconds of speech without text
+    submitted: int = 0  # number of windows submitted
     warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
-    phases: Phases = dataclasses.field(default_factory=Phases)  # other threads note theirs, too
-    # Windows have their index by when they came, which for the rest of one is late.
+    phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record theirs, too
+    # A window's index is its order of arrival; remainders of windows arrive last.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
     _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
         default_factory=collections.deque
     )
-    _spans: list[Span] = dataclasses.field(default_factory=list)  # of all windows that came
-    _order: list[int] = dataclasses.field(default_factory=list)  # their indices, by their time
-    _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # decoding, with voice
+    _spans: list[Span] = dataclasses.field(default_factory=list)  # by window index
+    _order: list[int] = dataclasses.field(default_factory=list)  # indices in order of time
+    _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # in decoding, with VAD
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
-    _doubted: set[int] = dataclasses.field(default_factory=set)  # heard again as a whole
+    _doubted: set[int] = dataclasses.field(default_factory=set)  # retried with a full-size encoder
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
-    _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded; words to be timed
+    _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded, word timing pending
     _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
-    _stitched: int = 0  # windows, the first of `_order`, whose segments are in `_segments`
-    _spoken_until_s: float = 0.0  # where the words of those end, in the last one's channel
-    # Breaks segments by who says them, once that is known.
+    _stitched: int = 0  # the first windows of `_order`, which are done and in `_segments`
+    _spoken_until_s: float = 0.0  # end of the last word so far in the current channel
+    # Splits segments by speaker; None until diarization is done.
     _by_speaker: Callable[[list[Segment]], Iterable[Segment]] | None = None
 
     def __post_init__(self) -> None:
-        """Begin with what is known."""
         self.set_plan(self.plan)
 
     def set_plan(self, plan: Plan) -> None:
-        """Replace the plan by one that knows more; before the first window comes."""
+        """Replace the plan by a more complete one; call this before the first window arrives."""
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
         self._languages = Languages(plan.language, plan.multilingual, plan.script)
 
     def prompt(self, index: int) -> Prompt:
-        """Return the prompt of a window's next job: of its first one, or of another attempt."""
+        """Return the prompt of a window's next job, a first attempt or a retry."""
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
-        """Add a warning about the audio, once; called before the transcript is made."""
+        """Add a warning about the audio unless it is known; call this before `transcript`."""
         if text not in self.warnings:
             self.warnings.append(text)
 
     @property
     def ready(self) -> bool:
-        """Tell whether a window can be submitted now."""
+        """Whether a window can be submitted now."""
         if not self._waiting:
             return False
         if self.plan.mode == "sequential":
@@ -121,36 +119,36 @@ class ActiveRequest:
 
     @property
     def is_short(self) -> bool:
-        """Tell whether its only window waits to be submitted: nothing else keeps its answer."""
+        """Whether the request consists of one window, which is not submitted yet."""
         return self.submitted == 0 and self._all_came and len(self._waiting) == 1
 
     @property
     def rank(self) -> Rank:
-        """Its rank in the queue: short ones count as newcomers, others as had one window more."""
+        """The rank in the queue; requests of more than one window count as one window ahead."""
         had = 0 if self.is_short else 1 + self.submitted
         return rank_of(self.priority, had, len(self._waiting[0][1].samples))
 
     @property
     def complete(self) -> bool:
-        """Tell whether all windows are decoded and stitched, and who speaks is known if need be."""
+        """Whether all windows are decoded and stitched, and diarization, if wanted, is done."""
         whole = self._all_came and self._stitched == len(self._spans)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
     def add_window(self, window: Window) -> None:
-        """Take the next stretch of decoded audio."""
+        """Add the next window of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
-        if len(window.samples):  # there are none where nobody speaks
+        if len(window.samples):  # empty if the window has no speech
             index = len(self._spans)
             self._waiting.append((index, window))
             self._order.append(index)
             number = self._spans[self._order[-2]].number + 1 if index else 0
             self._spans.append(Span.of(window, number))
         self._all_came = window.last
-        if not window.channel:  # each is as long
+        if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, Window]:
-        """Take the next window to submit, with its index; `ready` must hold."""
+        """Remove and return the next window to submit and its index; `ready` must be true."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
         index, window = self._waiting.popleft()
@@ -161,7 +159,7 @@ class ActiveRequest:
         return index, window
 
     def mark_started(self, at_s: float | None = None) -> None:
-        """Note that the runtime works on it, since a monotonic time; None: now."""
+        """Record the monotonic time at which the runtime began the first window; None: now."""
         if self.started_s is None:
             self.started_s = time.monotonic() if at_s is None else at_s
 
@@ -170,18 +168,18 @@ class ActiveRequest:
         return options_at(self.plan.options, self._spans[index].number, temperature)
 
     def align_frames(self, index: int) -> int:
-        """Count the frames of a window in which words are looked for; 0: words are not wanted."""
+        """Return the number of encoder frames to align words in; 0 if no words are wanted."""
         return self._spans[index].word_frames if self.plan.words else 0
 
     def loop_tokens(self, index: int) -> int:
-        """Count the repeated tokens that end a window; see `Job.loop_tokens`."""
+        """Return how many repeated tokens end a window; see `Job.loop_tokens`."""
         max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
         if self.plan.unfinished:
             return LOOP_START
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
 
     def encoder_frames(self, index: int) -> int:
-        """Count the frames of log-mel that the encoder sees of a window."""
+        """Count the log-mel frames of a window that the encoder sees."""
         whole = index in self._doubted or self.plan.short_encoder == "off"
         return N_FRAMES if whole else self._spans[index].encoder_frames(self.plan.short_encoder)
 
@@ -196,11 +194,12 @@ class ActiveRequest:
         alignment: Alignment | None = None,
         looped: bool = False,
     ) -> float | None:
-        """Judge what a window's job sampled, and keep it unless the window is decoded again.
+        """Judge a job's result, and keep it unless the window must be decoded again.
 
-        Where every temperature failed, the best of the attempts is kept.
+        If every temperature failed, the best attempt is kept.
 
-        Returns the temperature at which to decode the window again, or None: the window is done.
+        Returns:
+            The temperature of the retry; None if the window is done.
         """
         self.phases.note_scores(scores)
         if looped and self.plan.unfinished:
@@ -209,7 +208,7 @@ class ActiveRequest:
         attempt = attempt_of(
             tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
         )
-        # Higher temperatures would only invent more where no speech can be heard.
+        # In narrow-band noise, higher temperatures only produce more hallucinations.
         fixed_temperature = self.plan.fixed_temperature or span.narrow
         verdict = judge(attempt, config, fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
@@ -229,7 +228,7 @@ class ActiveRequest:
         return None
 
     def _is_doubted(self, index: int, attempt: Attempt, verdict: Verdict) -> bool:
-        """Tell whether a window of which the encoder saw less is to be heard as a whole."""
+        """Return whether to retry a window because the encoder saw a shortened one."""
         if self.plan.short_encoder != "auto" or self.encoder_frames(index) == N_FRAMES:
             return False
         window = self._windows.get(index)
@@ -237,11 +236,11 @@ class ActiveRequest:
         return breaks_off or verdict.outcome != "accept"
 
     def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
-        """Keep a window's last attempt; of voice that it leaves untold, windows wait."""
+        """Keep a window's last attempt, and queue windows for speech that it does not cover."""
         window, span = self._windows.pop(index, None), self._spans[index]
         pieces = () if outcome == "silence" else attempt.pieces
         kept, rests = len(pieces), list[Window]()
-        if window is not None:  # there is a voice in it
+        if window is not None:  # VAD found speech in it
             if span.rests < _MOST_RESTS:
                 kept, rests = untold(window, pieces)
             if not rests:
@@ -264,19 +263,19 @@ class ActiveRequest:
         )
 
     def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
-        """Return what finds the words of a window that was just decoded, if they are wanted.
+        """Return a function that times the words of a decoded window; None if none are wanted.
 
-        It may be called on any thread. Its result is for `set_words`; until then neither the
-        window's segments nor those behind it become final.
+        Any thread may call the function. Pass its result to `set_words`. Until then the window's
+        segments and all later ones are not final.
         """
         window = self._decoded[index]
         alignment = window.attempt.alignment
-        self._decoded[index] = dataclasses.replace(  # it is large
+        self._decoded[index] = dataclasses.replace(  # free the alignment, which is large
             window, attempt=dataclasses.replace(window.attempt, alignment=None)
         )
         if not self.plan.words or not window.pieces:
             return None
-        assert alignment is not None, "the runtime was asked for an alignment and gave none"
+        assert alignment is not None, "the runtime returned no alignment; expected one"
         self._untimed.add(index)
         text = [piece.tokens for piece in window.pieces]
         frames = max(1, round(window.duration_s * FRAMES_PER_S))
@@ -290,16 +289,16 @@ class ActiveRequest:
         )
 
     def set_words(self, index: int, words: WindowWords) -> None:
-        """Take a window's words."""
+        """Set the timed words of a window."""
         self._untimed.remove(index)
         self._words[index] = words
 
     def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
-        """Take what breaks segments by who says them."""
+        """Set the function that splits segments by speaker."""
         self._by_speaker = by_speaker
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
-        """Return the segments that became final: of windows that are done, as all before them."""
+        """Return newly final segments: those of done windows without an unfinished one before."""
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
             window = self._decoded.get(index)
@@ -323,10 +322,11 @@ class ActiveRequest:
             segments += stitched
             self._stitched += 1
         self._segments += segments
-        return [] if self.plan.tells_speakers else segments  # those are final with the last one
+        # Segments with speakers become final only at the end.
+        return [] if self.plan.tells_speakers else segments
 
     def _told_by_speaker(self) -> list[Segment]:
-        """Return all segments in order of time, each of one speaker if these are told apart."""
+        """Return all segments in order of time; with diarization, each has one speaker."""
         segments = self._segments
         if self._by_speaker is not None and self.plan.speakers is not None:
             segments = lettered(list(self._by_speaker(segments)), self.plan.speakers.names)
@@ -337,12 +337,15 @@ class ActiveRequest:
         return segments
 
     def _times_of_text(self) -> dict[int, tuple[float, float]]:
-        """Return begin and end of each window that has text, in seconds of the whole audio."""
+        """Return start and end of each window with text, in seconds of the whole audio."""
         spans = [(i, self._spans[i]) for i in self._order if self._decoded[i].pieces]
         return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in spans}
 
     def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
-        """Return the segments of a window's that are answered; times are of the whole audio."""
+        """Drop hallucinated segments, and words that the client did not ask for.
+
+        Times are seconds of the whole audio.
+        """
         if (threshold_s := self.plan.hallucination_silence_s) > 0:
             segments = without_hallucinations(segments, window, self._spoken_until_s, threshold_s)
         for words in (segment.words for segment in segments if segment.words):
@@ -352,8 +355,8 @@ class ActiveRequest:
         return [dataclasses.replace(segment, words=None) for segment in segments]
 
     def _go_on_from(self, window: Decoded, segments: list[Segment], facts: TokenizerFacts) -> None:
-        """Let the next window know what is answered of this one."""
-        # A segment has its piece's very tokens; equal ones may have been said twice.
+        """Add the kept text of a window to the next window's prompt."""
+        # Compare by identity: a sentence may occur twice with equal tokens.
         answered = [
             piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
         ]
@@ -362,14 +365,14 @@ class ActiveRequest:
         self._prompts.add(tokens, window.attempt.temperature, window.given_up)
 
     def transcript(self) -> Transcript:
-        """Return the whole answer; `complete` must hold."""
+        """Return the request's transcript; `complete` must be true."""
         assert self.complete
         spoken_s = {
             index: sum(piece.end_s - piece.start_s for piece in window.pieces)
             for index, window in sorted(self._decoded.items())
         }
         language, language_prob = self._languages.of_most(spoken_s)
-        # Audio in which nobody speaks has no window, so nothing has a language.
+        # Only audio without speech has no window, and thus no language.
         assert language is not None or not self._spans
         now = time.monotonic()
         timings = Timings(

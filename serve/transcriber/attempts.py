@@ -1,4 +1,4 @@
-"""Attempts at a window: with which options its job samples, and what it sampled, to be judged."""
+"""Choose the decoding options of an attempt at a window, and describe its result."""
 
 import dataclasses
 
@@ -12,10 +12,10 @@ _SEEDS_PER_WINDOW = 1000
 
 
 def options_at(options: DecodingOptions, number: int, temperature: float) -> DecodingOptions:
-    """Return a window's options at a temperature: a beam for 0, several samples for others.
+    """Return a window's options at a temperature: beam search at 0, `best_of` samples above.
 
-    The seed depends on the window's number and the temperature alone, so the same request gets the
-    same answer whenever and beside whatever it is sent.
+    The seed depends only on the window's number and the temperature. The same request therefore
+    gets the same answer, independent of the requests beside it.
     """
     seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
     options = dataclasses.replace(options, temperature=temperature, seed=seed)
@@ -33,7 +33,7 @@ def attempt_of(
     alignment: Alignment | None,
     looped: bool,
 ) -> Attempt:
-    """Make an attempt of what was sampled of a window of `duration_s` at a temperature."""
+    """Build an attempt from the tokens sampled for a window of `duration_s` seconds."""
     pieces = split_segments(tokens, tokenizer.facts, duration_s)
     return Attempt(
         tokens=tokens,
@@ -41,7 +41,7 @@ def attempt_of(
         avg_logprob=scores.avg_logprob,
         no_speech_prob=scores.no_speech_prob,
         temperature=temperature,
-        # A loop of a sentence's length does not show in half a minute of text.
+        # One looping sentence hardly changes the ratio of 30 seconds of text: check each segment.
         compression_ratio=max(
             compression_ratio(tokenizer.decode(text))
             for text in (tokens, *(piece.tokens for piece in pieces))

@@ -1,4 +1,4 @@
-"""Languages that a request does not name: how many there are, and which may be."""
+"""Plan the language detection of a request."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from serve.runtime.protocol import Capabilities, Detection
 from serve.speech.languages import CLOSE_LANGUAGES
 from serve.speech.tokenizer import Tokenizer
 
-# While the languages that were tried are together less likely than this, a window is decoded in the
-# next one, too, and the likeliest text is taken; in so many languages at most.
+# A window is decoded in further languages, up to TRIES, until the probabilities of the languages
+# tried add up to CERTAINTY. The most likely text is kept.
 CERTAINTY, TRIES = 0.85, 2
-# Where one language is found for all windows, a later window that is at least so likely in another
-# language is decoded in that, too; the likelier text is taken.
+# If one language was detected for all windows, a later window with at least this probability of
+# another language is decoded in that language, too. The more likely text is kept.
 SWITCH = 0.5
 
 
 def detection_of(
     request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
 ) -> Detection:
-    """Return how the language of a request is found, if it names none.
+    """Return how to detect the language of a request that names none.
 
     Raises:
-        OptionError: the languages that it may have are unknown, or contradict another option;
-            or each window is to have its own, and cannot.
+        OptionError: the candidate languages are unknown or contradict another option, or the
+            request asks for one language per window and the runtime cannot detect languages.
     """
     _check_multilingual(request, tokenizer, capabilities)
     wanted = request.languages
@@ -42,7 +42,7 @@ def detection_of(
         return Detection()
     languages = tokenizer.language_ids(wanted or config.languages)
     detection = Detection(languages, CERTAINTY, TRIES)
-    if request.multilingual:  # a window's prompt then names its own
+    if request.multilingual:  # each window's prompt names its own language
         return detection
     known = tokenizer.facts.languages
     close = tuple(
@@ -54,10 +54,10 @@ def detection_of(
 def check_languages(
     config: TranscriberConfig, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> None:
-    """Refuse configured languages that cannot be.
+    """Check the configured languages.
 
     Raises:
-        ConfigError: names the key, and what to do.
+        ConfigError: the engine or the runtime cannot use them.
     """
     if refusal := _refusal(config.languages, tokenizer, capabilities):
         raise ConfigError(f"transcriber.{refusal}")
@@ -85,7 +85,7 @@ def _check_multilingual(request: Request, tokenizer: Tokenizer, capabilities: Ca
 def _refusal(
     languages: Sequence[str], tokenizer: Tokenizer, capabilities: Capabilities
 ) -> str | None:
-    """Say why nothing can choose among some languages; None: something can."""
+    """Return why language detection cannot be limited to some languages; None if it can."""
     if not languages:
         return None
     if not tokenizer.facts.multilingual:
@@ -95,6 +95,6 @@ def _refusal(
     if not capabilities.languages:
         return (
             f"languages = {shown(list(languages))}, but the runtime {capabilities.runtime} cannot "
-            "choose among some languages; leave it out"
+            "limit its language detection; leave it out"
         )
     return None

@@ -1,12 +1,11 @@
-"""From windows to the runtime's jobs and back, fairly between requests.
+"""Schedule windows onto the runtime, and match its events to requests.
 
-Used by the device thread alone. Whoever has had the fewest windows goes first (see `fair_queue`),
-before all others the short ones: requests of a single window. These always find a slot soon: a
-runtime that has them wait behind others gets so few windows of longer requests at a time that a few
-slots stay free. One that puts them first gets half as many again as it has slots, for it needs some
-that wait to encode them as full batches, and room is left for short ones. Short ones alone may take
-every slot and wait in the runtime for as many again. While somebody streams, live text alone has
-what short ones have otherwise, and files of a single window are as long ones.
+Only the device thread uses it. Requests are ranked by least attained service (see `fair_queue`).
+Single-window requests are urgent and go first. To keep slots available for them, windows of other
+requests are limited to a few less than the slots. If the runtime itself runs urgent windows first,
+the limit is 1.5 times the slots, so that the encoder still gets full batches. With fewer than
+`_FEWEST_SLOTS` slots there is no such limit. All windows together may take twice the slots. For
+`_STREAMING_S` after the last live request only live text is urgent.
 """
 
 import dataclasses
@@ -27,29 +26,29 @@ from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue
 from serve.transcriber.guard import guarded, runtime_calls
 from serve.transcriber.spans import WINDOW_LENGTHS
 
-_MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
-_STREAMING_S = 5.0  # after live text came, more of it is expected
-_SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
-_FEWEST_SLOTS = 4  # with fewer, an empty one costs too much
+_MAX_FEATURES_BATCH = 8  # windows per log-mel batch
+_STREAMING_S = 5.0  # a live request within this time means that more are expected
+_SLOTS_PER_FREE_ONE = 32  # keep one slot free for urgent windows per 32 slots, at least one
+_FEWEST_SLOTS = 4  # with fewer slots, an empty one costs too much
 
 
 @dataclasses.dataclass
 class DecodingWindow:
-    """A window that the runtime has as a job."""
+    """A window that was submitted to the runtime as a job."""
 
-    active: ActiveRequest  # whose window it is
-    index: int  # of the window in its request
+    active: ActiveRequest
+    index: int  # the window's index in its request
     job: Job
     tokens: list[int] = dataclasses.field(default_factory=list)  # sampled so far
 
 
 class Dispatcher:
-    """Submits windows to a runtime and knows which job is whose.
+    """A scheduler that submits windows to a runtime and maps its jobs to requests.
 
     Args:
-        runtime: called by the thread that calls this.
-        mel_filters: float32 (n_mels, 201), of the engine that the runtime executes.
-        on_taken: called with a request when a window of it is not waiting any more.
+        runtime: the runtime; it is called on the caller's thread.
+        mel_filters: float32 (n_mels, 201), from the engine that the runtime executes.
+        on_taken: called with a request when one of its windows has left the queue.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class Dispatcher:
         mel_filters: torch.Tensor,
         on_taken: Callable[[ActiveRequest], None] = lambda _: None,
     ) -> None:
-        self.windows = 0  # submitted for the first time
-        self.retries = 0  # submitted again
-        self.loops = 0  # ended because their text repeated itself
+        self.windows = 0  # windows submitted for the first time
+        self.retries = 0  # windows submitted again
+        self.loops = 0  # jobs ended because their text repeated itself
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
@@ -73,23 +72,23 @@ class Dispatcher:
         self._ids = itertools.count()
         self._ready: FairQueue[ActiveRequest] = FairQueue()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
-        self._long_jobs = 0  # of these, those that are not urgent
-        self._live_s = -math.inf  # when live text came last
+        self._long_jobs = 0  # jobs that are not urgent
+        self._live_s = -math.inf  # monotonic time of the last live request
 
     @property
     def idle(self) -> bool:
-        """Tell whether the runtime has nothing to do and nothing waits to be submitted."""
+        """Whether no job is running and no request is queued."""
         return not self._jobs and not len(self._ready)
 
     def enqueue(self, active: ActiveRequest) -> None:
-        """Give a request its turn if it has a window to submit now."""
+        """Queue a request if it has a window to submit now."""
         if active.priority == "live":
             self._live_s = time.monotonic()
         if active.ready and active.id not in self._ready:
             self._ready.add(active.id, active.rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
-        """Turn windows into jobs, as many as fit; return the requests for which that failed.
+        """Submit as many windows as fit; return the requests whose submission failed.
 
         Raises:
             DeviceError: the device failed.
@@ -122,13 +121,14 @@ class Dispatcher:
         return failed
 
     def retry(self, decoding: DecodingWindow, temperature: float) -> None:
-        """Decode a window once more, in the place of its job that has just ended.
+        """Submit a window again after its job has ended.
 
-        At the same temperature it is heard as a whole, where the encoder saw less of it, or it was
-        ended as a loop and goes on: its tokens are the draft.
+        A retry at the same temperature has one of two reasons. If the encoder saw a shortened
+        window, it now sees a whole one. If the job was ended as a loop, it continues, and its
+        tokens are the draft.
 
         Raises:
-            OptionError: the runtime refuses it.
+            OptionError: the runtime rejects the job.
             DeviceError: the device failed.
         """
         job = decoding.job
@@ -141,7 +141,7 @@ class Dispatcher:
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:
-        """Take note of an event; return the window if it has ended and its request has not."""
+        """Record an event; return its window if the window has ended and its request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
         decoding.active.mark_started(event.began_s)
@@ -153,9 +153,9 @@ class Dispatcher:
         return None if decoding.active.ended else decoding
 
     def cancel(self, active: ActiveRequest) -> None:
-        """Submit no more windows of a request that has ended, and free the slots that it has.
+        """Remove a request that has ended from the queue, and cancel its jobs.
 
-        Its jobs count until the runtime has confirmed their end.
+        The jobs count until the runtime has confirmed their end.
 
         Raises:
             DeviceError: the device failed.
@@ -167,13 +167,13 @@ class Dispatcher:
                     self._runtime.cancel(job_id)
 
     def clear(self) -> None:
-        """Drop every job: the runtime is broken or about to be closed."""
+        """Drop all jobs and queued requests; the runtime has failed or is about to be closed."""
         self._jobs.clear()
         self._long_jobs = 0
         self._ready.clear()
 
     def check_invariants(self, pending: set[int]) -> None:
-        """Assert what must always hold, given the ids of the pending requests."""
+        """Assert the invariants, given the ids of the pending requests."""
         assert len(self._jobs) <= self._max_jobs
         long = sum(not decoding.job.urgent for decoding in self._jobs.values())
         assert long == self._long_jobs <= self._max_long_jobs
@@ -182,12 +182,13 @@ class Dispatcher:
             assert decoding.active.ended != (decoding.active.id in pending)
 
     def _features(self, windows: list[tuple[Window, int]]) -> list[torch.Tensor | EarshotError]:
-        """Compute what the runtime takes of each window, or the error that its request ends with.
+        """Compute the runtime's input of each window, or the error that its request ends with.
 
-        All windows are computed as one batch; where that fails, each alone shows whose fault it is.
+        All windows are computed together. If that fails, each is computed alone to find the
+        faulty one.
 
         Args:
-            windows: with the frames of log-mel that the encoder is to see of each.
+            windows: each window with the number of log-mel frames that the encoder sees.
         """
         what = f"computing the features of {len(windows)} windows"
         features = guarded(what, functools.partial(self._compute_features, windows))
@@ -198,9 +199,9 @@ class Dispatcher:
         return [alone for window in windows for alone in self._features([window])]
 
     def _compute_features(self, windows: list[tuple[Window, int]]) -> Sequence[torch.Tensor]:
-        """Compute each window's log-mel (n_mels, frames), or its samples (n,) for some runtimes.
+        """Compute log-mels (n_mels, frames), or samples (n,) for runtimes that take samples.
 
-        Those of the same length are computed together.
+        Windows of equal length form one batch.
         """
         if self._capabilities.takes == "samples":
             return [torch.tensor(window.samples) for window, _ in windows]
@@ -212,7 +213,7 @@ class Dispatcher:
         return [log_mels[i] for i in range(len(windows))]
 
     def _log_mel(self, windows: list[Window], frames: int) -> Sequence[torch.Tensor]:
-        # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
+        # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
         shape = (len(windows), frames * HOP_LENGTH)
         padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
         for row, window in zip(padded.numpy(), windows, strict=True):
@@ -270,11 +271,11 @@ class Dispatcher:
         self._jobs[job.id] = DecodingWindow(active, index, job)
         self._long_jobs += not urgent
         if not (self._capabilities.tells_begin or self._capabilities.streaming):
-            active.mark_started()  # what happens next is not told before the end
+            active.mark_started()  # this runtime sends no event before the window's end
 
 
 def _max_long_jobs(capabilities: Capabilities) -> int:
-    """Count the windows of requests that are not short that the runtime may have at a time."""
+    """Return the maximum number of non-urgent windows in the runtime."""
     slots = capabilities.max_windows
     if slots < _FEWEST_SLOTS:
         return 2 * slots
@@ -284,9 +285,10 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
 
 
 def _is_urgent(active: ActiveRequest, index: int, window: Window, streaming: bool) -> bool:
-    """Tell whether a window is the only one of its request, and that is no job.
+    """Return whether a window is urgent: the only window of a live request or a file.
 
-    While somebody streams, that is live text's alone: files as short would hold its places.
+    While clients stream, only live text is urgent, because short files would occupy its slots.
+    Jobs are never urgent.
     """
     only = index == 0 and window.last
     return only and (active.priority == "live" or (active.priority == "file" and not streaming))

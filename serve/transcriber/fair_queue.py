@@ -1,11 +1,11 @@
-"""A fair queue: whoever ranks lowest goes next, and now and then whoever has waited longest.
+"""Queue items by least attained service, without starvation.
 
-A rank begins with what somebody has had so far, and then says how much comes next: least attained
-service first, of equals live text, and then the shortest. So short requests are answered as if no
-long ones were there. Alone it would starve long requests under a stream of short ones, so every
-fourth turn goes to whoever has waited longest, whatever it has had: a request among n others waits
-at most 4 n turns for its next. Jobs go after all that are none, as if they had had more, and have
-every sixteenth turn. Where there is no room for all, those alone may go that have had nothing.
+The item with the lowest rank goes next. A rank starts with the service that the item has had so
+far. Among equals live text goes first, then the smallest item. Short requests are thus answered as
+if there were no long ones. A stream of short requests would starve long ones, so every fourth pop
+takes the item that has waited longest: a request among n others waits at most 4 n pops. Batch jobs
+rank behind all other requests and get every sixteenth pop. If the capacity is limited, `pop` can
+be restricted to items that have had no service.
 """
 
 import heapq
@@ -17,72 +17,75 @@ from serve.contract.messages import Priority
 T = TypeVar("T")
 Rank = tuple[int, ...]
 
-NEWCOMERS: Rank = (1,)  # below it are the ranks of those that have had nothing
-LIVE: Rank = (0, True)  # and below this of live text that has not
-_JOBS: Rank = (1_000_000,)  # and from here on those of jobs
+NEWCOMERS: Rank = (1,)  # items without service so far rank below it
+LIVE: Rank = (0, True)  # live text without service so far ranks below it
+_JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
-_SPARE = 64  # of those that have left, so many need no looking for
+_SPARE = 64  # stale heap entries that are tolerated before the heap is rebuilt
 
 
 def rank_of(priority: Priority, had: int, size: int) -> Rank:
-    """Rank somebody who has had so much, and whose next is of this size."""
+    """Return the rank of a request.
+
+    Args:
+        priority: the request's priority.
+        had: the number of windows that it has had.
+        size: the size of its next piece of work.
+    """
     if priority == "job":
         return (_JOBS[0] + had, size)
     return (had, priority != "live", size)
 
 
 class FairQueue(Generic[T]):
-    """Those that wait for a turn, by their id; each waits at most once. Not thread-safe."""
+    """A queue of items by id; each id is queued at most once. Not thread-safe."""
 
     def __init__(self) -> None:
         self._turns = 0
-        # In the order in which they came to wait: rank, and who it is.
-        self._waiting: dict[int, tuple[Rank, T]] = {}
-        # (rank, id); of those that have left in another way, some stay behind.
+        self._waiting: dict[int, tuple[Rank, T]] = {}  # in order of arrival
+        # A heap of (rank, id); it may hold stale entries of items that were removed.
         self._by_rank: list[tuple[Rank, int]] = []
 
     def __len__(self) -> int:
-        """Count those that wait."""
         return len(self._waiting)
 
     def __contains__(self, id: int) -> bool:
-        """Tell whether an id waits."""
         return id in self._waiting
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over those that wait, longest wait first."""
-        return (who for _, who in self._waiting.values())
+        """Iterate over the items, longest wait first."""
+        return (item for _, item in self._waiting.values())
 
-    def add(self, id: int, rank: Rank, who: T) -> None:
-        """Let somebody wait, who must not wait already.
+    def add(self, id: int, rank: Rank, item: T) -> None:
+        """Queue an item that is not queued yet.
 
         Args:
-            id: grows with arrival, which decides between equal ranks.
-            rank: lowest goes first.
-            who: what `pop` gives.
+            id: the item's id; ids grow with arrival, and the lower one wins between equal ranks.
+            rank: the lowest rank goes first.
+            item: the value that `pop` returns.
         """
-        assert id not in self._waiting, f"{id} waits already"
-        self._waiting[id] = (rank, who)
+        assert id not in self._waiting, f"{id} is queued already"
+        self._waiting[id] = (rank, item)
         heapq.heappush(self._by_rank, (rank, id))
         if len(self._by_rank) > 2 * len(self._waiting) + _SPARE:
             self._by_rank = [(rank, id) for id, (rank, _) in self._waiting.items()]
             heapq.heapify(self._by_rank)
 
     def remove(self, id: int) -> None:
-        """Let somebody wait no longer; unknown ids do nothing."""
+        """Remove an item; unknown ids are ignored."""
         self._waiting.pop(id, None)
 
     def clear(self) -> None:
-        """Let nobody wait any longer."""
+        """Remove all items."""
         self._waiting.clear()
         self._by_rank.clear()
 
     def pop(self, *, below: Rank | None = None) -> T | None:
-        """Take out whoever goes next; None: nobody may.
+        """Remove and return the next item; None if no item is eligible.
 
         Args:
-            below: only somebody who ranks lower than this, such as `NEWCOMERS`.
+            below: only items that rank lower than this are eligible, such as `NEWCOMERS`.
         """
         self._drop_stale()
         if not self._by_rank or (below is not None and self._by_rank[0][0] >= below):
@@ -95,7 +98,10 @@ class FairQueue(Generic[T]):
         return self._waiting.pop(id)[1]
 
     def _longest_wait(self) -> int:
-        """Find who has waited longest; jobs count every sixteenth turn, or where there are none."""
+        """Return the id that has waited longest.
+
+        Every sixteenth pop prefers jobs, the others prefer requests that are not jobs.
+        """
         first = next(iter(self._waiting))
         if not self._turns % _JOBS_EVERY:
             jobs = (id for id, (rank, _) in self._waiting.items() if rank >= _JOBS)

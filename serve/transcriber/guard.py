@@ -1,4 +1,4 @@
-"""Faults, told apart: one request's, which ends alone, and the runtime's, which end everyone's."""
+"""Separate errors that end one request from device failures, which end all requests."""
 
 import contextlib
 import logging
@@ -13,16 +13,18 @@ T = TypeVar("T")
 
 
 def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
-    """Do one request's work; return its result, or the error that the request must end with.
+    """Run one request's work; return its result, or the error that the request must end with.
 
-    All work for a single request goes through here, so that a bug in it harms no other request.
+    All work for a single request runs through this function, so that a bug in it affects no other
+    request.
 
     Args:
-        what: is done for which request, for the log.
-        work: touches nothing but this request's state and, for `runtime_calls`, the runtime.
+        what: a description of the work and its request, for the log.
+        work: the work; it may change only this request's state, and the runtime in
+            `runtime_calls`.
 
     Raises:
-        DeviceError: the device failed; no request can go on.
+        DeviceError: the device failed; all requests must end.
     """
     try:
         return work()
@@ -37,11 +39,11 @@ def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
 
 @contextlib.contextmanager
 def runtime_calls() -> Iterator[None]:
-    """Turn what calls of the runtime raise into the device's failure.
+    """Convert unexpected exceptions of runtime calls to `DeviceError`.
 
     Raises:
-        OptionError: the runtime refuses one job, and goes on.
-        DeviceError: it raised anything else.
+        OptionError: the runtime rejects one job and continues.
+        DeviceError: the runtime raised any other exception.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""From requests' audio to windows, on worker threads, a little ahead of the device.
+"""Decode requests' audio to windows on worker threads, slightly ahead of the device.
 
-A worker advances one request by a window and then takes another, so an hour of audio neither keeps
-a worker from a short request nor lies decoded in memory: a request is decoded at most
-`LOOK_AHEAD` windows ahead of what was submitted, and all together no further than the device can
-soon use. Only a request's first window never waits for that.
+A worker decodes one window of a request, then takes the next request in the queue. An hour of audio
+therefore neither blocks short requests nor occupies memory. A request is decoded at most
+`LOOK_AHEAD` windows ahead of its submitted ones. All requests together are decoded at most
+`_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
 """
 
 import concurrent.futures
@@ -30,48 +30,48 @@ from serve.transcriber.audio import audio_bytes
 from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
-LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
-# Samples, of all channels, that a request's audio may unpack to. An hour of 192 kHz stereo has
-# 1,382 million.
+LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
+# Maximum decoded samples of a request's audio, all channels. An hour of 192 kHz stereo has 1,382
+# million.
 MAX_SAMPLES = 1.5e9
-MAX_DECODE_S = 60.0  # processor time for decoding a request's audio; finding speech in it is apart
-_AHEAD_PER_SLOT = 2  # of all requests together, besides their first
+MAX_DECODE_S = 60.0  # maximum CPU time of decoding a request's audio, without VAD
+_AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, all requests, without first windows
 
 
 @dataclasses.dataclass(eq=False)
 class _Decoding:
-    """A request whose audio is decoded; guarded by the intake's lock, but for `windows`."""
+    """A request in decoding; the intake's lock guards all fields but `windows`."""
 
     active: ActiveRequest
     size: int  # bytes of its audio as sent
-    # Holds the request's audio until it is closed; a worker's while `working`.
+    # Holds the request's audio until it is closed; owned by a worker while `working`.
     windows: Generator[Window | None, None, None] = dataclasses.field(init=False)
-    begun: int = 0  # windows that are decoded, or that a worker decodes
-    taken: int = 0  # of these, submitted
-    working: bool = False  # a worker has it, or frees it
-    whole: bool = False  # nothing is left to decode
-    gone: bool = False  # nobody wants the rest
+    begun: int = 0  # windows that are decoded or in decoding
+    taken: int = 0  # windows that were submitted
+    working: bool = False  # a worker decodes or frees the audio
+    whole: bool = False  # all audio is decoded
+    gone: bool = False  # the request has ended
 
     @property
     def held(self) -> int:
-        """Windows that take up memory: not yet submitted."""
+        """The number of windows in memory, which are not submitted yet."""
         return self.begun - self.taken
 
     @property
     def held_ahead(self) -> int:
-        """Of these, those that count towards the bound of all requests: not the first."""
+        """The number of windows that count towards the limit of all requests."""
         return self.held - (self.begun > 0 and self.taken == 0)
 
 
 class Intake:
-    """Decodes requests side by side. Thread-safe.
+    """A pool of workers that decode requests' audio. Thread-safe.
 
     Args:
-        config: number of workers, and what a request's audio may be and cost.
-        slots: windows that the device decodes at the same time.
+        config: the number of workers and the limits of a request's audio.
+        slots: the number of windows that the device decodes at the same time.
         on_window: called on a worker with each window of a request, in order; must not block.
-        on_error: called on a worker if its audio turns out to be bad, which may be after some of
-            its windows; must not block.
+        on_error: called on a worker if the audio is invalid, possibly after some of its windows;
+            must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
     """
 
@@ -89,22 +89,22 @@ class Intake:
         self._prepare = prepare
         self._max_ahead = _AHEAD_PER_SLOT * slots
         self._n_workers = config.decode_workers
-        sandbox.start()  # so that no request waits for it
+        sandbox.start()  # before the first request, which would wait for it
         self._workers = concurrent.futures.ThreadPoolExecutor(
             config.decode_workers, thread_name_prefix="earshot-decode"
         )
         # Guarded by the lock.
         self._lock = threading.Lock()
-        self.working = 0  # workers that look for work
-        self._decodings: dict[int, _Decoding] = {}  # of pending requests, by id
-        self._waiting: FairQueue[_Decoding] = FairQueue()  # those that may be decoded further
+        self.working = 0  # active workers
+        self._decodings: dict[int, _Decoding] = {}  # pending requests by id
+        self._waiting: FairQueue[_Decoding] = FairQueue()  # requests that may be decoded further
         self._ahead = 0  # sum of `held_ahead`
         self._closed = False
 
     def add(self, active: ActiveRequest, request: Request) -> None:
-        """Decode a request's audio when its turn comes; returns at once.
+        """Queue a request's audio for decoding; returns at once.
 
-        After `close` the request gets no call back.
+        After `close` the request gets no callbacks.
         """
         decoding = _Decoding(active, audio_bytes(request))
         decoding.windows = self._windows(active, request, lambda: decoding.gone)
@@ -115,7 +115,7 @@ class Intake:
             self._let_wait(decoding)
 
     def taken(self, active: ActiveRequest) -> None:
-        """Note that a window of a request was submitted: decode another."""
+        """Record that a window of a request was submitted, so that another can be decoded."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
                 before = decoding.held_ahead
@@ -136,7 +136,7 @@ class Intake:
             decoding.windows.close()
 
     def close(self) -> None:
-        """Let the workers stop at their next block, and begin nothing."""
+        """Stop the workers at their next block, and start no more work."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -146,20 +146,20 @@ class Intake:
         self._workers.shutdown(wait=False)
 
     def held_ids(self) -> set[int]:
-        """Return the ids of the requests whose audio is kept here, decoded or not."""
+        """Return the ids of the requests with audio in memory, decoded or not."""
         with self._lock:
             return set(self._decodings)
 
     def held_windows(self) -> int:
-        """Count all windows that are decoded, or being decoded, and not yet submitted."""
+        """Count the windows that are decoded or in decoding, but not submitted."""
         with self._lock:
             return sum(decoding.held for decoding in self._decodings.values())
 
     @staticmethod
     def _give_up(decoding: _Decoding) -> bool:
-        """Note that nobody wants it; True: the caller is to free its audio. The lock is held.
+        """Mark a request as ended; return whether the caller must free its audio.
 
-        What a worker has, it frees at the next block: two must not do so at the same time.
+        The lock is held. If a worker decodes the audio, the worker frees it at its next block.
         """
         unused = not (decoding.working or decoding.gone)
         decoding.gone = True
@@ -168,16 +168,16 @@ class Intake:
     def _windows(
         self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
     ) -> Generator[Window | None, None, None]:
-        """Do all that workers do for a request, a window at a time.
+        """Decode and cut a request's audio, one window at a time.
 
-        None: it has gone on for a while, and there is no window yet.
+        Yields None if a block of audio completed no window, so that workers can switch requests.
         """
         self._prepare(active, request)
         if not active.plan.channels:
             with contextlib.closing(self.blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
-        held: Window | None = None  # until it is known whether another channel follows
+        held: Window | None = None  # held back, because only the last channel's has `last` set
         for channel in itertools.count():
             with contextlib.closing(self.blocks(active, request, stopped, channel)) as blocks:
                 try:
@@ -200,7 +200,7 @@ class Intake:
         stopped: Callable[[], bool],
         channel: int = -1,
     ) -> Generator[Samples, None, None]:
-        """The samples of a request's audio, of one channel or of all together; see `audio`."""
+        """Decode a request's audio, one channel or the mix of all; see `serve.speech.audio`."""
         if isinstance(request.audio, bytes | AudioFile):
             limits = dataclasses.replace(
                 self._limits,
@@ -213,7 +213,7 @@ class Intake:
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
 
     def _let_wait(self, decoding: _Decoding) -> None:
-        """Give a request its turn if it may be decoded further; the lock is held."""
+        """Queue a request if it may be decoded further; the lock is held."""
         waits = decoding.working or decoding.active.id in self._waiting
         if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
             rank = rank_of(decoding.active.priority, decoding.begun, decoding.size)
@@ -221,7 +221,7 @@ class Intake:
         self._wake()
 
     def _wake(self) -> None:
-        """Get a worker to look; the lock is held."""
+        """Start a worker if there is work and a free one; the lock is held."""
         if len(self._waiting) and self.working < self._n_workers and not self._closed:
             self.working += 1
             self._workers.submit(self._work)
@@ -233,7 +233,7 @@ class Intake:
             began_s = time.monotonic()
             window = guarded(what, functools.partial(next, decoding.windows))
             active.phases.note("decode", began_s, int(isinstance(window, Window)))
-            # Before it is put back: another worker may then have its next window at once.
+            # Before it is put back, or another worker might report its next window first.
             if not decoding.gone:
                 if isinstance(window, EarshotError):
                     self._on_error(active, window)
@@ -255,20 +255,20 @@ class Intake:
             return decoding
 
     def _take_back(self, decoding: _Decoding) -> None:
-        """Count a window as not begun; the lock is held."""
+        """Undo the count of a window that was not completed; the lock is held."""
         before = decoding.held_ahead
         decoding.begun -= 1
-        if not decoding.gone:  # then its windows are not counted any more
+        if not decoding.gone:  # `release` has subtracted its windows already
             self._ahead += decoding.held_ahead - before
 
     def _put_back(self, decoding: _Decoding, window: Window | EarshotError | None) -> None:
-        """Note what a worker made of a request, and free its audio if that was all."""
+        """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
             if window is None:
                 self._take_back(decoding)
             else:
                 decoding.whole = isinstance(window, EarshotError) or window.last
-            decoding.working = decoding.gone or decoding.whole  # while it frees it, and after
+            decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
             if not decoding.gone:
                 self._let_wait(decoding)
         if decoding.working:
@@ -276,7 +276,7 @@ class Intake:
 
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[Window | None]:
-    """Yield the windows of a request's audio, or of one channel of it."""
+    """Yield the windows of a request's audio or of one channel."""
     bandwidth, cut_one = Bandwidth(), _cutting(active)
     watched = bandwidth.watch(blocks)
     stretches = active.plan.stretches
@@ -289,7 +289,7 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[Window | 
 
 
 def _cutting(active: ActiveRequest) -> CutOne:
-    """Choose how the audio that a request wants decoded becomes windows."""
+    """Return the function that cuts a request's audio into windows."""
     listener = functools.partial(_listener, active)
     if active.plan.vad == "on":
         return lambda blocks: pack(blocks, listener())

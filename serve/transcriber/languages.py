@@ -1,6 +1,7 @@
-"""Languages of a request's windows: that of all, or each its own; and the script of Chinese.
+"""Track the languages of a request's windows, and the script of Chinese text.
 
-Where one is found for all, a window that is clearly in another language has that for its own.
+Either each window has its own language, or one language is detected for all. In the latter case a
+window that is clearly in another language is decoded in that language.
 """
 
 import collections
@@ -14,19 +15,20 @@ from serve.speech.languages import are_close
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.prompts import Prompts
 
-_CHINESE = "zh"  # Cantonese, yue, stays as it was decoded
-_MOST_UNSURE = 3  # windows that go one after another because none tells the language
-_CLEAR = 0.9  # the least probability of a language that is told without its text
-_SAME_PLACE_S = 1.0  # windows with less between them are told as one place
+_CHINESE = "zh"  # the script of Cantonese (yue) is not changed
+_MOST_UNSURE = 3  # after this many uncertain windows, the likeliest language is used for all
+_CLEAR = 0.9  # minimum probability of a language that is reported but was not decoded in
+_SAME_PLACE_S = 1.0  # warnings join windows with a smaller gap between them
 
 
 class Languages:
     """The languages of one request.
 
     Args:
-        named: code; None where it must be found.
-        each: whether each window has its own language, which is found in it.
-        script: that Chinese is written in; None: the one of most of the first text that tells.
+        named: the language's code; None if it must be detected.
+        each: whether each window has its own, detected language.
+        script: the script of Chinese text; None: the prevailing script of the first window that
+            shows one.
     """
 
     def __init__(self, named: str | None, each: bool, script: chinese.Script | None = None) -> None:
@@ -37,13 +39,13 @@ class Languages:
         self._named = named
         self._prob: float | None = None
         self._detected: dict[int, tuple[str, float | None]] = {}  # code and probability, by window
-        self._silent: set[int] = set()  # of these windows
-        # Code and probability, by window, where the prompt named another language:
-        self._own: dict[int, tuple[str, float | None]] = {}  # in which it was decoded all the same
-        self._heard: dict[int, str] = {}  # which it sounds like, and was not decoded in
+        self._silent: set[int] = set()  # silent windows among them
+        # Windows in another language than that of all, by window:
+        self._own: dict[int, tuple[str, float | None]] = {}  # decoded in it: code and probability
+        self._heard: dict[int, str] = {}  # not decoded in it: code
 
     def note(self, index: int, code: str, prob: float | None, silence: bool = False) -> None:
-        """Take note of a window's language; that of silence counts where there is nothing else."""
+        """Record a window's language; a silent window's counts only if all are silent."""
         self._detected[index] = code, prob
         if silence:
             self._silent.add(index)
@@ -52,56 +54,56 @@ class Languages:
             self._named, self._prob = _likeliest(spoken or list(self._detected.values()))
 
     def note_own(self, index: int, code: str, prob: float | None) -> None:
-        """Take note of a window that was decoded in its own language in place of that of all."""
+        """Record a window that was decoded in its own language instead of that of all."""
         self._own[index] = code, prob
 
     def note_heard(self, index: int, code: str) -> None:
-        """Take note of the language that a window clearly is in."""
+        """Record the language that a window clearly has, but was not decoded in."""
         self._heard[index] = code
 
     def set_rest(self, index: int, whole: int) -> None:
-        """Let what is left of a window be in its language."""
+        """Give the remainder of a window the window's language."""
         if whole in self._own:
             self._own[index] = self._own[whole]
 
     @property
     def several(self) -> bool:
-        """Tell whether windows were decoded in their own languages beside the one of all."""
+        """Whether some windows were decoded in another language than that of all."""
         return any(code != self._named for code, _ in self._own.values())
 
     @property
     def of_all(self) -> str | None:
-        """The code of windows that have none of their own; None where it is not known."""
+        """The code of the language of all windows; None if it is not known."""
         return self._named
 
     def decided(self, certainty: float) -> str | None:
-        """Return the code of all windows' language; None while too little is known to tell.
+        """Return the code of all windows' language; None while it is uncertain.
 
         Args:
-            certainty: the least probability of a language that is sure.
+            certainty: the minimum probability of a certain language.
         """
         spoken = len(self._detected) - len(self._silent)
         sure = spoken > 0 and (self._prob is None or self._prob >= certainty)
         return self._named if sure or spoken >= _MOST_UNSURE else None
 
     def of(self, index: int) -> str:
-        """Return the code of a window that was decoded."""
+        """Return the language code of a decoded window."""
         found = self._own.get(index) or self._detected.get(index)
         code = found[0] if found else self._named
-        assert code is not None, "nobody has named or found the language"
+        assert code is not None, "the language was neither named nor detected"
         return code
 
     def own(self, index: int) -> str | None:
-        """Return the code of a window's own language; None where it is that of all."""
+        """Return the code of a window's own language; None if it is that of all."""
         if self.each:
             return self.of(index)
         code, _ = self._own.get(index, (None, None))
         return None if code == self._named else code
 
     def in_script(self, index: int, segments: list[Segment]) -> list[Segment]:
-        """Return a window's segments, in the answer's script if they are Chinese.
+        """Convert a window's segments to the answer's script if they are Chinese.
 
-        Windows come in the order of their segments, so that the first ones decide.
+        Call this in the order of the windows, because the first one may decide the script.
         """
         if self.of(index) != _CHINESE:
             return segments
@@ -112,10 +114,10 @@ class Languages:
         return [chinese.rewrite(segment, self._script) for segment in segments]
 
     def of_most(self, spoken_s: Mapping[int, float]) -> tuple[str | None, float | None]:
-        """Return the whole's language, and its probability; None where none was named or found.
+        """Return the recording's language and its probability; None if they are not known.
 
-        Where windows have their own it is the one that most was said in, of equals the first, and
-        the probability the mean of the windows in which it was looked for.
+        If windows have their own languages, return the language with the most seconds of text, the
+        first one among equals, and its mean probability over the windows that detected it.
 
         Args:
             spoken_s: seconds of text in each window, in order.
@@ -131,10 +133,10 @@ class Languages:
         return most, sum(probs) / len(probs) if probs else None
 
     def warnings(self, times: Mapping[int, tuple[float, float]]) -> list[str]:
-        """Say which windows are in another language than all, and what to send.
+        """Return warnings about windows in another language, and the options that help.
 
         Args:
-            times: begin and end, in seconds, of each window that has text, in order of time.
+            times: start and end in seconds of each window with text, in order of time.
         """
         if self.each:
             return []
@@ -174,14 +176,14 @@ def note_scores(
     *,
     silence: bool,
 ) -> None:
-    """Take note of the language that a job found in its window.
+    """Record the language that a job detected in its window.
 
     Args:
-        languages, prompts: of the request; both are changed.
-        index: of the window.
-        scores: of the job.
-        tokenizer: for the codes of languages.
-        certainty: the least probability of a language that is sure for all windows.
+        languages, prompts: the request's; both are changed.
+        index: the window's index.
+        scores: the job's scores.
+        tokenizer: maps tokens to language codes.
+        certainty: the minimum probability of a language that is certain for all windows.
         silence: whether the window is silent.
     """
     token, heard = scores.language, scores.heard
@@ -192,7 +194,7 @@ def note_scores(
         elif not silence and heard is not None and heard[1] >= _CLEAR:
             languages.note_heard(index, tokenizer.language_code(heard[0]))
         return
-    assert token is not None, "the runtime was asked for the language and named none"
+    assert token is not None, "the runtime returned no language; expected one"
     languages.note(index, tokenizer.language_code(token), scores.language_prob, silence)
     if silence:
         return
@@ -202,7 +204,7 @@ def note_scores(
 
 
 def _places(found: Sequence[tuple[tuple[float, float], str]]) -> str:
-    """Say where languages are spoken; windows that follow each other are told as one."""
+    """Describe where languages are spoken; adjacent windows are joined."""
     joined = list[tuple[str, float, float]]()
     for (begin_s, end_s), code in found:
         if joined and joined[-1][0] == code and begin_s - joined[-1][2] < _SAME_PLACE_S:
@@ -215,7 +217,10 @@ def _places(found: Sequence[tuple[tuple[float, float], str]]) -> str:
 
 
 def _likeliest(detected: Sequence[tuple[str, float | None]]) -> tuple[str, float | None]:
-    """Return the code with the largest sum of probabilities, the first of equals; and its best."""
+    """Return the code with the largest sum of probabilities, and its maximum probability.
+
+    The first code wins among equals.
+    """
     chances: dict[str, float] = collections.defaultdict(float)
     for code, prob in detected:
         chances[code] += 1.0 if prob is None else prob

@@ -1,4 +1,4 @@
-"""Requests that are accepted and have not ended: what the transcriber's threads share."""
+"""Admit requests, track the pending ones and count their outcomes."""
 
 import itertools
 import threading
@@ -13,25 +13,24 @@ from serve.transcriber.audio import MIB
 from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
 
-MAX_PENDING_MB = 1024  # MiB of requests' audio that is not yet decoded; more is refused
+MAX_PENDING_MB = 1024  # maximum MiB of undecoded audio of all requests
 
 
 class Ledger:
-    """Takes requests in, or refuses them, and counts how they end. Thread-safe.
+    """The pending requests and their counters, shared by the transcriber's threads. Thread-safe.
 
     Args:
-        config: the most requests that may be pending, the most audio of theirs that may wait to
-            be decoded, and how long each may take.
+        config: the limits of pending requests and undecoded audio, and the request timeout.
     """
 
     def __init__(self, config: TranscriberConfig) -> None:
         self._config = config
         self._ids = itertools.count()
-        # Guarded by the condition, which is notified of every answered request.
+        # The condition guards all fields; every answered request notifies it.
         self._changed = threading.Condition()
         self._pending: dict[int, ActiveRequest] = {}  # in order of acceptance, and so of deadline
-        self._audio_bytes: dict[int, int] = {}  # of those whose audio is not wholly decoded
-        self._unanswered = 0  # requests removed whose terminal event is being sent
+        self._audio_bytes: dict[int, int] = {}  # of requests with undecoded audio
+        self._unanswered = 0  # removed requests that are being sent their terminal event
         self._counters = Counters()
         self._busy_since_s = 0.0
         self._state: Literal["open", "draining", "closed"] = "open"
@@ -40,16 +39,16 @@ class Ledger:
     def accept(
         self, plan: Plan, on_event: OnEvent, audio_bytes: int, priority: Priority = "file"
     ) -> ActiveRequest:
-        """Take a request in.
+        """Admit a request.
 
         Args:
-            plan: what is to be done.
-            on_event: called with its segments and its end.
-            audio_bytes: held until the audio is decoded; see `mark_decoded`.
-            priority: its own.
+            plan: the request's plan.
+            on_event: called with the request's segments and its terminal event.
+            audio_bytes: bytes of memory held until the audio is decoded; see `mark_decoded`.
+            priority: the request's priority.
 
         Raises:
-            OverloadedError: too many requests or bytes are pending, or no more are taken.
+            OverloadedError: too many requests or bytes are pending, or the server is draining.
             DeviceError: the device has failed.
         """
         with self._changed:
@@ -68,31 +67,34 @@ class Ledger:
 
     def _refuse_if_unable(self, audio_bytes: int) -> None:
         if self._failure is not None:
-            raise DeviceError(f"the device has failed, restart the server: {self._failure}")
+            raise DeviceError(f"the device has failed; restart the server: {self._failure}")
         if self._state != "open":
-            raise OverloadedError("the server is shutting down; send the request elsewhere")
+            raise OverloadedError("the server is shutting down; send the request to another one")
         pending, limit = len(self._pending), self._config.max_pending
         if pending >= limit:
-            raise OverloadedError(f"{pending} of {limit} requests are pending; try again later")
+            raise OverloadedError(
+                f"{pending} requests are pending, the maximum (transcriber.max_pending); try again "
+                "later"
+            )
         held, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
         if held + audio_bytes > limit * MIB:
             raise OverloadedError(
-                f"{held / MIB:.1f} MiB of audio wait to be decoded and the request brings "
-                f"{audio_bytes / MIB:.1f}, at most {limit} may wait; try again later"
+                f"{held / MIB:.1f} MiB of audio are waiting to be decoded, and the request adds "
+                f"{audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB: try again later"
             )
 
     def reject(self) -> None:
-        """Count a request that was refused at once."""
+        """Count a request that was rejected on arrival."""
         with self._changed:
             self._counters = self._counters.plus(rejected=1)
 
     def mark_decoded(self, active: ActiveRequest) -> None:
-        """Note that a request's audio is decoded, and no longer held as it was sent."""
+        """Release the bytes of a request's audio, which is decoded now."""
         with self._changed:
             self._audio_bytes.pop(active.id, None)
 
     def remove(self, active: ActiveRequest, outcome: Outcome) -> None:
-        """Count a request's end; its terminal event must follow, and then `mark_answered`."""
+        """Remove and count a request; send its terminal event next, then call `mark_answered`."""
         with self._changed:
             del self._pending[active.id]
             self._audio_bytes.pop(active.id, None)
@@ -105,18 +107,18 @@ class Ledger:
             self._counters = self._counters.plus(**increments)
 
     def mark_answered(self) -> None:
-        """Note that the terminal event of a removed request was sent."""
+        """Record that a removed request was sent its terminal event."""
         with self._changed:
             self._unanswered -= 1
             self._changed.notify_all()
 
     def oldest(self) -> ActiveRequest | None:
-        """Return the pending request whose deadline comes first."""
+        """Return the pending request with the earliest deadline."""
         with self._changed:
             return next(iter(self._pending.values()), None)
 
     def counters(self) -> tuple[Counters, list[ActiveRequest]]:
-        """Return the counters, and the pending requests of the same moment."""
+        """Return a consistent snapshot of the counters and the pending requests."""
         with self._changed:
             pending, counters = list(self._pending.values()), self._counters
             if pending:
@@ -125,19 +127,19 @@ class Ledger:
 
     @property
     def closed(self) -> bool:
-        """Tell whether no request can be answered any more."""
+        """Whether the ledger is closed, so that no request can be answered any more."""
         with self._changed:
             return self._state == "closed"
 
     def drain(self, timeout_s: float) -> None:
-        """Take no more requests and wait until all have ended, or time is up."""
+        """Reject new requests and wait until all pending ones have ended, or the timeout."""
         with self._changed:
             if self._state == "open":
                 self._state = "draining"
             self._changed.wait_for(lambda: not self._pending and not self._unanswered, timeout_s)
 
     def close(self, failure: DeviceError | None = None) -> None:
-        """Take no more requests, because of a failure if one is given."""
+        """Reject all further requests; `failure` is the reason, if there is one."""
         with self._changed:
             self._state = "closed"
             self._failure = failure or self._failure

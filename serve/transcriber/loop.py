@@ -1,12 +1,12 @@
-"""Audio in, text with timestamps out: the loop between clients and one runtime.
+"""Transcribe the requests of many clients through one runtime.
 
     submit ──> intake ──────────> device thread ──────────────────────────────> on_event
                decode, cut        log-mel, jobs, poll, judge, retry, stitch
 
-One thread, the device thread, owns the runtime and every request's state; its loop is
-`Transcriber._serve`. Other threads never touch those: they put what they ask for into its inbox.
-Every accepted request ends in exactly one terminal event, because only `Transcriber._end` sends
-one and only the device thread calls it. Every wait has a limit.
+The device thread owns the runtime and the state of every request; its loop is
+`Transcriber._serve`. Other threads only put calls into its inbox. Every accepted request ends with
+exactly one terminal event, because only `Transcriber._end` sends one, on the device thread. Every
+wait has a time limit.
 """
 
 import concurrent.futures
@@ -53,23 +53,24 @@ from serve.transcriber.timing import WordTimer
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.02  # longest that a poll may wait, so that arrivals and cancels are seen soon
-_STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
+_POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
+_STALLED_S = 60.0  # a loop iteration that takes longer is unhealthy
 
 
 class Transcriber:
-    """Transcribes many requests at the same time through one runtime. Thread-safe.
+    """A transcriber of concurrent requests through one runtime. Thread-safe.
 
     Args:
-        engine: for its tokenizer and sizes.
-        runtime: owned from here on: called by the device thread alone, closed by `close`.
-        config: limits, and when a window is decoded again.
-        grace_s: seconds beyond a request's deadline after which `transcribe` gives up by itself.
-        join_s: the most seconds that `close` waits for the device thread.
-        idle_s: the most seconds that the device thread sleeps; an arrival wakes it at once.
+        engine: the engine, for its tokenizer and sizes.
+        runtime: the runtime; the transcriber owns it, calls it on the device thread only, and
+            closes it in `close`.
+        config: limits, defaults and retry thresholds.
+        grace_s: seconds after a request's deadline at which `transcribe` gives up by itself.
+        join_s: maximum seconds that `close` waits for the device thread.
+        idle_s: maximum seconds that the device thread sleeps; an arrival wakes it at once.
 
     Raises:
-        ConfigError: the configuration asks for what the runtime cannot do.
+        ConfigError: the runtime cannot honor the configuration.
         EngineError: the engine's tokenizer cannot be read.
     """
 
@@ -104,7 +105,7 @@ class Transcriber:
             self._post_failure,
         )
 
-        # Written by the device thread alone; others read the first two.
+        # Only the device thread writes these; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
         self._dispatcher = Dispatcher(runtime, engine.load_mel_filters(), self._intake.taken)
@@ -112,24 +113,23 @@ class Transcriber:
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------- called by any thread
+    # ---------------------------------------------------------------- for any thread
 
     def submit(
         self, request: Request, on_event: OnEvent, priority: Priority = "file"
     ) -> RequestHandle:
-        """Accept a request, or refuse it at once; never blocks.
+        """Accept a request or reject it at once; never blocks.
 
         Args:
-            request: what to transcribe.
-            on_event: called on the device thread, so it must be quick: a `SegmentReady` for each
-                segment as soon as it is final, in order of time, then exactly one `Finished` or
-                `Failed`. Audio is decoded as it is needed, so that it is cut short, damaged or
-                beyond a limit may be told after segments. If it raises, the client counts as gone
-                and the request is cancelled.
-            priority: live text goes before files, and these before jobs; see `fair_queue`.
+            request: the audio and the options.
+            on_event: called on the device thread, so it must be quick. It gets a `SegmentReady`
+                for each final segment in order of time, then exactly one `Finished` or `Failed`.
+                Audio is decoded on demand, so an error in it may follow segments. If `on_event`
+                raises an exception, the request is cancelled as if its client had disconnected.
+            priority: live text goes before files, and files before jobs; see `fair_queue`.
 
         Raises:
-            OptionError, AudioError: the request is wrong.
+            OptionError, AudioError: the request is invalid.
             OverloadedError: too many requests or bytes are pending, or the transcriber is closing.
             DeviceError: the device has failed.
         """
@@ -143,20 +143,20 @@ class Transcriber:
         self._intake.add(active, request)
         if plan.speakers is not None:
             self._speakers.add(active, request)
-        # The device thread may be asleep and has one more deadline to keep.
+        # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
         return RequestHandle(functools.partial(self._post_failure, active, cancelled))
 
     def reject(self) -> None:
-        """Count a request that was so malformed that it could not be submitted."""
+        """Count a request that was too malformed to be submitted."""
         self._ledger.reject()
 
     def transcribe(self, request: Request) -> Transcript:
         """Transcribe and wait for the answer.
 
         Raises:
-            EarshotError: whatever `submit` refuses or the request ended with.
+            EarshotError: the error of `submit`, or the one that the request ended with.
         """
         answer: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
 
@@ -171,31 +171,31 @@ class Transcriber:
         try:
             return answer.result(limit_s)
         except TimeoutError as error:
-            raise DeadlineError(f"no answer after {limit_s:g} s: the device hangs") from error
+            raise DeadlineError(f"no answer after {limit_s:g} s; the device hangs") from error
         finally:
             handle.cancel()  # matters only if the wait was interrupted
 
     @property
     def healthy(self) -> bool:
-        """Tell whether requests can be answered: the device's thread works and makes progress."""
+        """Whether requests can be answered: the device thread runs and makes progress."""
         limit_s = max(_STALLED_S, self._config.request_timeout_s)
         busy = self._ledger.oldest() is not None
         stalled = busy and time.monotonic() - self._last_turn_s > limit_s
         return not self._ledger.closed and self._thread.is_alive() and not stalled
 
     def stats(self) -> Stats:
-        """Return the counters and gauges of this moment."""
+        """Return the current counters and gauges."""
         counters, pending = self._ledger.counters()
         return stats_of(counters, pending, self._dispatcher, self._gauges)
 
     def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait until the accepted ones have ended, or time is up."""
+        """Reject new requests and wait until the accepted ones have ended, or the timeout."""
         self._ledger.drain(timeout_s)
 
     def close(self) -> None:
-        """End what is pending with a CancelledError, stop the threads, close the runtime.
+        """End pending requests with a CancelledError, stop the threads and close the runtime.
 
-        May be called more than once.
+        Repeated calls do nothing.
         """
         self._ledger.close()
         self._intake.close()
@@ -205,18 +205,17 @@ class Transcriber:
             logger.error("the device thread did not stop within %g s", self._join_s)
 
     def __enter__(self) -> Self:
-        """Return the transcriber; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
-        """Put a request's texts into its plan, before its windows come; called by a worker.
+        """Add a request's texts to its plan before its first window; runs on a worker.
 
         Raises:
-            OptionError: one holds special tokens or is too long, or they leave too little room.
+            OptionError: a text holds special tokens or is too long, or the texts leave too little
+                room for `max_tokens`.
         """
         texts = texts_of(request, self.tokenizer, self._config)
         if texts != active.plan.texts:
@@ -225,20 +224,18 @@ class Transcriber:
             self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Return what lets the device thread do some work, for any thread to call."""
+        """Return a function, for any thread, that runs `work` on the device thread."""
         return lambda *args: self._inbox.put(functools.partial(work, *args))
 
     # ---------------------------------------------------------------- the device thread
 
     def _serve(self) -> None:
-        """Run the loop. A turn is one step of the runtime, or a sleep if there is nothing to do."""
+        """Run the loop: each iteration is one step of the runtime, or a sleep if idle."""
         while not self._ledger.closed:
-            self._run_inbox()  # decoded audio, cancels, stop; sleeps when idle
-            self._expire()  # requests past their deadline
-            # Windows become log-mel, and that becomes jobs.
+            self._run_inbox()  # decoded audio, cancellations, stop; sleeps if idle
+            self._expire()
             for active, error in self._dispatcher.submit_windows():
                 self._fail(active, error)
-            # Tokens become segments and answers, or the window is decoded again.
             for event in self._runtime.poll(_POLL_S):
                 self._handle_event(event)
             self._gauges = self._runtime.gauges()
@@ -267,7 +264,7 @@ class Transcriber:
         self._runtime.close()
 
     def _run_inbox(self) -> None:
-        """Do what other threads asked for; without work, sleep until they ask or time is up."""
+        """Run the calls of other threads; if idle, sleep until a call or the next deadline."""
         wait_s = 0.0
         if self._dispatcher.idle:
             self._check_invariants()
@@ -290,11 +287,11 @@ class Transcriber:
                 self._ledger.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
-            if active.complete:  # there is no speech in it
+            if active.complete:  # the audio has no speech
                 self._tell(active)
 
     def _handle_event(self, event: Event) -> None:
-        """Go on with the request whose job the runtime reports about."""
+        """Handle a runtime event; if a window has ended, advance its request."""
         if (decoding := self._dispatcher.record(event)) is None:
             return
         active, scores = decoding.active, event.scores
@@ -321,7 +318,7 @@ class Transcriber:
             self._tell(active)
 
     def _tell(self, active: ActiveRequest) -> None:
-        """Tell a client what has become final of its request."""
+        """Send a client the final segments, and the transcript once it is complete."""
         events = guarded(f"ending request {active.id}", functools.partial(self._news, active))
         if isinstance(events, EarshotError):
             self._fail(active, events)
@@ -332,11 +329,11 @@ class Transcriber:
             elif not self._deliver(active, news):
                 self._fail(active, CancelledError("the client is gone"))
                 return
-        if not active.ended:  # what became known may be what another window waited for
+        if not active.ended:  # the next window may have waited for this result
             self._dispatcher.enqueue(active)
 
     def _process_window(self, decoding: DecodingWindow, scores: Scores, event: Event) -> None:
-        """Judge what a job sampled, and begin what follows from it."""
+        """Judge a job's result, then retry the window or time its words."""
         active = decoding.active
         retry_temperature = active.judge_attempt(
             decoding.index,
@@ -364,7 +361,7 @@ class Transcriber:
         return [*map(SegmentReady, segments), *end]
 
     def _fail(self, active: ActiveRequest, error: EarshotError) -> None:
-        """End a request without an answer, unless it has ended."""
+        """End a request with an error, unless it has ended."""
         if isinstance(error, CancelledError):
             outcome: Outcome = "cancelled"
         else:
@@ -373,7 +370,7 @@ class Transcriber:
             self._end(active, Failed(error), outcome)
 
     def _end(self, active: ActiveRequest, event: Finished | Failed, outcome: Outcome) -> None:
-        """Send a request's terminal event and free whatever it holds."""
+        """Send a request's terminal event and free its resources."""
         active.ended = True
         self._ledger.remove(active, outcome)
         self._deliver(active, event)
@@ -391,12 +388,11 @@ class Transcriber:
         return True
 
     def _check_invariants(self) -> None:
-        """Assert what must always hold; runs whenever the device thread is about to sleep.
+        """Assert the invariants whenever the device thread is about to sleep.
 
-        A broken invariant ends the server: the state that every request relies on is wrong, so a
-        restart is better than to go on with it.
+        A broken invariant stops the server, because the state of all requests may be wrong.
         """
-        # In this order: `submit` enters a request into the ledger first.
+        # Read the intake first: `submit` adds a request to the ledger before the intake.
         held = self._intake.held_ids()
         counters, requests = self._ledger.counters()
         pending = {active.id for active in requests}
@@ -406,4 +402,4 @@ class Transcriber:
 
 
 def _wake_up() -> None:
-    """Do nothing: a message that only wakes the device thread."""
+    """Do nothing; putting this into the inbox wakes the device thread."""

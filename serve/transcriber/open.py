@@ -1,4 +1,4 @@
-"""From an engine folder to a transcriber that has worked once."""
+"""Open an engine folder as a warmed-up transcriber."""
 
 from collections.abc import Callable
 
@@ -22,14 +22,14 @@ def open_transcriber(
     """Open an engine, start its runtime and transcribe a second of noise to warm everything up.
 
     Args:
-        config: what to run and how.
-        engine_path: the engine's folder; None takes `config.engine`.
+        config: the server's configuration.
+        engine_path: the engine's folder; None uses `config.engine`.
         start: starts the runtime.
 
     Raises:
-        EarshotError: any of this fails; whatever was opened is closed again.
+        EarshotError: a step failed; all opened resources are closed again.
     """
-    owner: Runtime | Transcriber | None = None  # closes everything that is open
+    owner: Runtime | Transcriber | None = None  # its `close` closes all opened resources
     try:
         with checked_meanwhile(engine_path or config.engine) as engine:
             owner = runtime = start(engine, config.runtime)
@@ -63,5 +63,5 @@ def _warm_up_request(engine: Engine, capabilities: Capabilities) -> Request:
         sample_rate=SAMPLE_RATE,
         language=named,
         timestamps=capabilities.timestamps,
-        vad=False,  # nobody speaks in it, and it is to be decoded
+        vad=False,  # VAD would skip the noise
     )

@@ -1,4 +1,4 @@
-"""The parts of a request's time, as its trace shows them."""
+"""Measure the phases of a request for its trace."""
 
 import time
 
@@ -7,28 +7,28 @@ from serve.runtime.protocol import Scores
 
 
 class Phases:
-    """Notes when something was done for a request. Thread-safe.
+    """A recorder of the times at which work was done for a request. Thread-safe.
 
-    A phase of a long request is one, from its first beginning to its last end, however many windows
-    it had: so an hour of audio says no more than a clip.
+    Each phase is reported once, from its first start to its last end. The trace of an hour of audio
+    therefore has as many spans as that of a clip.
     """
 
     def __init__(self) -> None:
-        # Name, begin and end by the monotonic clock, windows; appending needs no lock.
+        # Name, start and end in monotonic seconds, windows; appending needs no lock.
         self._noted: list[tuple[str, float, float, int]] = []
 
     def note(self, name: str, began_s: float, windows: int = 1) -> None:
-        """Note that a part has ended just now.
+        """Record a piece of work that has just ended.
 
         Args:
-            name: of the phase.
-            began_s: monotonic time.
-            windows: that it was for; 0: for a part of one.
+            name: the phase's name.
+            began_s: monotonic time at which the work began.
+            windows: the number of windows processed; 0 for a part of one.
         """
         self._noted.append((name, began_s, time.monotonic(), windows))
 
     def note_scores(self, scores: Scores) -> None:
-        """Note what the runtime did for a window that has ended just now."""
+        """Record the encoder's and the decoder's work for a window that has just ended."""
         now_s = time.monotonic()
         encode_s, decode_s = scores.encode_s, scores.decode_s
         encode_at, decode_at = scores.began_s or (now_s - decode_s - encode_s, now_s - decode_s)
@@ -36,11 +36,11 @@ class Phases:
         self._noted.append(("steps", decode_at, decode_at + decode_s, 1))
 
     def seconds(self, name: str) -> float:
-        """Add up the seconds of a phase's parts."""
+        """Sum the seconds of work in a phase."""
         return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._noted if noted == name)
 
     def told(self, accepted_s: float) -> tuple[Phase, ...]:
-        """Return all phases and the waits between, by the clock of the wall, in order of time.
+        """Return all phases and waits in wall-clock time, in order of their start.
 
         Args:
             accepted_s: monotonic time at which the request was accepted.
@@ -61,7 +61,7 @@ class Phases:
 def _waits(
     noted: list[tuple[str, float, float, int]], accepted_s: float
 ) -> list[tuple[str, float, float]]:
-    """Find how long a request waited for a decoder thread, and its first window for a slot."""
+    """Compute the wait for a decoder thread, and the first window's wait for a slot."""
     decoded = [part for part in noted if part[0] == "decode"]
     ready_s = [end_s for _, _, end_s, windows in decoded if windows]
     encoded_s = [begin_s for name, begin_s, _, _ in noted if name == "encode"]

@@ -1,4 +1,4 @@
-"""A request's phrases, which are to come out right: from text to a trie over tokens."""
+"""Check the phrases to boost, and build their trie over tokens."""
 
 import functools
 import math
@@ -12,18 +12,18 @@ from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
 
 MAX_PHRASES = 1000
-MAX_CHARS = 100  # of a phrase
-MAX_BYTES = 2**16  # of all phrases in UTF-8, before any is tokenized
+MAX_CHARS = 100  # per phrase
+MAX_BYTES = 2**16  # UTF-8 bytes of all phrases, checked before tokenizing
 MAX_WEIGHT = 4.0
 _TOKENIZED_AT_ONCE = 50
-_LISTS = 64  # that are kept, for the same comes with every request of a client
+_LISTS = 64  # cached tries; clients send the same list with every request
 
 
 def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
-    """Choose the phrases that a request asks for, or else the configured ones, checked before.
+    """Return the phrases of a request, or else the configured ones.
 
     Raises:
-        OptionError: there are too many, or one is no phrase.
+        OptionError: there are too many phrases, or one is invalid.
     """
     wanted = request.phrases
     if not isinstance(wanted, tuple | list) or not all(
@@ -35,7 +35,7 @@ def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
 
 def _checked(phrases: tuple[str, ...]) -> tuple[str, ...]:
     if len(phrases) > MAX_PHRASES:
-        raise OptionError(f"phrases has {len(phrases)} of them; expected at most {MAX_PHRASES}")
+        raise OptionError(f"phrases has {len(phrases)} entries; expected at most {MAX_PHRASES}")
     for phrase in phrases:
         weighted(phrase)
     size = sum(len(phrase.encode()) for phrase in phrases)
@@ -47,10 +47,10 @@ def _checked(phrases: tuple[str, ...]) -> tuple[str, ...]:
 def check_phrases(
     config: TranscriberConfig, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> None:
-    """Refuse configured phrases that cannot be.
+    """Check the configured phrases.
 
     Raises:
-        ConfigError: names the key, and what to do.
+        ConfigError: a phrase is invalid, or the runtime cannot boost phrases.
     """
     if refusal := refusal_of_phrases(config.phrases, capabilities):
         raise ConfigError(f"transcriber.{refusal}")
@@ -61,17 +61,17 @@ def check_phrases(
 
 
 def refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> str | None:
-    """Say why a runtime cannot boost phrases, if any are asked for; None: it can."""
+    """Return why a runtime cannot boost the phrases; None if it can."""
     if phrases and not capabilities.phrases:
-        return f"phrases is given, but the runtime {capabilities.runtime} cannot boost any"
+        return f"phrases is given, but the runtime {capabilities.runtime} cannot boost phrases"
     return None
 
 
 def weighted(phrase: str) -> tuple[str, float]:
-    """Read a phrase's text and its weight, which may stand behind it, as in "Karenina^2"; else 1.
+    """Split a phrase such as "Karenina^2" into its text and its weight, which is 1 by default.
 
     Raises:
-        OptionError: it is empty or too long, or the weight is out of bounds.
+        OptionError: the text is empty or too long, or the weight is out of bounds.
     """
     text, mark, number = phrase.rpartition("^")
     text = " ".join((text if mark else number).split())
@@ -85,25 +85,25 @@ def weighted(phrase: str) -> tuple[str, float]:
         weight = math.nan
     if not 0 < weight <= MAX_WEIGHT:
         raise OptionError(
-            f"phrases has {shown(phrase)}; expected a weight above 0 and of at most {MAX_WEIGHT:g} "
-            "behind ^"
+            f"phrases has {shown(phrase)}; expected a weight above 0 and at most {MAX_WEIGHT:g} "
+            "after ^"
         )
     return text, weight
 
 
 @functools.lru_cache(maxsize=_LISTS)
 def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
-    """Build the trie of phrases, each as it is written and capitalised; None where there is none.
+    """Build the trie of phrases, each as written and capitalised; None if there are no phrases.
 
     Raises:
-        OptionError: one is no phrase or holds special tokens, or all have too many tokens.
+        OptionError: a phrase is invalid or holds special tokens, or all have too many tokens.
     """
     if not phrases:
         return None
     try:
         return build_trie(_sequences(phrases, tokenizer))
     except ValueError as error:
-        raise OptionError(f"{error}; send fewer or shorter ones") from error
+        raise OptionError(f"{error}; send fewer or shorter phrases") from error
 
 
 def _sequences(
@@ -111,7 +111,7 @@ def _sequences(
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield each form of each phrase as tokens, with its boost in nats.
 
-    Tokenize a few phrases at a time: a list that is too large is refused before the others are.
+    Phrases are tokenized in small batches, so that a list that is too large fails early.
     """
     for begin in range(0, len(phrases), _TOKENIZED_AT_ONCE):
         texts, boosts = list[str](), list[float]()

@@ -1,4 +1,4 @@
-"""From a request's options to the plan that all its windows are decoded by, or to a refusal."""
+"""Check a request's options, and turn them into the plan of its decoding."""
 
 import dataclasses
 import math
@@ -37,52 +37,51 @@ _SPEECH = SpeechOptions()
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The decoding of every window of a request."""
+    """The decoding plan of a request's windows."""
 
-    # What every window's prompt ends with, from start-of-transcript on; holds DETECT_LANGUAGE where
-    # the language must be found.
+    # The end of every window's prompt, from start-of-transcript on; DETECT_LANGUAGE stands for a
+    # language to detect.
     start: tuple[int, ...]
-    language: str | None  # code; None where it must be found
+    language: str | None  # code; None: to be detected
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
-    words: bool = False  # to be timed
-    tells_words: bool = False  # and told
-    tells_logprobs: bool = False  # of tokens; words are timed for them too
-    confidence: Confidence | None = None  # by which words get theirs; None: they get none
-    low_confidence: float | None = None  # below which a word's is marked; None: none is
-    hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
-    vad: Switch = "off"  # in which audio what is not speech is left out
-    speech: SpeechOptions = dataclasses.field(default_factory=SpeechOptions)  # what is
-    draft: tuple[int, ...] = ()  # what the first window may say
+    words: bool = False  # time words
+    tells_words: bool = False  # return words
+    tells_logprobs: bool = False  # return tokens' log-probabilities, which needs timed words
+    confidence: Confidence | None = None  # calibration of word confidence; None: no confidence
+    low_confidence: float | None = None  # mark words below this confidence; None: mark none
+    hallucination_silence_s: float = 0.0  # silence around dropped segments; 0: drop none
+    vad: Switch = "off"  # whether to skip audio without speech
+    speech: SpeechOptions = dataclasses.field(default_factory=SpeechOptions)  # VAD thresholds
+    draft: tuple[int, ...] = ()  # draft tokens of the first window
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
-    unfinished: bool = False  # there will be more of the audio
-    voice: tuple[Stretch, ...] = ()  # where somebody speaks in it; (): who speaks is listened for
+    unfinished: bool = False  # more audio will follow in another request
+    voice: tuple[Stretch, ...] = ()  # the client's speech intervals; (): run VAD
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
-    # How that is found, or the one of all.
-    detection: Detection = dataclasses.field(default_factory=Detection)
-    stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
-    partial: bool = False  # audio may be cut short
+    detection: Detection = dataclasses.field(default_factory=Detection)  # language detection
+    stretches: tuple[Stretch, ...] = ()  # decode only these intervals; (): the whole audio
+    partial: bool = False  # accept truncated audio
     audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
-    speakers: Speakers | None = None  # to be told apart by their voices; None: they are not
-    channels: bool = False  # each of the audio's is a speaker's
-    script: Script | None = None  # of Chinese text; None: as most of the first text has it
+    speakers: Speakers | None = None  # diarization; None: off
+    channels: bool = False  # each audio channel is one speaker
+    script: Script | None = None  # Chinese script; None: the prevailing one of the first text
 
     @property
     def tells_speakers(self) -> bool:
-        """Tell whether segments have speakers; they then become final with the last one."""
+        """Whether segments have speakers; they then become final only with the last one."""
         return self.channels or self.speakers is not None
 
 
 def check_config(
     config: TranscriberConfig, capabilities: Capabilities, tokenizer: Tokenizer
 ) -> None:
-    """Refuse a configuration that contradicts itself, or that the runtime cannot honour.
+    """Check the configuration for contradictions, and against the runtime's capabilities.
 
     Raises:
-        ConfigError: names the key, and what to do.
+        ConfigError: keys contradict each other, or the runtime cannot honor one.
     """
     if not capabilities.sampling and any(t > 0 for t in config.temperatures):
         raise ConfigError(
@@ -103,16 +102,17 @@ def plan_request(
     config: TranscriberConfig,
     manifest: Manifest,
 ) -> Plan:
-    """Check a request's options and turn them into a plan; texts and audio come later.
+    """Check a request's options and turn them into a plan; `with_texts` adds its texts later.
 
     Args:
-        request: what is asked for.
-        tokenizer, capabilities: the engine's, and the runtime's.
+        request: the request.
+        tokenizer: the engine's tokenizer.
+        capabilities: the runtime's capabilities.
         config: limits and defaults.
-        manifest: the engine's, for its sizes and how likely it says that words are right.
+        manifest: the engine's manifest, for its sizes and its confidence calibration.
 
     Raises:
-        OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
+        OptionError: an option is out of bounds, unknown, or not supported by the runtime.
         AudioError: the audio is neither bytes nor an array, or too large.
     """
     _check_basics(request, config)
@@ -130,7 +130,7 @@ def plan_request(
         words=words_of(request, silence_s, tokenizer, capabilities),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
         tells_logprobs=request.token_logprobs,
-        # It was fitted to transcripts, and says nothing of translations.
+        # The calibration was fitted to transcripts, and does not hold for translations.
         confidence=manifest.confidence if request.task == "transcribe" else None,
         low_confidence=low_confidence_of(request, manifest.confidence),
         hallucination_silence_s=silence_s,
@@ -157,17 +157,17 @@ def plan_request(
 def with_texts(
     plan: Plan, texts: Texts, request: Request, config: TranscriberConfig, n_text_ctx: int
 ) -> Plan:
-    """Put a request's texts into its plan; finding their ids takes too long for `plan_request`.
+    """Add a request's texts to its plan; `plan_request` must not wait for their tokenization.
 
     Args:
-        plan: the request's, from `plan_request`.
-        texts: from `texts_of`.
-        request: for the tokens that it asks for.
+        plan: the result of `plan_request`.
+        texts: the result of `texts_of`.
+        request: the request, for its `max_tokens`.
         config: limits and defaults.
-        n_text_ctx: positions of the decoder.
+        n_text_ctx: the decoder's number of positions.
 
     Raises:
-        OptionError: the prompt leaves too little room for the tokens that are asked for.
+        OptionError: the prompt leaves too little room for `max_tokens`.
     """
     room = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix).ids)
     max_tokens = _max_tokens(request, config, plan.mode, room)
@@ -184,15 +184,15 @@ def _check_basics(request: Request, config: TranscriberConfig) -> None:
     if request.task == "translate" and not config.translate:
         raise OptionError(
             "task = 'translate', but this server's engine was not trained to translate "
-            "(transcriber.translate = false); ask for its own language, or another server"
+            "(transcriber.translate = false); expected task = 'transcribe', or use another server"
         )
 
 
 def _mode(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> Mode:
-    """Return how windows follow each other; refuse texts that the runtime cannot begin with."""
+    """Return the decoding mode; reject texts and phrases that the runtime does not support."""
     mode = mode_of(request)
     refusal = refusal_of_text(request, mode, capabilities)
-    # `texts_of` reads phrases again, for their ids; one that is none is refused here, at once.
+    # `texts_of` reads phrases again to tokenize them; invalid ones are rejected here, on arrival.
     if refusal is None:
         refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
     if refusal is not None:
@@ -214,7 +214,7 @@ def _hallucination_silence(request: Request) -> float:
     wanted = request.hallucination_silence_threshold
     if not is_number(wanted) or not 0.0 <= wanted < math.inf:
         raise OptionError(
-            f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for none"
+            f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for off"
         )
     return float(wanted)
 
@@ -239,12 +239,11 @@ def _vad(request: Request, config: TranscriberConfig) -> Switch:
 
 
 def _speech(request: Request, config: TranscriberConfig) -> SpeechOptions:
-    """Choose what counts as speech, where speech is looked for."""
+    """Return the VAD thresholds; reject them if VAD is off."""
     for name in SPEECH_OPTIONS:
         if _vad(request, config) == "off" and getattr(request, name) is not None:
             raise OptionError(
-                f"{name} = {shown(getattr(request, name))}, but no speech is looked for; ask for "
-                "vad = true"
+                f"{name} = {shown(getattr(request, name))}, but VAD is off; expected vad = true"
             )
     return _asked(request, _SPEECH)
 
@@ -252,7 +251,7 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechOptions:
 def _short_encoder(
     request: Request, capabilities: Capabilities, config: TranscriberConfig
 ) -> ShortEncoder:
-    """Choose how much the encoder sees; what "auto" costs is known of transcripts alone."""
+    """Return the `short_encoder` mode; "auto" was measured, and applies, only to transcripts."""
     if request.short_encoder and not capabilities.short_windows:
         raise OptionError(
             f"short_encoder = true, but the runtime {capabilities.runtime} on "
@@ -269,8 +268,8 @@ def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int
     good = isinstance(draft, tuple) and all(type(t) is int and 0 <= t < n_vocab for t in draft)
     if not good or len(draft) > n_text_ctx:
         raise OptionError(
-            f"draft = {shown(draft)}; expected at most {n_text_ctx} token ids below {n_vocab}, as "
-            "an answer of this engine has them"
+            f"draft = {shown(draft)}; expected at most {n_text_ctx} token ids below {n_vocab}, "
+            "from an answer of this engine"
         )
     return draft
 
@@ -279,7 +278,7 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
     wanted = request.temperature
     if wanted is None:
         return config.temperatures[0]
-    if not is_number(wanted) or not 0.0 <= wanted <= 1.0:  # nor is NaN between them
+    if not is_number(wanted) or not 0.0 <= wanted <= 1.0:  # also true for NaN
         raise OptionError(f"temperature = {shown(wanted)}; expected a number from 0 to 1")
     if wanted > 0 and not capabilities.sampling:
         raise OptionError(
@@ -290,7 +289,7 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
 
 
 def _asked(request: Request, defaults: T) -> T:
-    """Return some options as a request asks for them, or as `defaults` has them."""
+    """Merge the options of a request with `defaults`, which has fields of the same names."""
     names = [field.name for field in dataclasses.fields(defaults)]
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     if not given:
@@ -300,7 +299,7 @@ def _asked(request: Request, defaults: T) -> T:
 
 
 def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOptions:
-    """Return the search of a request that asks for none."""
+    """Return the default search options."""
     best_of = 1 if capabilities.beam_sizes else config.beam_size
     return SearchOptions(beam_size=config.beam_size, best_of=best_of)
 
@@ -308,7 +307,7 @@ def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOpti
 def _options(
     request: Request, capabilities: Capabilities, config: TranscriberConfig
 ) -> DecodingOptions:
-    """Return the options of every window's job, but for what depends on texts."""
+    """Return the decoding options of all windows, without those that depend on texts."""
     temperature = _temperature(request, capabilities, config)
     search = _asked(request, _search(config, capabilities))
     refusal = capabilities.refusal(search)
@@ -316,7 +315,7 @@ def _options(
         raise OptionError(refusal)
     if request.timestamps and not capabilities.timestamps:
         raise OptionError(
-            f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
+            f"timestamps = true, but the runtime {capabilities.runtime} has no timestamps; "
             "ask for timestamps = false"
         )
     return DecodingOptions(
@@ -325,9 +324,15 @@ def _options(
 
 
 def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: int) -> int:
-    """New tokens for each window; `room` is what the prompt leaves of the context.
+    """Return the maximum number of new tokens per window.
 
-    Where the prompts grow with the text, a window simply ends with the context.
+    In sequential mode the prompts grow with the text, and the context limits a window's tokens.
+
+    Args:
+        request: the request.
+        config: limits and defaults.
+        mode: the decoding mode.
+        room: decoder positions that the prompt leaves free.
     """
     wanted = request.max_tokens
     if wanted is None:
@@ -342,7 +347,7 @@ def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: i
 
 
 def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
-    """Code of the language that a prompt names, however the client wrote it."""
+    """Return the code of the language that a prompt names; None if it must be detected."""
     if DETECT_LANGUAGE in start:
         return None
     if not tokenizer.facts.multilingual:
@@ -351,6 +356,6 @@ def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
 
 
 def _script(request: Request, config: TranscriberConfig) -> Script | None:
-    """Return the first Chinese script that a language of the request names."""
+    """Return the first Chinese script that the request's language tags name."""
     named = (request.language,) if request.language else request.languages or config.languages
     return next((script for tag in named if (script := script_of(tag))), None)

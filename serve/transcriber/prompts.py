@@ -1,12 +1,12 @@
-"""Prompts: the ids that the decoding of each window of a request begins with.
+"""Build the prompt of each window: the token ids with which decoding starts.
 
     [<|startofprev|> hotwords, text before it] <|startoftranscript|> [language task] …
     … [<|notimestamps|>] [[<|0.00|>] prefix]
 
-Where windows are decoded at the same time, the text before each is what the client sent as
-`prompt`. Where they follow each other, it is that and all that was said since, as in OpenAI's
-`whisper/transcribe.py`; after a window in which decoding failed it begins anew, for a model that
-has lost its way repeats itself. Only the first window has a prefix.
+In parallel mode the text before each window is the client's `prompt`. In sequential mode it is
+that prompt plus the text of all windows so far, as in OpenAI's `whisper/transcribe.py`. After a
+window whose decoding failed, the text is reset, because a failed text makes the model repeat
+itself. Only the first window has a prefix.
 """
 
 import dataclasses
@@ -21,42 +21,42 @@ from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.phrases import phrases_of, trie_of
 
-_LOST_TEMPERATURE = 0.5  # OpenAI's: what was found above it is no text to go on from
+_LOST_TEMPERATURE = 0.5  # as in whisper/transcribe.py: text sampled above it resets the prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The ids that a window's decoding begins with."""
+    """The token ids with which a window's decoding starts."""
 
     ids: tuple[int, ...]
-    prefix: int = 0  # so many of the last ones are what the window begins to say
+    prefix: int = 0  # the number of last ids that are the beginning of the window's text
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Ids of the texts that come with a request's audio, and how many of them a prompt may hold.
+    """The token ids of a request's texts, and the maximum number of text ids in a prompt.
 
-    Hotwords and prefix are never cut: together they have at most `limit`.
+    Hotwords and prefix are never truncated: together they have at most `limit` ids.
     """
 
     mark: int = 0  # <|startofprev|>
-    limit: int = 0  # of text in all
-    previous_limit: int = 0  # of what stands before start-of-transcript
-    timestamps: bool = True  # what was said keeps them there
+    limit: int = 0  # maximum text ids in a prompt
+    previous_limit: int = 0  # maximum text ids before start-of-transcript
+    timestamps: bool = True  # keep timestamp tokens in the text of previous windows
     hotwords: tuple[int, ...] = ()  # at most `previous_limit`; before every window
-    before: tuple[int, ...] = ()  # what precedes the audio
-    prefix: tuple[int, ...] = ()  # what the audio begins with, <|0.00|> first where times are asked
-    phrases: Trie | None = None  # that are boosted in every window
+    before: tuple[int, ...] = ()  # the text before the audio
+    prefix: tuple[int, ...] = ()  # the beginning of the text, after <|0.00|> if times are asked
+    phrases: Trie | None = None  # phrases to boost in every window
 
     def prompt(
         self, start: tuple[int, ...], before: tuple[int, ...], prefix: tuple[int, ...] = ()
     ) -> Prompt:
-        """Make a window's prompt.
+        """Build a window's prompt.
 
         Args:
-            start: from start-of-transcript on.
-            before: the text before the window, of which the last is taken that there is room for.
-            prefix: what the window begins to say.
+            start: the ids from start-of-transcript on.
+            before: the text before the window; its last ids are kept as far as they fit.
+            prefix: the beginning of the window's text.
         """
         room = min(self.previous_limit, self.limit - len(prefix)) - len(self.hotwords)
         text = (*self.hotwords, *before[max(0, len(before) - room) :])
@@ -65,64 +65,64 @@ class Texts:
 
 
 NO_TEXTS = Texts()
-"""Nor room for any."""
+"""No texts, and no room for any."""
 
 
 class Prompts:
     """The prompts of one request's windows.
 
     Args:
-        start: from start-of-transcript on; holds DETECT_LANGUAGE where the language must be found.
-        texts: the client's.
+        start: the ids from start-of-transcript on; DETECT_LANGUAGE stands for an unknown language.
+        texts: the client's texts.
         multilingual: whether each window has its own language.
     """
 
     def __init__(self, start: tuple[int, ...], texts: Texts, multilingual: bool = False) -> None:
         self._start = start
         self._multilingual = multilingual
-        self._language_of_all: int | None = None  # token, where it was detected
-        self._languages: dict[int, int] = {}  # tokens of windows that have their own
+        self._language_of_all: int | None = None  # the detected language's token
+        self._languages: dict[int, int] = {}  # tokens of windows with their own language
         self._texts = texts
-        self._before = texts.before  # the next window
+        self._before = texts.before  # the text before the next window
 
     @property
     def detecting(self) -> bool:
-        """Tell whether the language of all windows must be found in the next one."""
+        """Whether the next window must detect the language of all windows."""
         found = self._multilingual or self._language_of_all is not None
         return DETECT_LANGUAGE in self._start and not found
 
     def of(self, index: int) -> Prompt:
-        """Return the prompt of a window that may be submitted now, or of another attempt at it."""
+        """Return the prompt of a window's first attempt or retry."""
         prefix = self._texts.prefix if index == 0 else ()
         token = self._languages.get(index, self._language_of_all)
         start = self._start if token is None else _named(self._start, token)
         return self._texts.prompt(start, self._before, prefix)
 
     def set_language(self, index: int, token: int) -> None:
-        """Note which language was found in a window: further attempts at it are in that."""
+        """Set the language that was detected in a window, for its retries."""
         self._languages[index] = token
 
     def set_language_of_all(self, token: int) -> None:
-        """Let all windows from now on be in one language."""
+        """Set the language of all further windows."""
         self._languages.clear()
         self._language_of_all = token
 
     def set_rest(self, index: int, whole: int) -> None:
-        """Let what is left of a window be in its language, unless another may begin there."""
+        """Give the remainder of a window the window's language, unless `multilingual`."""
         if whole in self._languages and not self._multilingual:
             self._languages[index] = self._languages[whole]
 
     def restart(self) -> None:
-        """Let the next window begin as the first one did: it is of another channel."""
+        """Reset the text before the next window, which is the first one of a channel."""
         self._before = self._texts.before
 
     def add(self, tokens: tuple[int, ...], temperature: float, failed: bool) -> None:
-        """Let the next window begin after what was said in one more; silence says nothing.
+        """Append a window's text to the text before the next one.
 
         Args:
-            tokens: its text as a prompt may hold it.
-            temperature: at which they were.
-            failed: no attempt was good enough, and this is the best of them.
+            tokens: the window's text as prompt ids; empty for silence.
+            temperature: the temperature at which the tokens were sampled.
+            failed: whether all attempts failed, and this is the best one.
         """
         lost = failed or temperature > _LOST_TEMPERATURE
         self._before = () if lost else (*self._before, *tokens)[-self._texts.limit :]
@@ -133,10 +133,10 @@ def _named(start: tuple[int, ...], token: int) -> tuple[int, ...]:
 
 
 def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    """Return the ids of a request's texts.
+    """Tokenize a request's texts.
 
     Raises:
-        OptionError: a text holds special tokens or is too long, or phrases are.
+        OptionError: a text or a phrase holds special tokens or is too long.
     """
     texts = no_texts(tokenizer, config)
     hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
@@ -153,7 +153,7 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
 
 
 def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    """Return the texts of a request that has none, with the room that there is."""
+    """Return the texts of a request without texts, with the prompt's limits."""
     limit = tokenizer.text_limit
     return Texts(
         mark=tokenizer.facts.sot_prev,
@@ -167,7 +167,7 @@ def mode_of(request: Request) -> Mode:
     """Return the mode in which a request's windows are decoded.
 
     Raises:
-        OptionError: it asks for a mode that there is not.
+        OptionError: the mode is unknown.
     """
     wanted = request.mode
     if wanted not in get_args(Mode):
@@ -177,7 +177,7 @@ def mode_of(request: Request) -> Mode:
 
 
 def refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
-    """Say which option needs text in prompts that may not be there; None: none."""
+    """Return why the texts or the mode of a request are invalid; None if they are valid."""
     for name in ("prompt", "hotwords", "prefix"):
         text = getattr(request, name)
         if not isinstance(text, str):
@@ -190,5 +190,5 @@ def refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) ->
 
 
 def without_text(capabilities: Capabilities) -> str:
-    """Say that a runtime takes no text in prompts."""
-    return f"the runtime {capabilities.runtime} cannot begin with text"
+    """Return the message that a runtime accepts no text in prompts."""
+    return f"the runtime {capabilities.runtime} accepts no text in prompts"

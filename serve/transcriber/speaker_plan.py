@@ -1,4 +1,4 @@
-"""A request's wishes on who speaks: by channel, or by voice with what is known of the voices."""
+"""Check a request's diarization options: speakers per channel, or by voice."""
 
 import base64
 import dataclasses
@@ -16,24 +16,24 @@ _TOLD = "diarize = true"
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """Facts on a recording's speakers, who are told apart by their voices."""
+    """The facts that a client states about a recording's speakers."""
 
-    num: int | None = None  # how many there are
+    num: int | None = None  # the exact number of speakers
     least: int | None = None
     most: int | None = None
-    known: tuple[tuple[str, bytes], ...] = ()  # names, and files in which nobody else speaks
+    known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the known speakers."""
+        """The known speakers' names."""
         return tuple(name for name, _ in self.known)
 
 
 def speakers_of(request: Request) -> Speakers | None:
-    """Read what a request says of its speakers; None: it does not ask who they are.
+    """Read the diarization options of a request; None if it does not ask for diarization.
 
     Raises:
-        OptionError: it contradicts itself, or a name or a reference is none.
+        OptionError: options contradict each other, or a name or a reference is invalid.
     """
     known = _known_speakers(request.known_speaker_names, request.known_speaker_references)
     counts = {name: getattr(request, name) for name in _COUNTS}
@@ -41,29 +41,29 @@ def speakers_of(request: Request) -> Speakers | None:
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_SPEAKERS):
             raise OptionError(f"{name} = {shown(count)}; expected 1 to {MOST_SPEAKERS}")
         if count is not None and not request.diarize:
-            raise OptionError(f"{name} = {count}, but no speakers are told apart; ask for {_TOLD}")
+            raise OptionError(f"{name} = {count} needs {_TOLD}")
     if not request.diarize:
         if known:
-            raise OptionError(f"known_speaker_names came, and no speakers are told apart; {_TOLD}")
+            raise OptionError(f"known_speaker_names needs {_TOLD}")
         return None
     if request.task == "translate":
         raise OptionError(
-            "diarize = true, but a translation's words are not said in their order; ask for task = "
-            "transcribe"
+            "diarize = true, but a translation's words are in another order than the speech; "
+            "expected task = transcribe"
         )
     num, least, most = counts.values()
     low, high = num or least or 1, num or most or MOST_SPEAKERS
     if not (least or 1) <= low <= high <= (most or MOST_SPEAKERS):
         given = ", ".join(f"{name} = {count}" for name, count in counts.items() if count)
-        raise OptionError(f"{given}; expected numbers that can all be right")
+        raise OptionError(f"{given}; expected min_speakers <= num_speakers <= max_speakers")
     return Speakers(num, least, most, known)
 
 
 def has_channels(request: Request) -> bool:
-    """Tell whether each channel of a request's audio is a speaker's.
+    """Return whether a request asks for one speaker per audio channel.
 
     Raises:
-        OptionError: there are none, or speakers are told by something else.
+        OptionError: `channels` is unknown, raw samples came, or `diarize` or `voice` is set too.
     """
     if request.channels not in get_args(Channels):
         expected = " or ".join(get_args(Channels))
@@ -71,7 +71,7 @@ def has_channels(request: Request) -> bool:
     if request.channels == "mix":
         return False
     if not isinstance(request.audio, bytes | AudioFile):
-        raise OptionError("channels = split, but samples have one channel; send a file")
+        raise OptionError("channels = split, but raw samples have one channel; send a file")
     if request.diarize or request.voice:
         other = "diarize" if request.diarize else "voice"
         raise OptionError(f"channels = split came with {other}; expected one of them")
@@ -81,18 +81,19 @@ def has_channels(request: Request) -> bool:
 def _known_speakers(
     names: Sequence[str], references: Sequence[str]
 ) -> tuple[tuple[str, bytes], ...]:
-    """Read known speakers' names, and the files they speak in, out of data URLs (RFC 2397).
+    """Read the known speakers' names and reference files; these come as data URLs (RFC 2397).
 
     Raises:
-        OptionError: they are too many, without names or files, of one name, or no data URLs.
+        OptionError: there are too many, the two lists differ in length, names are empty or
+            repeated, or a reference is not a data URL.
     """
     if len(names) != len(references) or len(names) > MOST_KNOWN:
         raise OptionError(
             f"known_speaker_names has {len(names)} and known_speaker_references {len(references)}; "
-            f"expected as many of both, at most {MOST_KNOWN}"
+            f"expected the same number of both, at most {MOST_KNOWN}"
         )
     if len(set(names)) < len(names) or not all(name.strip() for name in names):
-        raise OptionError(f"known_speaker_names = {shown(list(names))}; expected different names")
+        raise OptionError(f"known_speaker_names = {shown(list(names))}; expected distinct names")
     return tuple(zip(names, map(_file_of, references), strict=True))
 
 
@@ -102,7 +103,7 @@ def _file_of(url: str) -> bytes:
         if head.startswith("data:") and head.endswith(";base64") and comma:
             return base64.b64decode(data, validate=True)
     except ValueError:
-        pass  # below
+        pass  # the error is raised below
     raise OptionError(
         f"known_speaker_references has {shown(url)}; expected data URLs in base64, such as "
         "data:audio/wav;base64,UklGR…"

@@ -1,7 +1,7 @@
-"""Speakers of a request: its audio is heard once more for them, beside the device.
+"""Diarize requests on one worker thread per engine process.
 
-An engine's process has one thread for it and opens the networks with the first request that asks.
-The audio is decoded anew, block by block, so that hours of it never lie in memory.
+The networks are loaded with the first request that asks for diarization. The audio is decoded a
+second time, block by block, so that hours of audio never occupy memory.
 """
 
 import concurrent.futures
@@ -20,17 +20,17 @@ from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
 
 Blocks = Callable[[ActiveRequest, Request, Callable[[], bool]], Generator[Samples, None, None]]
-"""The samples of a request, as long as nothing has stopped it; see `Intake.blocks`."""
+"""A function that yields a request's samples until it is stopped; see `Intake.blocks`."""
 
 
 class SpeakerWorker:
-    """Tells who speaks in requests, one after another. Thread-safe.
+    """A worker that diarizes one request after another. Thread-safe.
 
     Args:
-        device: where the networks run, such as "cpu" or "cuda:0".
-        blocks: decode a request's audio.
-        on_turns: called on the worker with who speaks when in a request; must not block.
-        on_error: called on the worker if that cannot be told; must not block.
+        device: the networks' device, such as "cpu" or "cuda:0".
+        blocks: decodes a request's audio.
+        on_turns: called on the worker with a request's speaker turns; must not block.
+        on_error: called on the worker if diarization fails; must not block.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class SpeakerWorker:
         )
 
     def add(self, active: ActiveRequest, request: Request) -> None:
-        """Hear a request's audio when its turn comes; returns at once."""
+        """Queue a request for diarization; returns at once."""
         self._worker.submit(self._tell, active, request)
 
     def close(self) -> None:
-        """Begin no more; what is under way ends with its next block."""
+        """Start no more work; work in progress ends with its next block."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self, active: ActiveRequest, request: Request) -> None:
@@ -60,7 +60,7 @@ class SpeakerWorker:
             return
         work = functools.partial(self._turns, active, request)
         began_s = time.monotonic()
-        what = f"telling the speakers of request {active.id} apart"
+        what = f"diarizing request {active.id}"
         turns = guarded(what, functools.partial(apart, work))
         active.phases.note("speakers", began_s)
         if isinstance(turns, EarshotError):
@@ -87,10 +87,10 @@ class SpeakerWorker:
 
 
 def _reference(name: str, file: bytes) -> Samples:
-    """Decode a known speaker's reference.
+    """Decode a known speaker's reference audio.
 
     Raises:
-        RequestError: it is no audio, or too long.
+        RequestError: the file is not audio, or is too long.
     """
     try:
         return audio.whole(audio.decode(file, Limits(REFERENCE_S[1])))

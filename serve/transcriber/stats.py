@@ -1,4 +1,4 @@
-"""A transcriber's work so far, as numbers for metrics and reports."""
+"""Counters and gauges of a transcriber."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ Outcome = Literal["ok", "failed", "cancelled", "timed_out"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counters:
-    """The counters of a transcriber's own, since its start, the warm-up included."""
+    """The transcriber's own counters since its start, including the warm-up."""
 
-    accepted: int = 0  # requests taken in; each ends in one of the four outcomes
+    accepted: int = 0  # requests accepted; each ends in one of the four outcomes
     ok: int = 0
     failed: int = 0
     cancelled: int = 0
     timed_out: int = 0
-    rejected: int = 0  # requests refused at once; not among the accepted
+    rejected: int = 0  # requests rejected on arrival, not counted as accepted
     audio_s: float = 0.0  # seconds of audio of the requests that ended ok, before padding
-    untold_s: float = 0.0  # seconds of voice in it, of which no text came
+    untold_s: float = 0.0  # seconds of speech in that audio without text
     busy_s: float = 0.0  # seconds of wall clock in which at least one request was pending
 
     @property
     def ended(self) -> int:
-        """Requests that got their terminal event."""
+        """The number of requests that got their terminal event."""
         return self.ok + self.failed + self.cancelled + self.timed_out
 
     @property
     def rtfx(self) -> float:
-        """Seconds of audio answered for each busy second; 0 before the first."""
+        """Seconds of audio transcribed per busy second; 0 before the first."""
         return self.audio_s / self.busy_s if self.busy_s > 0 else 0.0
 
     def plus(self, **increments: float) -> Self:
@@ -44,26 +44,26 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats(Counters):
-    """One moment of a transcriber; `accepted == ended + pending`."""
+    """A snapshot of a transcriber's counters and gauges; `accepted == ended + pending`."""
 
     pending: int  # requests accepted and not yet ended
-    queued: int  # of these, not yet started: no window of theirs has a slot
+    queued: int  # pending requests without a window in a slot so far
     windows: int  # windows submitted to the runtime for the first time
     retries: int  # windows submitted again, nearly always at a higher temperature
     loops: int  # windows ended because their text repeated itself
     tokens: int  # tokens sampled
     busy_slots: int
-    mean_batch: float  # slots in use in an average decoder step; 0 before the first
+    mean_batch: float  # mean number of slots in use per decoder step; 0 before the first
     encode_s: float  # seconds of wall clock that the runtime spent encoding
-    decode_s: float  # and decoding
-    drafted: int  # tokens guessed by the engine's second decoder
-    drafted_right: int  # of these, that saved a step
+    decode_s: float  # seconds of wall clock that the runtime spent decoding
+    drafted: int  # draft tokens proposed by the engine's draft decoder
+    drafted_right: int  # accepted draft tokens
 
 
 def stats_of(
     counters: Counters, pending: Sequence[ActiveRequest], dispatcher: Dispatcher, gauges: Gauges
 ) -> Stats:
-    """Put together a moment's numbers out of what the transcriber's parts count."""
+    """Collect a snapshot from the ledger's, the dispatcher's and the runtime's counters."""
     return Stats(
         **dataclasses.asdict(counters),
         pending=len(pending),

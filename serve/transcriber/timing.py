@@ -1,4 +1,4 @@
-"""Timing of words on threads of their own: the device does not wait for it."""
+"""Compute word timestamps on worker threads, so that the device does not wait for them."""
 
 import concurrent.futures
 import time
@@ -15,11 +15,11 @@ Work = Callable[[], WindowWords]
 
 
 class WordTimer:
-    """Times the words of windows side by side. Thread-safe.
+    """A thread pool that times the words of windows. Thread-safe.
 
     Args:
         on_words: called on a worker with a window's index and words; must not block.
-        on_error: called on a worker if its words cannot be timed; must not block.
+        on_error: called on a worker if a window's words cannot be timed; must not block.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class WordTimer:
         )
 
     def add(self, active: ActiveRequest, index: int, work: Work) -> None:
-        """Time a window's words when their turn comes; returns at once."""
+        """Queue a window's words for timing; returns at once."""
         self._workers.submit(self._time, active, index, work)
 
     def close(self) -> None:
-        """Begin no more; what is under way may still be heard of."""
+        """Start no more work; work in progress may still call back."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _time(self, active: ActiveRequest, index: int, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""A request's plan of words: their times, and how likely they are right; or a refusal."""
+"""Check a request's options for word timestamps and word confidence."""
 
 from serve.contract.errors import OptionError, shown
 from serve.contract.manifest import Confidence
@@ -11,10 +11,10 @@ from serve.transcriber.audio import is_number
 def words_of(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
-    """Return whether words are to be timed: for themselves, or for what their pass gives besides.
+    """Return whether to time words, for the client or for an option that needs them.
 
     Raises:
-        OptionError: they are needed, and the engine or the runtime cannot time them.
+        OptionError: words are needed, but the engine or the runtime cannot time them.
     """
     tried = request.try_word_timestamps
     needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
@@ -33,8 +33,8 @@ def words_of(
         what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
     if not tokenizer.facts.alignment_heads:
         raise OptionError(
-            f"{what}, but the engine names no alignment heads, by which words are timed; build it "
-            "again with `make build-engine`, which measures them"
+            f"{what}, but the engine has no alignment heads, which word timestamps need; rebuild "
+            "it with `make build-engine`, which measures them"
         )
     raise OptionError(
         f"{what}, but the runtime {capabilities.runtime} cannot time words; serve an engine of the "
@@ -43,10 +43,10 @@ def words_of(
 
 
 def low_confidence_of(request: Request, confidence: Confidence | None) -> float | None:
-    """Return the confidence below which words are marked; None: none are.
+    """Return the confidence below which words are marked; None if no words are marked.
 
     Raises:
-        OptionError: it is no probability, or the words have no confidence.
+        OptionError: the value is not a probability, or the words have no confidence.
     """
     low = request.low_confidence
     if low is None:
@@ -55,16 +55,16 @@ def low_confidence_of(request: Request, confidence: Confidence | None) -> float 
         raise OptionError(f"low_confidence = {shown(low)}; expected a number from 0 to 1")
     if not request.word_timestamps:
         raise OptionError(
-            f"low_confidence = {low:g} marks words with times; ask for word_timestamps = true"
+            f"low_confidence = {low:g} needs words with times; expected word_timestamps = true"
         )
     if request.task == "translate":
         raise OptionError(
-            f"low_confidence = {low:g}, but how likely the words of a translation are right is not "
-            "known; leave it out"
+            f"low_confidence = {low:g}, but the words of a translation have no confidence; leave "
+            "it out"
         )
     if confidence is None:
         raise OptionError(
-            f"low_confidence = {low:g}, but the engine does not say how likely words are right; "
-            "build it again with build.confidence, which `python -m eval trust` fits"
+            f"low_confidence = {low:g}, but the engine has no confidence calibration; rebuild it "
+            "with build.confidence, which `python -m eval trust` fits"
         )
     return float(low)

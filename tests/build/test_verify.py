@@ -146,7 +146,7 @@ def test_audio_that_cannot_be_read(tmp_path, checkpoint):
     with pytest.raises(FileError, match=r"cannot read .*nothing.wav: No such file"):
         read_recordings([str(tmp_path / "nothing.wav")])
     (tmp_path / "text.wav").write_text("no audio")
-    with pytest.raises(AudioError, match=r"text.wav: audio is text, no recording"):
+    with pytest.raises(AudioError, match=r"text.wav: audio is text, not a recording"):
         read_recordings([str(tmp_path / "text.wav")])
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
     with pytest.raises(ConfigError, match=r"manifest.jsonl:1: text is missing; has file"):

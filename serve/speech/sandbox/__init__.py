@@ -1,1 +1,1 @@
-"""Decoding of audio files in processes of their own: what one makes a library do ends with it."""
+"""Decode each audio file in its own sandboxed process, so that a malicious file harms no other."""

@@ -1,7 +1,7 @@
-"""Files to samples, decoded by processes of their own: this side of them.
+"""Decode audio files in sandboxed processes: the client side.
 
-The first file starts the server, or `start` before it; it ends with this process, and one that has
-ended or stands still is started anew for the next file.
+The first file, or `start`, starts the sandbox server. It ends with this process. A server that has
+ended or does not respond is restarted for the next file.
 """
 
 import atexit
@@ -40,13 +40,13 @@ from serve.speech.sandbox.wire import (
     pack_limits,
 )
 
-STALL_S = 120.0  # longest wait for a block; a file's processor time has a limit of its own
+STALL_S = 120.0  # timeout of a block; a file's CPU time has its own limit
 
-_LOOK_S = 0.1  # between two looks at whether a file is still wanted
-_SEND_S = 5.0  # that the server may take to look at the next file
+_LOOK_S = 0.1  # interval of the checks whether a file was cancelled
+_SEND_S = 5.0  # timeout for the server to accept a file
 _END_S = 2.0
 _ROOT = Path(__file__).parents[3]
-# Beside the paths of this interpreter nothing reaches it: no variables, no keys among them.
+# The process inherits this interpreter's paths and no environment, which may hold secrets.
 _BEGIN = """
 import sys
 sys.path[:] = {path!r}
@@ -54,8 +54,8 @@ from serve.speech.sandbox.server import main
 main({descriptor})
 """
 _ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",  # threads would not be copied with it
-    # Blocks of samples lie in pages that the process has had before, not each in new ones.
+    "OPENBLAS_NUM_THREADS": "1",  # threads would not survive a fork
+    # Reuse memory pages for blocks of samples instead of mapping new ones for each block.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
 }
@@ -64,7 +64,7 @@ _STDERR = 2
 
 
 def start() -> None:
-    """Start the server unless it runs, so that the first file does not wait for it."""
+    """Start the sandbox server if it is not running, so that the first file does not wait."""
     _server.start()
 
 
@@ -74,12 +74,12 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """Decode as `serve.speech.sources.decode` does, for any file that is not empty.
+    """Decode a file that is not empty, as `serve.speech.sources.decode`, in a sandbox.
 
     Raises:
-        OverloadedError: all files together take too much memory, and this one most.
-        UnavailableError: what decodes it cannot be started or reached, or was ended.
-        DeadlineError: what decodes it stands still.
+        OverloadedError: the files in decoding use too much memory, and this one uses the most.
+        UnavailableError: the decoder's process cannot be started or reached, or was ended.
+        DeadlineError: the decoder's process does not respond.
     """
     with contextlib.closing(_File(audio, limits, warn)) as file:
         file.begin(audio)
@@ -88,20 +88,20 @@ def decode(
 
 
 class _File:
-    """A file that is being decoded."""
+    """A file in decoding."""
 
     def __init__(self, audio: Bytes, limits: Limits, warn: Callable[[str], None]) -> None:
         self._size, self._limits, self._warn = len(audio), limits, warn
         self._refusal: EarshotError | None = None
-        self._open = contextlib.ExitStack()  # its end ends the file's process
+        self._open = contextlib.ExitStack()  # closing it ends the file's process
         self._results: socket.socket
         self._status: int
 
     def begin(self, audio: Bytes) -> None:
-        """Have it decoded.
+        """Send the file to the sandbox server.
 
         Raises:
-            UnavailableError: the system refuses a descriptor or a process.
+            UnavailableError: the operating system refuses a descriptor or a process.
         """
         try:
             with contextlib.ExitStack() as theirs:
@@ -116,12 +116,12 @@ class _File:
                 _server.send(self._limits, [file, results.fileno(), status])
         except OSError as error:
             raise UnavailableError(
-                f"cannot hand the audio to the process that decodes it: {error}; try again, or "
-                "send 16-bit WAV, which needs none"
+                f"cannot pass the audio to the decoder's process: {error}; try again, or send "
+                "16-bit WAV, which needs no such process"
             ) from error
 
     def next(self, stopped: Callable[[], bool]) -> Samples | None:
-        """Return the next samples; None: there are no more.
+        """Return the next samples; None at the end.
 
         Raises:
             EarshotError: see `decode`.
@@ -148,18 +148,18 @@ class _File:
             self._warn(text)
 
     def refuse(self, error: EarshotError) -> None:
-        """End it with an error, from any thread."""
+        """End the decoding with an error; callable from any thread."""
         self._refusal = error
         with contextlib.suppress(OSError):
             self._results.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End its process, if it has not ended."""
+        """End the file's process if it is still running."""
         _memory.forget(self)
         self._open.close()
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
-        """Receive a message into two parts; return the bytes of both, 0 where nobody sends."""
+        """Receive a message into two buffers; return its bytes, or 0 if the process has ended."""
         end = time.monotonic() + STALL_S
         while not stopped():
             try:
@@ -170,12 +170,12 @@ class _File:
                 if time.monotonic() > end:
                     _server.stop()
                     raise DeadlineError(
-                        f"no sample of the audio was decoded for {STALL_S:g} s; try again"
+                        f"the audio's decoder returned no sample for {STALL_S:g} s; try again"
                     ) from error
-        raise CancelledError("the request ended while its audio was decoded")
+        raise CancelledError("the request was cancelled while its audio was decoded")
 
     def _read_status(self) -> int | None:
-        """Return its process's exit status; None: nobody tells."""
+        """Return the exit status of the file's process; None if the server has ended."""
         look = select.poll()
         look.register(self._status, select.POLLIN)
         if not look.poll(_END_S * 1000):
@@ -185,7 +185,7 @@ class _File:
 
 
 class _Memory:
-    """The memory of all files that are being decoded, by what their processes say."""
+    """The memory of all files in decoding, as reported by their processes."""
 
     most_bytes = 1 << 30
 
@@ -194,7 +194,7 @@ class _Memory:
         self._taken: dict[_File, int] = {}
 
     def note(self, file: _File, taken: int) -> None:
-        """Note what a file takes now; if all take too much, the largest of them is refused."""
+        """Record a file's bytes of memory; if the total is too large, reject the largest file."""
         with self._lock:
             self._taken[file] = taken
             if sum(self._taken.values()) <= self.most_bytes:
@@ -203,19 +203,19 @@ class _Memory:
             del self._taken[largest]
         largest.refuse(
             OverloadedError(
-                "the audio files that are decoded now take too much memory, and this one most; "
-                "try again later, or send 16 kHz mono WAV"
+                "the audio files in decoding use too much memory, and this one uses the most; try "
+                "again later, or send 16 kHz mono WAV"
             )
         )
 
     def forget(self, file: _File) -> None:
-        """Forget a file that has ended."""
+        """Remove a file that has ended."""
         with self._lock:
             self._taken.pop(file, None)
 
 
 class _Server:
-    """The process that starts one for each file."""
+    """The sandbox server's process, which forks one process per file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -223,33 +223,37 @@ class _Server:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start it unless it was.
+        """Start the process if it is not running.
 
         Raises:
-            UnavailableError: it cannot be started.
+            UnavailableError: the process cannot be started.
         """
         with self._lock:
             self._running()
 
     def send(self, limits: Limits, descriptors: Sequence[int]) -> None:
-        """Have a file decoded: its descriptor, and those to which what comes of it goes.
+        """Send a file to the process.
+
+        Args:
+            limits: the file's limits.
+            descriptors: those of the file, the socket for its samples, and its status pipe.
 
         Raises:
-            UnavailableError: it cannot be started.
+            UnavailableError: the process cannot be started or reached.
         """
         message = pack_limits(limits)
         with self._lock:
-            for _ in range(2):  # the first may find one that has ended
+            for _ in range(2):  # the first attempt may find a process that has ended
                 try:
                     socket.send_fds(self._running(), [message], descriptors)
                     return
                 except OSError as error:
                     self._end()
                     last = error
-        raise UnavailableError(f"the process that decodes audio cannot be reached: {last}")
+        raise UnavailableError(f"cannot reach the process that decodes audio: {last}; try again")
 
     def stop(self) -> None:
-        """End it; files that it has begun go on."""
+        """End the process; files in decoding continue."""
         with self._lock:
             self._end()
 
@@ -258,7 +262,9 @@ class _Server:
             try:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             except OSError as error:
-                raise UnavailableError(f"no socket for decoding audio: {error}") from error
+                raise UnavailableError(
+                    f"cannot create a socket for decoding audio: {error}; try again"
+                ) from error
             self._control.settimeout(_SEND_S)
             with theirs:
                 self._process = _spawn(theirs.fileno())
@@ -266,7 +272,7 @@ class _Server:
 
     def _end(self) -> None:
         if self._control is not None:
-            self._control.close()  # of which it ends
+            self._control.close()  # the process ends when its socket is closed
             self._control = None
         if self._process is not None:
             try:
@@ -289,16 +295,16 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
             [sys.executable, "-I", "-S", "-c", begin],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # what it says is no transcript
+            stdout=_STDERR,  # stdout is for transcripts
             pass_fds=[descriptor],
         )
     except OSError as error:
-        raise UnavailableError(f"cannot start {sys.executable}: {error}") from error
+        raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
 
 
 @contextlib.contextmanager
 def _descriptor(audio: Bytes) -> Iterator[int]:
-    """Yield a descriptor of a file's bytes, which are copied once where they lie in memory."""
+    """Yield a descriptor of a file; bytes in memory are copied once to a memfd."""
     if isinstance(audio, AudioFile):
         yield audio.fileno()
         return

@@ -1,10 +1,11 @@
-"""The process that starts one for each file: `main(descriptor)`, in an interpreter of its own.
+"""Serve the sandbox: fork one process per audio file. The entry point is `main(descriptor)`.
 
-It has the libraries loaded, one thread, and never looks into a file itself. So a copy of it (fork)
-costs milliseconds and some MB, decodes one file within limits that the system keeps, and takes
-with it whatever the file made the libraries do. One copy is made ahead, in quiet moments.
+The server runs in its own interpreter with one thread and all libraries loaded, and reads no file
+itself. A fork costs milliseconds and a few MB. It decodes one file within resource limits, then
+exits, so that damage by a malicious file ends with it. One fork is made in advance when the server
+is idle.
 
-NOTE: Linux alone. Elsewhere RLIMIT_AS is not kept, and Unix sockets know no messages.
+NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPACKET Unix sockets.
 """
 
 import contextlib
@@ -39,33 +40,33 @@ from serve.speech.sandbox.wire import (
     unpack_limits,
 )
 
-_QUIET_MS = 10  # without news, after which the next file's process is made: a core is free then
-_CPU_GRACE_S = 2  # beyond its limit, after which a file that asks for no byte is ended
+_QUIET_MS = 10  # idle time before the next process is forked; a core is free then
+_CPU_GRACE_S = 2  # above the CPU limit of the decoder, which is only checked at reads
 
 
 def main(descriptor: int) -> None:
-    """Serve until the other side closes its end of the socket.
+    """Serve until the client closes its end of the socket.
 
     Args:
-        descriptor: of this side's end.
+        descriptor: this side's end of the control socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _warm_up()
     gc.collect()
-    gc.freeze()  # so that no copy writes to all of it
+    gc.freeze()  # keep the collector from writing to pages that forks share
     _Server(socket.socket(fileno=descriptor)).run()
 
 
 class _Server:
-    """Gives each file a process, and tells how that ended.
+    """A loop that assigns a process to each file and reports its exit status.
 
-    What happens is read from descriptors, in one place: no handler of a signal does anything.
+    All events arrive through descriptors in `run`; signal handlers do nothing.
     """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._files: dict[int, int] = {}  # processes' ids, by the pipes that get their statuses
+        self._files: dict[int, int] = {}  # process id by status pipe
         self._ended, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -75,7 +76,7 @@ class _Server:
         self._spare: _Spare | None = None
 
     def run(self) -> None:
-        """Take files until nobody can send one any more."""
+        """Accept files until the client closes the control socket."""
         while True:
             looked = self._looks.poll(None if self._spare else _QUIET_MS)
             if not looked:
@@ -87,12 +88,12 @@ class _Server:
                 elif descriptor == self._ended:
                     os.read(self._ended, 1 << 10)
                     self._reap()
-                elif descriptor in self._files:  # nobody will read the status any more
+                elif descriptor in self._files:  # the client has closed the status pipe
                     self._looks.unregister(descriptor)
                     os.kill(self._files[descriptor], signal.SIGKILL)
 
     def _take(self) -> bool:
-        """Take one file; return False where none came."""
+        """Accept one file; return False at the end of the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._control, LIMITS.size, 3)
         if not message:
             return False
@@ -100,7 +101,7 @@ class _Server:
         spare = self._spare or self._start()
         try:
             socket.send_fds(spare.socket, [message], [file, results])
-        except OSError:  # it has ended
+        except OSError:  # the spare process has ended
             spare.socket.close()
             spare = self._start()
             socket.send_fds(spare.socket, [message], [file, results])
@@ -113,16 +114,16 @@ class _Server:
         return True
 
     def _reap(self) -> None:
-        """Tell whoever waits for a process that has ended how it did."""
+        """Send the exit statuses of ended processes to their status pipes."""
         statuses = {pid: status for status, pid in self._files.items()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, how = ended
                 if (status := statuses.get(pid)) is None:
-                    continue  # it had no file yet
+                    continue  # a spare process without a file
                 with contextlib.suppress(OSError):
                     os.write(status, STATUS.pack(os.waitstatus_to_exitcode(how)))
-                with contextlib.suppress(KeyError):  # it was killed for nobody waited
+                with contextlib.suppress(KeyError):  # unregistered in `run` after a cancellation
                     self._looks.unregister(status)
                 del self._files[status]
                 os.close(status)
@@ -132,7 +133,7 @@ class _Server:
         with theirs:
             if pid := os.fork():
                 return _Spare(pid, ours)
-            # Whoever waits for the other end of one of these must not wait for this process.
+            # Copies kept open by this process would hide that the parent closed its own.
             parents = (self._control.fileno(), ours.fileno(), self._ended, self._wake)
             _work(theirs, (*parents, *self._files))
 
@@ -145,49 +146,49 @@ class _Spare(NamedTuple):
 
 
 def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
-    """Wait for a file, decode it, and end this process: it does nothing else.
+    """Wait for a file, decode it, and exit this process.
 
     Args:
-        server: from which the file comes.
-        parents: descriptors of the server's that are none of its own.
+        server: the socket on which the file arrives.
+        parents: inherited descriptors of the server to close.
     """
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         for descriptor in parents:
             os.close(descriptor)
-        _warm_up()  # so that pages which decoding writes to are copied before a file waits for it
+        _warm_up()  # copies the pages that decoding writes to, before a file arrives
         message, descriptors, _, _ = socket.recv_fds(server, LIMITS.size, 2)
         if message:
             file, results = descriptors
             _decode(AudioFile(file), socket.socket(fileno=results), unpack_limits(message))
         status = 0
     except ConnectionError:
-        status = 0  # nobody wants it any more
-    except Exception:  # noqa: BLE001 - it ends here, and whoever waits is told
+        status = 0  # the client has closed the socket
+    except Exception:  # noqa: BLE001 - the process ends here, and its status reports the failure
         traceback.print_exc()
     finally:
         os._exit(status)
 
 
 class _Results:
-    """Sends a file's samples on, in messages as large as may be."""
+    """A buffer that sends a file's samples in messages of the maximum size."""
 
     def __init__(self, results: socket.socket) -> None:
         self._socket = results
         self._block = np.empty(BLOCK_SAMPLES, np.float32)
-        self._count = 0  # of its samples that are not sent
+        self._count = 0  # unsent samples in the block
         self._kind = Kind.SAMPLES
         self._first_kb = _peak_kb()
         self._hung_up = select.poll()
         self._hung_up.register(results, 0)
 
     def gone(self) -> bool:
-        """Tell whether nobody takes them any more."""
+        """Return whether the client has closed the socket."""
         return bool(self._hung_up.poll(0))
 
     def put(self, samples: Samples) -> None:
-        """Send some, sooner or later; float32 (n,) or (n, COLUMNS), the same in all calls."""
+        """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
         most = BLOCK_SAMPLES
         if samples.ndim > 1:
             self._kind, most = Kind.COLUMNS, most - most % samples.shape[1]
@@ -201,11 +202,11 @@ class _Results:
                 self._flush()
 
     def warn(self, text: str) -> None:
-        """Send what whoever sent the file should know of it."""
+        """Send a warning about the file."""
         self._send(Kind.WARNING, text.encode())
 
     def end(self, kind: Kind, text: str = "") -> None:
-        """Send what is left, and how it ended."""
+        """Send the buffered samples and the final message."""
         self._flush()
         self._send(kind, text.encode())
 
@@ -235,19 +236,19 @@ def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
 
 
 def _limit_this_process(size: int, limits: Limits) -> None:
-    """Allow no more files, none that grow and no more processes; bound memory and time."""
+    """Limit this process: no new files, no file growth, no new processes, memory and CPU time."""
     with open("/proc/self/statm", "rb") as statm:
         taken = int(statm.read().split()[0]) * resource.getpagesize()
     most = {
         resource.RLIMIT_AS: taken + MEMORY_BYTES + size,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_NOFILE: 1,  # no new ones, and `poll` may look at one of the old
+        resource.RLIMIT_NOFILE: 1,  # no new descriptors; `poll` needs room for one
     }
     for what, value in most.items():
         resource.setrlimit(what, (value, value))
     if math.isfinite(limits.max_cpu_s):
-        # The soft one is told apart from whatever else may end it.
+        # The soft limit sends SIGXCPU, which `died` can tell from other signals.
         most_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
         resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 1))
 
@@ -257,8 +258,8 @@ def _peak_kb() -> int:
 
 
 def _warm_up() -> None:
-    """Have libraries load what they load late: a file's process can open nothing."""
-    for format in ("FLAC", "AU"):  # of libsndfile, and of FFmpeg
+    """Make libraries load their lazy parts now: a limited process cannot open files."""
+    for format in ("FLAC", "AU"):  # decoded by libsndfile and by FFmpeg
         file = io.BytesIO()
         soundfile.write(file, np.zeros(BLOCK_VALUES, np.float32), 8_000, format=format)
         list(sources.decode(file.getvalue(), Limits(math.inf)))

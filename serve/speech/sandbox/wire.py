@@ -1,8 +1,8 @@
-"""Messages between the two sides of the sandbox, over pairs of sockets that keep them whole.
+"""Define the messages between the two sides of the sandbox, over SOCK_SEQPACKET sockets.
 
-To the server: a file's limits, with three descriptors beside them: the file, a socket for its
-samples, and a pipe for the status with which its process ends. From the socket come a head and what
-it announces, until `Kind.WHOLE` or an error; the status counts where neither came.
+The client sends a file's limits and three descriptors: the file, a socket for its samples, and a
+pipe for the exit status of its process. Each message on the socket is a head and its content. The
+last one is `Kind.WHOLE` or an error; if neither arrived, the exit status tells why.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from serve.contract.errors import (
 )
 from serve.speech.meter import Limits, too_slow
 
-MAX_TRACK_BYTES = 64  # of `Limits.track`
+MAX_TRACK_BYTES = 64  # maximum bytes of `Limits.track`
 LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `Limits`
-HEAD = struct.Struct("=IQ")  # a `Kind`, and the bytes of memory that the file has taken so far
+HEAD = struct.Struct("=IQ")  # a `Kind`, and the peak bytes of memory used by the file so far
 STATUS = struct.Struct("=i")  # -n is signal n
-BLOCK_SAMPLES = 1 << 15  # float32 samples of a message, at most: 2 s; a socket holds two of them
+BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
 
-# What a file may take beside as much as it is long itself, in address space. An hour of MP4 has an
-# index of 10 MB, a cover is a few MB; the libraries are there already.
+# Address space that decoding a file may add to the file's own size. An hour of MP4 has an index of
+# 10 MB, a cover image a few MB; the libraries are loaded before.
 MEMORY_BYTES = 128 << 20
 
 
@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     """The kind of a message from the sandbox."""
 
     SAMPLES = 0  # float32 follows
-    WHOLE = 1  # there are no more
+    WHOLE = 1  # the end
     AUDIO_ERROR = 2  # its text follows
     AUDIO_LIMIT_ERROR = 3  # the same
     NO_MEMORY = 4
@@ -57,40 +57,45 @@ ERRORS: dict[Kind, type[EarshotError]] = {
 
 
 def pack_limits(limits: Limits) -> bytes:
-    """Return a file's limits as a message."""
+    """Serialize a file's limits."""
     *numbers, track = dataclasses.astuple(limits)
     return LIMITS.pack(*numbers, track.encode()[:MAX_TRACK_BYTES])
 
 
 def unpack_limits(message: bytes) -> Limits:
-    """Return a file's limits from a message."""
+    """Parse a message of `pack_limits`."""
     max_s, max_values, max_cpu_s, partial, channel, track = LIMITS.unpack(message)
     track = track.rstrip(b"\0").decode(errors="replace")
     return Limits(max_s, max_values, max_cpu_s, partial, channel, track)
 
 
 def no_memory(size: int) -> AudioError:
-    """Return the error of a file of so many bytes that takes more memory than it may."""
+    """Return the error of a file of `size` bytes whose decoding exceeds the memory limit."""
     return AudioError(
-        f"audio of {size} bytes needs more memory than such a file should, "
-        f"{(size + MEMORY_BYTES) >> 20} MiB; it is damaged, or made to harm"
+        f"decoding the audio file of {size} bytes needs more than the "
+        f"{(size + MEMORY_BYTES) >> 20} MiB allowed; the file is damaged or malicious"
     )
 
 
 def died(status: int | None, limits: Limits) -> EarshotError:
-    """Return the error of a file whose process ended before it did; None: its server did, too."""
+    """Return the error of a file whose process ended early.
+
+    Args:
+        status: the exit status of the process; None if the server has ended, too.
+        limits: the file's limits.
+    """
     if status == -signal.SIGXCPU:
         return too_slow(limits)
     if status is None:
         return UnavailableError(
-            "the process that starts those which decode audio has ended; the log says why; "
-            "try again, or send 16-bit WAV, which needs none"
+            "the server of the decoders' processes has ended; the log has the reason: try again, "
+            "or send 16-bit WAV, which needs no such process"
         )
     if status in (-signal.SIGKILL, -signal.SIGTERM):
-        return UnavailableError("the process that decoded the audio was ended; try again")
+        return UnavailableError("the audio's decoder process was killed; try again")
     if status < 0:
         return AudioError(
-            f"audio makes its decoder crash ({signal.Signals(-status).name}); the file is damaged, "
-            "or made to harm"
+            f"audio crashes its decoder ({signal.Signals(-status).name}); the file is damaged or "
+            "malicious"
         )
-    return EarshotError(f"the audio's decoder ended with status {status}; the log says why")
+    return EarshotError(f"the audio's decoder ended with status {status}; see the server's log")

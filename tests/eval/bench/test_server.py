@@ -115,7 +115,7 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
         served_config, folder, None, BenchPlan(seconds=1.0), lambda line: None
     )
     assert next(rows).workload == "start"
-    with pytest.raises(OverloadedError, match="1 of 1 requests are pending"):
+    with pytest.raises(OverloadedError, match="1 requests are pending, the maximum"):
         next(rows)
 
 

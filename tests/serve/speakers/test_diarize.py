@@ -152,9 +152,9 @@ def test_a_letter_is_never_somebody_elses_name(diarizer, conversation):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        (lambda: quiet(3.0), "'Ann' holds no voice"),
+        (lambda: quiet(3.0), "'Ann' has no speech"),
         (lambda: clips(WOMAN)[0][:SAMPLE_RATE], r"'Ann' lasts 1\.0 s; expected 2 to 10 s"),
-        (lambda: np.concatenate([clips(WOMAN)[0], clips(MAN)[0]]), "'Ann' holds two voices"),
+        (lambda: np.concatenate([clips(WOMAN)[0], clips(MAN)[0]]), "'Ann' has two voices"),
     ],
 )
 def test_a_reference_holds_one_voice(diarizer, reference, said):

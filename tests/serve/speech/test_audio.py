@@ -146,10 +146,10 @@ def test_overshoot_is_clipped():
     ("data", "message"),
     [
         (b"", "0 bytes"),
-        (b"a", "audio is text, no recording; expected a recording: WAV, FLAC"),
+        (b"a", "audio is text, not a recording; expected a recording: WAV, FLAC"),
         (b"hello world, this is text" * 100, "audio is text"),
         (b"\x89PNG\r\n\x1a\n" + bytes(999), "audio is a PNG picture; expected"),
-        (bytes(10_000), "audio of 10000 bytes is of no kind known here, .* rate=16000"),
+        (bytes(10_000), "audio of 10000 bytes has an unknown format .* rate=16000"),
         (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "audio is a playlist"),
         (b"ffconcat version 1.0\nfile 'a.wav'\n", "audio is text"),
         (b"OggS" + bytes(100), "audio begins as an OGG file, but cannot be read: it is damaged"),
@@ -166,12 +166,12 @@ def test_compressed_sphere_is_told_how_to_be_unpacked():
     data = encode(tone(), "NIST").replace(
         b"sample_coding -s3 pcm", b"sample_coding -s26 pcm,embedded-shorten-v2.00"
     )
-    with pytest.raises(AudioError, match=r"with Shorten, as SPHERE files may be.*sph2pipe"):
+    with pytest.raises(AudioError, match=r"with Shorten, as some SPHERE files are.*sph2pipe"):
         decode(data, LIMIT_S)
 
 
 def test_sound_of_an_unknown_kind_is_named():
-    with pytest.raises(AudioError, match="sound track is coded as g726le, which is not decoded"):
+    with pytest.raises(AudioError, match="audio's codec is g726le, which is not supported"):
         decode(encode_ffmpeg("au", "g726le", 8_000, "mono", 32_000), LIMIT_S)
 
 
@@ -193,9 +193,7 @@ def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name:
     if name == "OGG-VORBIS":
         whole = encode(noisy_tone(), "OGG")  # of several pages
     cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
-    with pytest.raises(
-        CutShortError, match=r"cut short.*; send the whole file, or ask with partial"
-    ):
+    with pytest.raises(CutShortError, match=r"cut short.*; send the whole file, or set partial"):
         decode(cut, LIMIT_S)
     samples = audio.whole(audio.decode(cut, limits, warn=warnings.append))
     assert 0.6 < len(samples) / RATE < 2.3
@@ -257,9 +255,9 @@ def test_samples_of_the_wrong_scale():
 @pytest.mark.parametrize("rate", [-16_000, 0, 999, 384_001])
 def test_absurd_rates(rate: int):
     if rate > 0:
-        with pytest.raises(AudioError, match=f"{rate} samples a second"):
+        with pytest.raises(AudioError, match=f"a rate of {rate} Hz"):
             decode(encode(tone()[:2000], "WAV", None, rate), LIMIT_S)
-    with pytest.raises(AudioError, match=f"{rate} samples a second"):
+    with pytest.raises(AudioError, match=f"a rate of {rate} Hz"):
         from_samples(tone()[:2000], rate, LIMIT_S)
 
 
@@ -280,9 +278,9 @@ def test_wrong_type_or_shape():
 def test_too_long(fmt: str):
     data = encode(tone(), fmt)
     assert len(decode(data, SECONDS)) == SECONDS * RATE
-    with pytest.raises(AudioError, match=r"3\.0 s, the limit is 2\.9 s"):
+    with pytest.raises(AudioError, match=r"3\.0 s; expected at most 2\.9 s"):
         decode(data, 2.9)
-    with pytest.raises(AudioError, match=r"3\.0 s, the limit is 2\.9 s"):
+    with pytest.raises(AudioError, match=r"3\.0 s; expected at most 2\.9 s"):
         from_samples(tone(), RATE, 2.9)
 
 
@@ -295,7 +293,7 @@ def test_a_bomb_does_not_exhaust_memory(declared: bool):
         data[21] &= 0xF0
         data[22:26] = bytes(4)
     tracemalloc.start()
-    with pytest.raises(AudioError, match="the limit is 20 s"):
+    with pytest.raises(AudioError, match="expected at most 20 s"):
         list(sources.decode(bytes(data), Limits(20.0)))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -358,7 +356,7 @@ def test_more_values_than_allowed_are_refused_by_the_header():
         assert len(audio.whole(audio.decode(data, Limits(LIMIT_S, max_values=eight.size))))
         with pytest.raises(AudioError, match=r"expected at most 0\.3 million"):
             next(audio.decode(data, Limits(LIMIT_S, max_values=3e5)))
-    with pytest.raises(AudioError, match="million samples or more"):
+    with pytest.raises(AudioError, match="million samples"):
         next(audio.from_samples(tone(), RATE, Limits(LIMIT_S, max_values=tone().size - 1)))
 
 
@@ -368,7 +366,7 @@ def test_more_values_than_allowed_are_refused_while_decoding():
     data[22:26] = bytes(4)
     blocks = audio.decode(bytes(data), Limits(LIMIT_S, max_values=3e5))
     assert len(next(blocks))
-    with pytest.raises(AudioError, match=r"0\.3 million samples or more .* at most 0\.3 million"):
+    with pytest.raises(AudioError, match=r"0\.3 million samples .* at most 0\.3 million"):
         list(blocks)
 
 
@@ -389,7 +387,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
     data = recording(name, 50.0)
     assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
-    with pytest.raises(AudioError, match=r"than the 0\.01 s that are allowed"):
+    with pytest.raises(AudioError, match=r"than the 0\.01 s allowed"):
         list(sources.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
 
 

@@ -114,7 +114,7 @@ def test_a_part_that_is_cut_short(make, number: int):
 def test_a_part_that_cannot_be_read():
     broken = bytearray(wav(500, subtype="PCM_24"))
     broken[20:22] = struct.pack("<H", 0x1234)  # an unknown coding
-    with pytest.raises(AudioError, match=r"cannot be read|not decoded"):
+    with pytest.raises(AudioError, match=r"cannot be read|not supported"):
         decode(wav(300) + broken)
     samples, warnings = decode(wav(300) + broken + wav(700), partial=True)
     assert tones_of(samples) == [300, 700]
@@ -124,12 +124,12 @@ def test_a_part_that_cannot_be_read():
 def test_limits_are_of_all_parts():
     data = wav() * 3
     assert len(decode(data, 9.0, max_values=9.0 * RATE)[0]) == 9.0 * RATE
-    with pytest.raises(AudioLimitError, match=r"lasts 9\.0 s, the limit is 8 s"):
+    with pytest.raises(AudioLimitError, match=r"lasts 9\.0 s; expected at most 8 s"):
         decode(data, 8.0)
-    with pytest.raises(AudioLimitError, match="million samples or more"):
+    with pytest.raises(AudioLimitError, match="million samples"):
         decode(data, 60.0, max_values=8.0 * RATE)
     mixed = wav(rate=8_000) + wav(rate=48_000)
-    with pytest.raises(AudioLimitError, match="the limit is 5 s"):
+    with pytest.raises(AudioLimitError, match="expected at most 5 s"):
         decode(mixed, 5.0)
 
 

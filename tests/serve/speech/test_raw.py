@@ -52,7 +52,7 @@ def test_half_a_sample_at_the_end_is_left_out():
 )
 def test_other_types_are_of_files(media_type):
     assert raw.header(media_type, 100) == b""
-    with pytest.raises(AudioError, match="expected such as audio/L16; rate=16000"):
+    with pytest.raises(AudioError, match="expected a type such as audio/L16; rate=16000"):
         raw.with_header(b"abcd", media_type)
 
 

@@ -92,7 +92,7 @@ def test_too_little_memory_has_a_name(monkeypatch):
     monkeypatch.setattr(client._server, "send", here)
     monkeypatch.setattr(process, "_limit_this_process", lambda *_: None)
     monkeypatch.setattr(sources, "decode", greedy)
-    with pytest.raises(AudioError, match="500 bytes needs more memory than such a file should"):
+    with pytest.raises(AudioError, match="500 bytes needs more than"):
         decode(bytes(500))
 
 
@@ -107,9 +107,9 @@ def test_samples_are_those_that_are_decoded_here(name, tmp_path):
 
 
 def test_errors_keep_their_kind_and_words():
-    with pytest.raises(AudioLimitError, match="the limit is 2 s"):
+    with pytest.raises(AudioLimitError, match="expected at most 2 s"):
         decode(encode(tone(), "FLAC"), Limits(2.0))
-    with pytest.raises(AudioError, match="of no kind known here") as caught:
+    with pytest.raises(AudioError, match="an unknown format") as caught:
         decode(b"RIFF" + bytes(500))
     assert type(caught.value) is AudioError
 
@@ -117,9 +117,9 @@ def test_errors_keep_their_kind_and_words():
 @pytest.mark.parametrize(
     ("ended_by", "kind", "words"),
     [
-        (signal.SIGSEGV, AudioError, r"makes its decoder crash \(SIGSEGV\)"),
-        (signal.SIGXCPU, AudioLimitError, r"more processor time than the 30 s"),
-        (signal.SIGKILL, UnavailableError, "was ended; try again"),
+        (signal.SIGSEGV, AudioError, r"crashes its decoder \(SIGSEGV\)"),
+        (signal.SIGXCPU, AudioLimitError, r"more CPU time than the 30 s"),
+        (signal.SIGKILL, UnavailableError, "was killed; try again"),
     ],
 )
 def test_the_end_of_a_files_process_is_an_error_by_name(ended_by, kind, words):
@@ -211,7 +211,7 @@ def test_a_server_that_cannot_be_started_has_a_name(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(client, "_BEGIN", "raise SystemExit(3) # {path} {descriptor}")
     client._server.stop()
-    with pytest.raises(UnavailableError, match="send 16-bit WAV, which needs none"):
+    with pytest.raises(UnavailableError, match="send 16-bit WAV, which needs no such process"):
         decode(LONG)
     client._server.stop()
 
@@ -232,7 +232,7 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
     monkeypatch.setattr(client, "_END_S", 0.2)
     before = server()
     before.suspend()
-    with pytest.raises(DeadlineError, match=r"no sample of the audio was decoded for 0\.3 s"):
+    with pytest.raises(DeadlineError, match=r"returned no sample for 0\.3 s"):
         decode(LONG)
     assert not before.is_running()
     monkeypatch.undo()
@@ -244,7 +244,7 @@ def test_the_largest_of_many_is_refused(monkeypatch):
     monkeypatch.setattr(client._memory, "most_bytes", 1 << 14)
     files = encode(tone(), "FLAC"), encode_ffmpeg("mp4", "aac")
     small, large = (audio.decode(data, LIMITS) for data in files)
-    with pytest.raises(OverloadedError, match="take too much memory, and this one most"):
+    with pytest.raises(OverloadedError, match="use too much memory, and this one uses the most"):
         for _ in zip(small, large, strict=False):
             pass
 

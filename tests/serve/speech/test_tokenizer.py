@@ -193,7 +193,7 @@ def test_a_damaged_or_missing_file(tmp_path: Path):
 def test_tokenizer_of_another_engine(tmp_path: Path):
     engine = make_engine(tmp_path)
     make_pieces(["en"]).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(EngineError, match=r"<\|zh\|> has id None, the manifest says"):
+    with pytest.raises(EngineError, match=r"<\|zh\|> has id None; expected"):
         Tokenizer.open(engine)
 
 

@@ -135,7 +135,7 @@ class TestEndings(TranscriberTests):
         monkeypatch.setattr("serve.speech.audio.check_values", check_values)
         long = request(audio=noise(163.0), sample_rate=2_000)  # 9.95 MiB
         clients = [Client().send(transcriber, long) for _ in range(2)]
-        with pytest.raises(OverloadedError, match=r"19\.9 MiB .* brings 9\.9, at most 20 may wait"):
+        with pytest.raises(OverloadedError, match=r"19\.9 MiB .* adds 9\.9 MiB; .* is 20 MiB"):
             transcriber.submit(long, Client())
         clients.append(Client().send(transcriber, request()))
         clients[0].handle.cancel()
@@ -158,8 +158,8 @@ class TestEndings(TranscriberTests):
         ("limit", "message"),
         [
             ({"MAX_SAMPLES": 1e6}, "expected at most 1 million"),
-            ({"MAX_DECODE_S": 1e-9}, "more processor time than the 1e-09 s that are allowed"),
-            ({}, "the limit is 99 s"),
+            ({"MAX_DECODE_S": 1e-9}, "more CPU time than the 1e-09 s allowed"),
+            ({}, "expected at most 99 s"),
         ],
     )
     def test_audio_beyond_a_budget_ends_its_request_only(

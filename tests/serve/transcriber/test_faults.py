@@ -257,7 +257,7 @@ class TestAHangingRuntime(TranscriberTests):
 
     def test_a_caller_gives_up_a_little_after_the_deadline(self, hang):
         transcriber = hang(timeout_s=0.02, grace_s=0.01)
-        with pytest.raises(DeadlineError, match=r"no answer after 0.03 s: the device hangs"):
+        with pytest.raises(DeadlineError, match=r"no answer after 0.03 s; the device hangs"):
             transcriber.transcribe(request())
 
     def test_closing_gives_up_and_says_so(self, hang, caplog):

@@ -46,7 +46,7 @@ class TestOddAudio(TranscriberTests):
         transcriber, runtime = start(Echo(tokenizer, **UNSURE))
         low = encode(tone(1_000), "WAV", "PCM_16", 1_000)
         (warning,) = transcriber.transcribe(file(low)).warnings
-        assert warning.startswith("nothing above ")
+        assert warning.startswith("the audio has no frequencies above ")
         assert [job.options.temperature for job in runtime.jobs] == [0.0]
         transcriber.transcribe(file(encode(noise(1.0), "WAV", "PCM_16")))
         assert len(runtime.jobs) > 2

@@ -38,7 +38,7 @@ def test_a_weight_may_stand_behind_a_phrase(phrase, expected):
     [
         ("^2", "expected 1 to 100 characters"),
         ("x" * 101, "expected 1 to 100 characters"),
-        ("Anna^", "expected a weight above 0 and of at most 4"),
+        ("Anna^", "expected a weight above 0 and at most 4"),
         ("Anna^4.1", "expected a weight above 0"),
         ("Anna^nan", "expected a weight above 0"),
     ],
@@ -62,7 +62,7 @@ def test_phrases_are_a_list_of_texts(phrases):
 
 def test_more_than_a_thousand_are_refused():
     many = tuple(f"name {i}" for i in range(1001))
-    with pytest.raises(OptionError, match="has 1001 of them; expected at most 1000"):
+    with pytest.raises(OptionError, match="has 1001 entries; expected at most 1000"):
         phrases_of(Request(b"", phrases=many), CONFIG)
     assert phrases_of(Request(b"", phrases=many[:1000]), CONFIG) == many[:1000]
 

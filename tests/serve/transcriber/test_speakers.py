@@ -148,7 +148,7 @@ class TestVoices(TranscriberTests):
     def test_an_error_ends_the_request_alone(self, start, echo, voices):
         transcriber, runtime = start(echo, ABLE)
         for error, expected in (
-            (RequestError("the reference of 'Ann' holds no voice"), RequestError),
+            (RequestError("the reference of 'Ann' has no speech"), RequestError),
             (ZeroDivisionError("a bug"), EarshotError),
         ):
             voices.error = error

@@ -44,7 +44,7 @@ class TestVoiceActivity(TranscriberTests):
         for pad_s in (0.0, 1.0):
             answer = transcriber.transcribe(request("so", audio=audio, vad_pad_s=pad_s))
             assert answer.segments[0].start == pytest.approx(45 - pad_s, abs=0.1)
-        with pytest.raises(OptionError, match=r"^vad_pad_s = 1\.0, but no speech is looked for"):
+        with pytest.raises(OptionError, match=r"^vad_pad_s = 1\.0, but VAD is off"):
             transcriber.transcribe(request(audio=audio, vad=False, vad_pad_s=1.0))
 
     def test_words_after_a_pause_are_where_they_were_said(self, start, echo):
