@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tomli_w
 
-from serve.contract.config import Config
+from serve.contract.config import Config, table_of
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.installation import find_installation
@@ -129,9 +129,7 @@ def prepare(
 
 def config_to_toml(config: Config) -> str:
     """Return the TOML text from which `load_config` reads the same config."""
-    table = dataclasses.asdict(config)
-    del table["runtime"]["kernels"]  # no key: what tests set, in this process
-    return tomli_w.dumps(table)
+    return tomli_w.dumps(table_of(config))
 
 
 class TritonServer:
