@@ -33,7 +33,6 @@ from eval.long.without_speech import without_speech as hear_without_speech
 from eval.record import Figure, Result, Run, Section, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
-PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
 
 RULES = (

@@ -195,6 +195,19 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     return config
 
 
+def table_of(config: Config) -> dict[str, Any]:
+    """Return a config as the table of a file, without fields that no file may set."""
+    return _kept(dataclasses.asdict(config), read_toml(REMOVED))
+
+
+def _kept(table: Mapping[str, Any], removed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _kept(value, removed.get(key, {})) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if not isinstance(removed.get(key), str)
+    }
+
+
 def _refuse_removed(
     table: Mapping[str, Any], removed: Mapping[str, Any], path: Path, parents: str = ""
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tomli_w
 
-from serve.contract.config import Config
+from serve.contract.config import Config, table_of
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.installation import find_installation
@@ -128,14 +128,8 @@ def prepare(
 
 
 def config_to_toml(config: Config) -> str:
-    """Return the TOML text from which `load_config` reads the same config.
-
-    The sections of other programs, [build] and [eval], are left out.
-    """
-    sections = {field.name for field in dataclasses.fields(Config)}
-    table = {name: value for name, value in dataclasses.asdict(config).items() if name in sections}
-    del table["runtime"]["kernels"]  # no key: what tests set, in this process
-    return tomli_w.dumps(table)
+    """Return the TOML text from which `load_config` reads the same config."""
+    return tomli_w.dumps(table_of(config))
 
 
 class TritonServer:

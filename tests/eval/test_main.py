@@ -46,7 +46,7 @@ def config(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(
         f'[eval]\nmanifest = "{tmp_path}/manifest.jsonl"\nheldout = "{tmp_path}/heldout.jsonl"\n'
-        'timed = ["earshot-int8"]\nconcurrency = 2\nrepeats = 2\nthreads = 1\n'
+        'timed = ["earshot-int8"]\nrepeats = 2\n'
     )
     monkeypatch.setattr(systems, "open_system", open_fake)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
@@ -109,8 +109,7 @@ def test_own_recordings_are_all_heard_unless_fewer_are_asked_for(config, capsys)
         for number in range(12)
     )
     (own / "manifest.jsonl").write_text("".join(f"{json.dumps(clip)}\n" for clip in clips))
-    limits = '\nlimit = 2\ntimed_limit = 1\nhalf = "report"\n'
-    config.write_text(config.read_text() + limits)
+    config.write_text(config.read_text() + "\ntimed_limit = 1\n")
     code, folder = run(config, "--clips", str(own))
     assert code == 0
     errors = capsys.readouterr().err

@@ -21,6 +21,7 @@ from eval.long.compose import (
     render,
     write_script,
 )
+from eval.long.run import PASSAGES
 from serve.contract.errors import ConfigError
 from serve.speech.features import WINDOW_S
 
@@ -159,7 +160,7 @@ def test_recordings_are_of_the_languages_that_most_is_said_in():
 def test_the_speech_that_ships_is_enough():
     """Half of a language's sentences have to be said before one comes again."""
     people = load_config("configs/base.toml").eval
-    places = dict.fromkeys([people.manifest, people.heldout, people.passages])
+    places = dict.fromkeys([people.manifest, people.heldout, PASSAGES])
     clips = [clip for place in places for clip in load_clips(place) if clip.half == people.half]
     assert {"en", "de", "nl"} <= {clip.language for clip in clips if clip.speaker}
     assert any(clip.duration_s > WINDOW_S for clip in clips)

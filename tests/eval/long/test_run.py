@@ -56,7 +56,7 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
     monkeypatch.setattr(systems, "measure_system", measure)
     path = tmp_path / "small.toml"
-    path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\npassages = ""\n')
+    path.write_text(f'[eval]\nmanifest = "{manifest}"\nheldout = ""\n')
     return path
 
 
