@@ -12,12 +12,12 @@ from typing import Protocol
 
 from build import native
 from build.checkpoint import Checkpoint
-from build.config import Config
+from build.config import BuildProduct
 from build.draft import draft_facts
 from build.trtllm import engines, llm_api
 from build.writer import (
+    BuiltEngineFacts,
     Log,
-    Made,
     disk_errors,
     manifest_of,
     read_confidence,
@@ -50,7 +50,7 @@ class EngineBuilder(Protocol):
     CALIBRATES: bool
     """True where it compensates rounding errors on calibration clips."""
 
-    def check(self, config: Config) -> None:
+    def check(self, config: BuildProduct) -> None:
         """Refuse a config that this builder cannot honour, before a checkpoint is opened.
 
         Raises:
@@ -58,11 +58,13 @@ class EngineBuilder(Protocol):
         """
         ...
 
-    def commands(self, dims: Dims, config: Config) -> list[list[str]]:
+    def commands(self, dims: Dims, config: BuildProduct) -> list[list[str]]:
         """Return the commands that a build runs, if any; needs neither library nor GPU."""
         ...
 
-    def fill(self, folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+    def fill(
+        self, folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log
+    ) -> BuiltEngineFacts:
         """Write this runtime's files into an engine folder that holds tokenizer and filters.
 
         Raises:
@@ -72,7 +74,7 @@ class EngineBuilder(Protocol):
         """
         ...
 
-    def is_current(self, engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+    def is_current(self, engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
         """Return whether an engine of this checkpoint and precision is what `fill` would write now.
 
         Raises:
@@ -94,12 +96,12 @@ def builder_for(runtime: RuntimeName) -> EngineBuilder:
     return _BUILDERS[runtime]
 
 
-def builder_of(config: Config) -> EngineBuilder:
+def builder_of(config: BuildProduct) -> EngineBuilder:
     """Return the builder that `build.runtime` names."""
     return builder_for(config.build.runtime)
 
 
-def check(config: Config) -> None:
+def check(config: BuildProduct) -> None:
     """Refuse a config that the builder cannot honour; see `EngineBuilder.check`.
 
     Raises:
@@ -122,7 +124,7 @@ def check(config: Config) -> None:
 
 def build_engine(
     checkpoint: Checkpoint,
-    config: Config,
+    config: BuildProduct,
     log: Log,
     verify: Callable[[Engine], None] | None = None,
 ) -> Engine:
@@ -147,7 +149,7 @@ def build_engine(
     return open_engine(target)
 
 
-def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> None:
+def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> None:
     """Write every file of an engine into an empty folder and bring them to the disk.
 
     Raises:
@@ -167,7 +169,7 @@ def _stated(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
     return dataclasses.replace(manifest.tokenizer, alignment_heads=())
 
 
-def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
+def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> bool:
     """Return whether `config.engine` is a sound engine, the same that a build would write now.
 
     `verified` asks for one that has passed its verification too, where its builder has one.

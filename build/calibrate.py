@@ -17,9 +17,9 @@ import torch
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
-from build.names import foreign_name
 from build.progress import tracked
-from build.recordings import Recording, read_recordings
+from build.recordings import VerificationAudio, read_recordings
+from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Calibration, mel_filters, tensor_kinds
 from serve.contract.files import read_bytes
@@ -50,7 +50,7 @@ def calibration_of(manifest: str | Path) -> Calibration:
     return Calibration(len(clips), digest.hexdigest())
 
 
-def clip_windows(manifest: str | Path) -> list[Recording]:
+def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
     """Join a manifest's clips, in order: neighbours of one language to windows of 30 s.
 
     Raises:
@@ -58,7 +58,7 @@ def clip_windows(manifest: str | Path) -> list[Recording]:
         AudioError: a clip cannot be decoded.
     """
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
-    windows: list[Recording] = []
+    windows: list[VerificationAudio] = []
     for clip in load_clips(manifest):
         (read,) = read_recordings([str(clip.path)])
         language = clip.language or read.language
@@ -66,15 +66,15 @@ def clip_windows(manifest: str | Path) -> list[Recording]:
         if last and last.language == language:
             joined = np.concatenate([last.samples, pause, read.samples])
             if joined.size <= WINDOW_SAMPLES:
-                windows[-1] = Recording(last.name, joined, language)
+                windows[-1] = VerificationAudio(last.name, joined, language)
                 continue
-        windows.append(Recording(read.name, read.samples, language))
+        windows.append(VerificationAudio(read.name, read.samples, language))
     return windows
 
 
 @torch.inference_mode()
 def second_moments(
-    checkpoint: Checkpoint, windows: Sequence[Recording], device: str = "cpu"
+    checkpoint: Checkpoint, windows: Sequence[VerificationAudio], device: str = "cpu"
 ) -> Moments:
     """Let the checkpoint hear windows, and sum up what each matrix is multiplied with.
 
@@ -129,7 +129,7 @@ def _module_of(name: str) -> str:
     """Return transformers' name of the linear layer that a matrix belongs to."""
     if name == "decoder.tokens":
         return "proj_out"
-    return foreign_name(name, "hf").removesuffix(".weight")
+    return source_tensor_name(name, "hf").removesuffix(".weight")
 
 
 @contextlib.contextmanager

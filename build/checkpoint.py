@@ -1,8 +1,8 @@
 """Open a Whisper checkpoint: a folder of Hugging Face's or CTranslate2's, or an OpenAI `.pt`.
 
-Every tensor gets its name in `serve.contract.engine`, through the table in `build.names`. A tensor
-that is missing, unknown or of another shape is an error that names it. Nothing is executed: pickles
-are read with `weights_only`. `build.draft` opens a second one beside it.
+Every tensor gets its name in `serve.contract.engine`, through the table in `build.tensor_names`. A
+missing or unknown tensor, or one of another shape, is an error that names it. No code of a
+checkpoint runs: pickles are read with `weights_only`. `build.draft` opens a draft's checkpoint.
 """
 
 import dataclasses
@@ -17,23 +17,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from build.ct2 import read_ct2
-from build.facts import read_json, read_tokenizer_files, tokenizer_facts
 from build.hub import (
     CONFIG,
     CT2_WEIGHTS,
     GENERATION_CONFIG,
     SMALL_FILES,
     WEIGHTS_OR_INDEX,
-    Found,
+    CheckpointLocation,
     checkpoint_folder,
 )
-from build.names import Naming, foreign_name
-from build.published import ORIGINALS
+from build.known_checkpoints import ORIGINALS
+from build.tensor_names import Naming, source_tensor_name
+from build.tokenizer_facts import read_json, read_tokenizer_files, tokenizer_facts
 from serve.contract.engine import (
     HEAD_DIM,
     TOKENIZER_FILE,
+    CheckpointSource,
     Dims,
-    Source,
     TokenizerFacts,
     tensor_kinds,
 )
@@ -87,7 +87,7 @@ class Network:
     naming: Naming
     dims: Dims
     tensors: Mapping[str, torch.Tensor]
-    source: Source
+    source: CheckpointSource
     weight_bytes: int
     origin: str
 
@@ -138,7 +138,7 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
     )
 
 
-def _original_tokenizer(network: Network) -> Found:
+def _original_tokenizer(network: Network) -> CheckpointLocation:
     """Find the tokenizer of OpenAI's checkpoint that has the network's sizes."""
     advice = (
         f"{network.path} holds weights only; name a folder with {TOKENIZER_FILE} and "
@@ -165,13 +165,13 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         CheckpointError: as in `open_checkpoint`.
     """
     if Path(checkpoint).is_file():
-        place = Found(Path(checkpoint), checkpoint)
+        place = CheckpointLocation(Path(checkpoint), checkpoint)
         files = [place.path]
     else:
         place = checkpoint_folder(checkpoint)
         files = _weight_files(place.path)
     naming, dims, stored = _read(place.path, files)
-    source = Source(place.id, _sha256(files))
+    source = CheckpointSource(place.id, _sha256(files))
     if place.sha256 not in (None, source.sha256):
         raise CheckpointError(
             f"{files[0]} is not {checkpoint} as it was published: its SHA-256 is {source.sha256}, "
@@ -345,7 +345,9 @@ def _renamed(
     stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str, decoder_alone: bool
 ) -> dict[str, torch.Tensor]:
     """Give every tensor our name, refusing what is missing, unknown or of the wrong shape."""
-    expected = {foreign_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)}
+    expected = {
+        source_tensor_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)
+    }
     encoder = {foreign for foreign, (name, _) in expected.items() if name.startswith("encoder.")}
     if decoder_alone and not encoder & stored.keys():
         expected = {foreign: expected[foreign] for foreign in expected.keys() - encoder}
@@ -372,7 +374,7 @@ def _renamed(
 
 def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
     """Accept a stored vocabulary projection only where it is the embedding itself."""
-    embedding, tied = foreign_name("decoder.tokens", naming), _TIED.get(naming)
+    embedding, tied = source_tensor_name("decoder.tokens", naming), _TIED.get(naming)
     if tied not in stored or embedding not in stored:
         return
     if not torch.equal(stored.pop(tied), stored[embedding]):

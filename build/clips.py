@@ -56,7 +56,7 @@ def load_clips(manifest: str | Path) -> list[Clip]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Line:
+class _ClipLine:
     file: str
     text: str
     language: str | None
@@ -67,7 +67,7 @@ class _Line:
 
 
 def _clip(text: str, folder: Path, where: str) -> Clip:
-    line = from_json(_Line, text, where, extra="ignore")
+    line = from_json(_ClipLine, text, where, extra="ignore")
     if line.text.strip() and not line.language:
         raise ConfigError(f"{where}: a clip with text needs its language")
     path = folder / line.file

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from build import builders
 from build.builders import EngineBuilder
 from build.checkpoint import Checkpoint, open_checkpoint
-from build.config import Config, load_config
+from build.config import BuildProduct, load_config
 from build.draft import with_draft
-from build.recordings import Recording, read_recordings, recordings_of
+from build.recordings import VerificationAudio, read_recordings, recordings_of
 from build.summary import summary
 from build.writer import write_manifest
 from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
@@ -32,7 +32,7 @@ def _engine(args: argparse.Namespace) -> None:
             "no folder to write; expected --engine FOLDER (make build-engine: ENGINE=FOLDER), or "
             "--config with a file that names one"
         )
-    config = _overridden(load_config(args.config) if args.config else Config(), args)
+    config = _overridden(load_config(args.config) if args.config else BuildProduct(), args)
     builder = builders.builder_of(config)
     _refuse_flags(builder, config, args)
     builders.check(config)
@@ -54,7 +54,7 @@ def _engine(args: argparse.Namespace) -> None:
     print(summary(builders.build_engine(checkpoint, config, tqdm.write, verify)))
 
 
-def _refuse_flags(builder: EngineBuilder, config: Config, args: argparse.Namespace) -> None:
+def _refuse_flags(builder: EngineBuilder, config: BuildProduct, args: argparse.Namespace) -> None:
     """Refuse the flags that the builder would pass over."""
     runtime = config.build.runtime
     for flag in ("audio", "device"):
@@ -65,7 +65,7 @@ def _refuse_flags(builder: EngineBuilder, config: Config, args: argparse.Namespa
             )
 
 
-def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
+def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
     if not commands:
         runtime = config.build.runtime
         raise ConfigError(f"--dry-run shows commands; build.runtime = {runtime!r} runs none")
@@ -73,7 +73,7 @@ def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
         print(shlex.join(command))
 
 
-def _overridden(config: Config, args: argparse.Namespace) -> Config:
+def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
     """Return the config with the flags that were given."""
     names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -84,14 +84,16 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 
-def _recordings(args: argparse.Namespace, config: Config, facts: TokenizerFacts) -> list[Recording]:
+def _recordings(
+    args: argparse.Namespace, config: BuildProduct, facts: TokenizerFacts
+) -> list[VerificationAudio]:
     if args.audio:
         return read_recordings(args.audio)
     return recordings_of(config.build.verify_clips, facts)
 
 
 def _verifier(
-    checkpoint: Checkpoint, config: Config, args: argparse.Namespace
+    checkpoint: Checkpoint, config: BuildProduct, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """Make the comparison of an engine with its checkpoint, which its manifest then notes."""
     from build import fp8, verify  # noqa: PLC0415 - transformers takes seconds to load
@@ -119,12 +121,12 @@ def _verifier(
     return compare
 
 
-def _with_heads(engine: Engine, recordings: Sequence[Recording]) -> TokenizerFacts:
+def _with_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> TokenizerFacts:
     """Measure alignment heads, which the checkpoint does not name, and add them to its facts."""
-    from build.heads import hear, measure_heads  # noqa: PLC0415 - as above
+    from build.alignment_heads import decode_recordings, measure_heads  # noqa: PLC0415 - as above
 
     print("The checkpoint names no alignment heads, by which words are timed", file=sys.stderr)
-    heads = measure_heads(engine, hear(engine, recordings))
+    heads = measure_heads(engine, decode_recordings(engine, recordings))
     if heads:
         print(f"measured, as [layer, head]: {[list(head) for head in heads]}", file=sys.stderr)
     else:
@@ -137,7 +139,7 @@ def _with_heads(engine: Engine, recordings: Sequence[Recording]) -> TokenizerFac
 
 
 def _verify(args: argparse.Namespace) -> None:
-    config = load_config(args.config) if args.config else Config()
+    config = load_config(args.config) if args.config else BuildProduct()
     engine = open_engine(args.engine)
     builder = builders.builder_for(engine.manifest.runtime)
     if not builder.VERIFIES:

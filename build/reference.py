@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from build.checkpoint import HF_DIMS, Checkpoint
-from build.names import foreign_name
-from build.recordings import Recording
+from build.recordings import VerificationAudio
+from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import TokenizerFacts
 from serve.native.threads import Threads
@@ -25,7 +25,7 @@ def prompt_of(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
     return (facts.sot, facts.languages.get(language, first), facts.transcribe)
 
 
-def features_of(recording: Recording, mel_filters: torch.Tensor) -> torch.Tensor:
+def features_of(recording: VerificationAudio, mel_filters: torch.Tensor) -> torch.Tensor:
     """Compute the log-mel of a recording's first window, float32 (1, n_mels, 3000)."""
     padded = np.zeros(WINDOW_SAMPLES, np.float32)
     padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
@@ -83,7 +83,9 @@ def load_reference(checkpoint: Checkpoint) -> Any:
         special = dict.fromkeys(("pad_token_id", "bos_token_id"), checkpoint.facts.eot)
         config = _hf.WhisperConfig(**sizes, **special, attn_implementation="eager")
         model = _hf.WhisperForConditionalGeneration(config)
-        weights = {foreign_name(name, "hf"): t.float() for name, t in checkpoint.tensors.items()}
+        weights = {
+            source_tensor_name(name, "hf"): t.float() for name, t in checkpoint.tensors.items()
+        }
         weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
         model.load_state_dict(weights)
     facts = checkpoint.facts

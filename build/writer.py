@@ -65,7 +65,7 @@ def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class BuiltEngineFacts:
     """The facts that a builder adds to the manifest about the files that it wrote."""
 
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
@@ -74,7 +74,9 @@ class Made:
     calibration: Calibration | None = None
 
 
-def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: Made) -> Manifest:
+def manifest_of(
+    folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: BuiltEngineFacts
+) -> Manifest:
     """Return the manifest of an engine whose other files are all in `folder`, unverified.
 
     Raises:

@@ -84,7 +84,7 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(build.config.Config):
+class Config(build.config.BuildProduct):
     """One product: what to build, how to serve it, how to judge it."""
 
     eval: EvalConfig = EvalConfig()

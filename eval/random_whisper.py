@@ -27,12 +27,12 @@ from serve.contract.engine import (
     N_FREQUENCIES,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
+    CheckpointSource,
     Dims,
     Draft,
     Engine,
     FileFacts,
     Manifest,
-    Source,
     TokenizerFacts,
     manifest_to_json,
     sha256_of,
@@ -356,7 +356,7 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),
     )
-    source = Source("random", "0" * 64)
+    source = CheckpointSource("random", "0" * 64)
     manifest = Manifest(
         FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}
     )

@@ -22,8 +22,8 @@ from eval.processes import descendants, kill
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.supervisor.processes import peak_memory_bytes
-from serve.supervisor.run import for_this_machine
 from serve.supervisor.server import config_to_toml
+from serve.supervisor.supervisor import for_this_machine
 
 POLL_S = 0.1
 _READY_GRACE_S = 10.0

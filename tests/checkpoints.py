@@ -1,7 +1,7 @@
 """Random-weight Whisper checkpoints of every published shape, in both formats, for tests.
 
 The Hugging Face folder is eval's, laid out by transformers itself; the OpenAI file gets its names
-from a list of substitutions of its own, so that `build.names` is not tested against itself.
+from a list of substitutions of its own, so that `build.tensor_names` is not tested against itself.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 
 from build.builders import build_engine
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from eval.random_whisper import (
     PUBLISHED,
     Shape,
@@ -111,7 +111,7 @@ def edit_json(path, **changes):
 
 def write_engine(checkpoint, target, precision="int8"):
     """Build a native engine, unverified."""
-    config = Config(engine=str(target), build=BuildConfig(precision=precision))
+    config = BuildProduct(engine=str(target), build=BuildConfig(precision=precision))
     return build_engine(checkpoint, config, log=lambda _: None)
 
 

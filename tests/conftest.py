@@ -137,7 +137,7 @@ def nano_engine(tmp_path_factory):
 @pytest.fixture(scope="session")
 def nano_config(nano_engine):
     """A small product on ports of its own; call it for another one."""
-    from serve.supervisor.run import free_ports
+    from serve.supervisor.supervisor import free_ports
 
     def make(**server):
         http, grpc, metrics = free_ports("127.0.0.1", 3)
@@ -158,7 +158,7 @@ def nano_config(nano_engine):
 @pytest.fixture(scope="session")
 def server(nano_config, tmp_path_factory):
     """A real server, the same for all tests, which none may break."""
-    from serve.supervisor.run import running_server
+    from serve.supervisor.supervisor import running_server
 
     log, reasons = tmp_path_factory.mktemp("server") / "server.log", io.StringIO()
     handler = logging.StreamHandler(reasons)
@@ -175,7 +175,7 @@ def server(nano_config, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(server):
-    from serve.wire.client import Client
+    from serve.wire.client import TritonClient
 
-    with Client(server.grpc, timeout_s=120) as client:
+    with TritonClient(server.grpc, timeout_s=120) as client:
         yield client

@@ -21,8 +21,8 @@ from serve.contract.messages import Phase, Segment, Timings, TokenLogprob, Trans
 from serve.gateway.engine import SERVICE
 from serve.gateway.kserve.messages import LENGTH
 from serve.wire import tensors, uploads
-from serve.wire.alive import beat
 from serve.wire.folder import ALIVE, METRICS_SOCKET, grpc_target
+from serve.wire.liveness import touch_heartbeat
 from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, PHASES_PARAMETER, SEGMENTS_PARAMETER
 
 CONFIDENCE = {"clear": 0.9, "mumbled": 0.254}
@@ -58,7 +58,7 @@ class FakeTriton:
     def beat(self, age_s=-3600.0):
         """A sign of life so old; from the future it is one for as long as any test takes."""
         path = self.folder / ALIVE
-        beat(path)
+        touch_heartbeat(path)
         now = path.stat().st_mtime
         os.utime(path, (now - age_s, now - age_s))
 

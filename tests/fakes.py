@@ -19,17 +19,17 @@ from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
 from serve.contract.messages import (
     Alignment,
-    Failed,
-    Finished,
     OnEvent,
     Request,
+    RequestFailed,
+    RequestFinished,
     RequestHandle,
     Segment,
     SegmentReady,
     Timings,
     Transcript,
 )
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
+from serve.runtime.protocol import Capabilities, FinishReason, Gauges, Job, JobEvent, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import make_engine
 
@@ -97,7 +97,7 @@ class FakeRuntime:
         self._step_s = step_s
         self._waiting: collections.deque[Job] = collections.deque()
         self._slots: list[_Slot] = []
-        self._events: list[Event] = []
+        self._events: list[JobEvent] = []
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def submit(self, job: Job) -> None:
@@ -111,7 +111,7 @@ class FakeRuntime:
         self._waiting.append(job)
         self.most_in_hand = max(self.most_in_hand, len(self._waiting) + len(self._slots))
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[JobEvent]:
         if self._step_s and (self._waiting or self._slots):
             time.sleep(min(self._step_s, timeout_s))
         while self._waiting and len(self._slots) < self.capabilities.max_windows:
@@ -133,7 +133,7 @@ class FakeRuntime:
         self._waiting = collections.deque(job for job in self._waiting if job.id != job_id)
         self._slots = [slot for slot in self._slots if slot.job.id != job_id]
         self.log.append(("cancel", job_id))
-        self._events.append(Event(job_id, finished="cancelled"))
+        self._events.append(JobEvent(job_id, finished="cancelled"))
 
     def gauges(self) -> Gauges:
         return dataclasses.replace(
@@ -155,7 +155,7 @@ class FakeRuntime:
         slot.sent += len(tokens)
         self._count(tokens=len(tokens))
         if tokens and slot.sent < limit and not looped:
-            self._events.append(Event(slot.job.id, tokens))
+            self._events.append(JobEvent(slot.job.id, tokens))
             return
         self._finish(slot, tokens, "loop" if looped else "length" if tokens else "eot")
 
@@ -166,7 +166,7 @@ class FakeRuntime:
         self._slots.remove(slot)
         self.log.append(("finish", slot.job.id))
         if play.error is not None:
-            self._events.append(Event(slot.job.id, tokens, "error", error=play.error))
+            self._events.append(JobEvent(slot.job.id, tokens, "error", error=play.error))
             return
         detects, heard = DETECT_LANGUAGE in slot.job.prompt, play.heard
         detected, prob = (play.language, play.language_prob) if detects else (None, None)
@@ -186,7 +186,7 @@ class FakeRuntime:
         )
         text = [token for token in play.tokens if token < play.text_below]
         alignment = even_alignment(len(text), slot.job.align_frames) if text else None
-        self._events.append(Event(slot.job.id, tokens, reason, scores, alignment=alignment))
+        self._events.append(JobEvent(slot.job.id, tokens, reason, scores, alignment=alignment))
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self._gauges, name) + value for name, value in more.items()}
@@ -260,11 +260,11 @@ class FakeTranscriber:
         try:
             answer = self.transcribe(request)
         except EarshotError as error:
-            on_event(Failed(error))
+            on_event(RequestFailed(error))
         else:
             for segment in answer.segments:
                 on_event(SegmentReady(segment))
-            on_event(Finished(answer))
+            on_event(RequestFinished(answer))
         return RequestHandle(lambda: None)
 
     def __enter__(self) -> "FakeTranscriber":

@@ -26,7 +26,7 @@ from serve.contract.server_config import (
 )
 from serve.gateway.engine import SERVICE, EngineAddress
 from serve.gateway.run import GatewayServer
-from serve.supervisor.run import free_ports
+from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors
 from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton

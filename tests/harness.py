@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.messages import Failed, Finished, Request, SegmentReady
+from serve.contract.messages import Request, RequestFailed, RequestFinished, SegmentReady
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
@@ -46,12 +46,12 @@ class Client:
 
     @property
     def transcript(self):
-        assert isinstance(self.terminal, Finished), self.terminal
+        assert isinstance(self.terminal, RequestFinished), self.terminal
         return self.terminal.transcript
 
     @property
     def error(self):
-        assert isinstance(self.terminal, Failed), self.terminal
+        assert isinstance(self.terminal, RequestFailed), self.terminal
         return self.terminal.error
 
 

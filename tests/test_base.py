@@ -14,7 +14,7 @@ from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
 from tests.conftest import BASE
 
@@ -92,7 +92,7 @@ def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
     """English and, after a pause, German; nothing is asked for."""
     groups = ("en_ljspeech", "de_kerstin")
     clips = [[c for name, c in human_clips.items() if name.startswith(g)][:4] for g in groups]
-    parts, limits = [], Limits(60)
+    parts, limits = [], AudioLimits(60)
     for some in clips:
         parts += [audio.whole(audio.decode(read_bytes(clip.path), limits)) for clip in some]
         parts.append(np.zeros(12 * SAMPLE_RATE))
@@ -120,7 +120,7 @@ def test_nothing_is_invented_where_nobody_speaks(transcriber, vad):
 @pytest.mark.nightly
 def test_one_word_is_kept_however_quiet(transcriber, human_clips):
     clip = human_clips["en_an4_train_an333-msrb-b.ogg"]
-    samples = audio.whole(audio.decode(read_bytes(clip.path), Limits(60)))
+    samples = audio.whole(audio.decode(read_bytes(clip.path), AudioLimits(60)))
     quiet = (samples * 0.03).astype(np.float32)  # 64 dB below a square wave
     heard = transcriber.transcribe(Request(quiet, sample_rate=SAMPLE_RATE))
     assert heard.text.strip(" .").lower() == "yes"
@@ -130,7 +130,7 @@ def test_one_word_is_kept_however_quiet(transcriber, human_clips):
 def test_what_is_said_after_a_last_timestamp_is_not_lost(transcriber, human_clips):
     """Joined with short pauses, the first window's text ends a sentence before its audio does."""
     named = [clip for name, clip in human_clips.items() if name.startswith("en_kathleen")]
-    parts, limits = [], Limits(60)
+    parts, limits = [], AudioLimits(60)
     for clip in named[72:84]:
         parts += [audio.whole(audio.decode(read_bytes(clip.path), limits)), np.zeros(2400)]
     joined = np.concatenate(parts).astype(np.float32)

@@ -15,7 +15,7 @@ from build.draft import with_draft
 from serve.speech import sources
 from serve.speech.audio import decode, whole
 from serve.speech.languages import LANGUAGE_NAMES
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 ROOT = Path(__file__).parent
 CHECKPOINT = ROOT / "fixture" / "checkpoint"
@@ -35,7 +35,7 @@ def entries_of(manifest):
 
 
 def samples_of(clip):
-    return whole(decode(clip.path.read_bytes(), Limits(400.0)))
+    return whole(decode(clip.path.read_bytes(), AudioLimits(400.0)))
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -84,7 +84,7 @@ def test_held_out_clips_are_all_listed_and_each_says_something_else():
 @pytest.mark.parametrize("table", HUMAN_TABLES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_people_are_heard_for_as_long_as_listed(table):
     for clip in load_clips(table):  # not each in a process of its own, which takes longer
-        samples = whole(sources.decode(clip.path.read_bytes(), Limits(400.0)))
+        samples = whole(sources.decode(clip.path.read_bytes(), AudioLimits(400.0)))
         assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=0.02), clip.file
         assert clip.text and np.abs(samples).max() > 0.02, clip.file
         assert (clip.duration_s > 30) == (table.stem == "long"), clip.file

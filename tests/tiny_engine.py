@@ -11,11 +11,11 @@ from serve.contract.engine import (
     FORMAT_VERSION,
     MEL_FILTERS_FILE,
     N_FREQUENCIES,
+    CheckpointSource,
     Dims,
     Engine,
     FileFacts,
     Manifest,
-    Source,
     TokenizerFacts,
 )
 from serve.speech.languages import LANGUAGE_NAMES
@@ -70,7 +70,7 @@ def make_engine(path: Path, multilingual: bool = True, codes: list[str] | None =
         precision="fp16",
         dims=DIMS,
         tokenizer=facts,
-        source=Source("made in a test", ""),
+        source=CheckpointSource("made in a test", ""),
         quantization={},
         versions={},
         files={MEL_FILTERS_FILE: FileFacts("", 0)},  # read by every transcriber

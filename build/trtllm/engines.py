@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoint import Checkpoint
-from build.config import Config
+from build.config import BuildProduct
 from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
-from build.writer import Log, Made, disk_errors
+from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.config import Precision
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import (
     ENGINES_FOLDER,
+    EngineLimits,
     Gpu,
-    Limits,
     find_gpu,
     limits_of,
     visible_gpu,
@@ -44,14 +44,14 @@ _TAIL_LINES = 15  # of the builder's log, in the error message
 _STOP_S = 10.0  # how long an interrupted builder may take to end by itself
 
 
-def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits:
+def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> EngineLimits:
     """Return the limits that the engine is compiled for.
 
     Prompts may hold half the decoder's context less one of previous text, as in OpenAI's
     `whisper/decoding.py`, and the special tokens.
     """
     runtime = config.runtime
-    return Limits(
+    return EngineLimits(
         tensorrt_llm=version,
         gpu=gpu.name,
         compute_capability=gpu.capability,
@@ -63,7 +63,7 @@ def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits
     )
 
 
-def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
+def flags(dims: Dims, limits: EngineLimits) -> dict[str, dict[str, str | int]]:
     """Return flags of `trtllm-build` for each half, without the dashes.
 
     Lengths are counted in mel frames, 3000 to a window, in both halves: the decoder is fed the
@@ -98,7 +98,7 @@ def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
     }
 
 
-def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]]:
+def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, list[str]]:
     """Return the command of each half, with paths relative to the working directory.
 
     Raises:
@@ -124,7 +124,7 @@ def _showing_only(device: str) -> list[str]:
     return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
 
 
-def check(config: Config) -> None:
+def check(config: BuildProduct) -> None:
     """Refuse limits that contradict each other.
 
     Raises:
@@ -138,13 +138,13 @@ def check(config: Config) -> None:
         )
 
 
-def commands(dims: Dims, config: Config) -> list[list[str]]:
+def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
     """Return both runs of the builder, for whatever GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
     return list(commands_for(dims, limits, first_of(config.runtime).device).values())
 
 
-def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
     """Compile both halves into an engine folder.
 
     Args:
@@ -187,10 +187,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     limits = built_limits(folder, checkpoint.dims, limits, log)
     with disk_errors(folder):
         shutil.rmtree(work)
-    return Made(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
+    return BuiltEngineFacts(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
 
 
-def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether this machine would compile the engine for the same limits.
 
     Raises:
@@ -255,7 +255,7 @@ def _run(half: str, command: list[str], work: Path, log: Log) -> None:
         )
 
 
-def built_limits(folder: Path, dims: Dims, planned: Limits, log: Log) -> Limits:
+def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> EngineLimits:
     """Read the limits in the config.json of the builder, which may be lower than asked.
 
     Raises:
@@ -301,7 +301,7 @@ def _built_config(folder: Path) -> dict[str, Any]:
     return build_config
 
 
-def _libraries(limits: Limits) -> dict[str, str]:
+def _libraries(limits: EngineLimits) -> dict[str, str]:
     libraries = {"tensorrt_llm": limits.tensorrt_llm}
     for distribution in importlib.metadata.distributions(name="tensorrt"):
         libraries["tensorrt"] = distribution.version

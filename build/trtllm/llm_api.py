@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from build.checkpoint import Checkpoint, folder_files
-from build.config import Config
+from build.config import BuildProduct
 from build.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
 from build.trtllm import COMPARED_BY as COMPARED_BY
-from build.writer import Log, Made, disk_errors, finite
+from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Dims, Engine, sha256_of
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.trtllm.limits import CHECKPOINT_FOLDER
@@ -24,7 +24,7 @@ _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "CTranslate2's"}
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `Source.sha256` covers
 
 
-def check(config: Config) -> None:
+def check(config: BuildProduct) -> None:
     """Refuse what the LLM API cannot do.
 
     Raises:
@@ -43,12 +43,12 @@ def check(config: Config) -> None:
         )
 
 
-def commands(dims: Dims, config: Config) -> list[list[str]]:
+def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
     """Return no commands: none are run."""
     return []
 
 
-def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
     """Copy the checkpoint's files.
 
     Raises:
@@ -64,10 +64,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         for source in sources:
             shutil.copyfile(source, folder / CHECKPOINT_FOLDER / source.name)
             log(f"copied {source} ({source.stat().st_size:,} bytes)")
-    return Made()
+    return BuiltEngineFacts()
 
 
-def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether the copied files are those of the checkpoint still.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.speech.bare import bare
+from serve.speech.text_normalizer import normalize_text
 
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"
@@ -52,7 +52,7 @@ def _raw(text: str, _language: str | None = None) -> str:
 
 
 def _basic_v1(text: str, _language: str | None = None) -> str:
-    return bare(text)
+    return normalize_text(text)
 
 
 def _whisper_english(spelling: Spelling) -> Normalize:

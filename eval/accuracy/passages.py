@@ -20,7 +20,7 @@ from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 CACHE = Path(".cache") / "passages"
 """Joined audio, by a hash of its parts; relative to the project's root."""
@@ -30,7 +30,7 @@ _VERSION = "1"  # a part of the cache's key
 _UNSPACED = ("zh", "ja")  # languages whose sentences follow each other without a space
 
 
-def join_clips(clips: Sequence[Clip], longest_s: float, limits: Limits) -> list[Clip]:
+def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> list[Clip]:
     """Join the clips of each speaker, in their order, as long as they last no longer together.
 
     Clips without speech, and longer ones, stay as they are.
@@ -67,7 +67,7 @@ def _packed(clips: Iterable[Clip], longest_s: float) -> Iterator[list[Clip]]:
         yield passage
 
 
-def _joined(parts: Sequence[Clip], number: int, limits: Limits) -> Clip:
+def _joined(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
     audio = [read_bytes(part.path) for part in parts]
     digest = hashlib.sha256(f"{_VERSION} {PAUSES_S}".encode())
     for data in audio:

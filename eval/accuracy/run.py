@@ -43,7 +43,7 @@ from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
 from serve.speech.audio import decode
 from serve.speech.features import WINDOW_S
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 RUN_FILE = "run.json"
 CLIPS_FILE = "clips.json"
@@ -143,7 +143,7 @@ def run(of: Run, *, again: bool = False) -> None:
 
 def _found(config: Config, say: Say) -> dict[ClipSet, FoundCorpus]:
     """Find both sets; the held-out clips, being many, go first and warm a system up."""
-    of, limits = config.eval, Limits(config.transcriber.max_audio_s)
+    of, limits = config.eval, AudioLimits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
     sets: dict[ClipSet, FoundCorpus] = {
@@ -183,7 +183,7 @@ def _found(config: Config, say: Say) -> dict[ClipSet, FoundCorpus]:
     return {**sets, "heldout": heldout}
 
 
-def _decode(path: Path, limits: Limits) -> None:
+def _decode(path: Path, limits: AudioLimits) -> None:
     for _ in decode(read_bytes(path), limits):
         pass
 

@@ -77,11 +77,11 @@ class EarshotTriton(TranscriptionSystem):
 
     def __init__(self, config: Config) -> None:
         from eval.server import running  # noqa: PLC0415 - needs the server's packages
-        from serve.wire.client import Client  # noqa: PLC0415 - needs tritonclient
+        from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
 
         with contextlib.ExitStack() as stack:
             self.server = stack.enter_context(running(config))
-            client = Client(self.server.grpc, config.transcriber.request_timeout_s)
+            client = TritonClient(self.server.grpc, config.transcriber.request_timeout_s)
             self._client = stack.enter_context(client)
             self._stack = stack.pop_all()
         transport = "KServe v2 infer by gRPC, file bytes in, whole answer out"
@@ -178,9 +178,9 @@ class TransformersFp32(TranscriptionSystem):
         """Decode, cut, generate window by window."""
         from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
         from serve.speech.cutting import cut  # noqa: PLC0415 - as above
-        from serve.speech.meter import Limits  # noqa: PLC0415 - as above
+        from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
 
-        blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
+        blocks = audio_files.decode(audio, AudioLimits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
         given = language
         for window in cut(blocks):

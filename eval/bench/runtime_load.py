@@ -17,10 +17,10 @@ from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.contract.fields import ShortEncoder
 from serve.native.decoder import Cache
-from serve.native.kernels.feed import Feed
+from serve.native.kernels.step_batch import StepBatch
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
-from serve.runtime.protocol import DecodingOptions, Event, Job, Runtime
+from serve.runtime.protocol import DecodingOptions, Job, JobEvent, Runtime
 from serve.speech.features import (
     HOP_LENGTH,
     SAMPLE_RATE,
@@ -28,8 +28,8 @@ from serve.speech.features import (
     WINDOW_SAMPLES,
     LogMel,
 )
-from serve.speech.words import handovers
-from serve.transcriber.spans import WINDOW_LENGTHS, encoder_frames
+from serve.speech.words import monotonic_path
+from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
 _MAX_UNTIMED = 64  # windows whose words are not timed yet; at more the load waits
@@ -47,7 +47,7 @@ def accepting(share: float) -> type[NativeRuntime]:
 
         def step(
             self,
-            feed: Feed,
+            feed: StepBatch,
             cache: Cache,
             wanted: torch.Tensor | None = None,
             queries: dict[int, torch.Tensor] | None = None,
@@ -65,7 +65,7 @@ def accepting(share: float) -> type[NativeRuntime]:
     return AgreeingRuntime
 
 
-def _following(feed: Feed, share: float) -> torch.Tensor:
+def _following(feed: StepBatch, share: float) -> torch.Tensor:
     """Choose the token after each one of a feed: its draft token or another one; int64 (n,)."""
     after = (feed.positions + 1).clamp(max=feed.ids.shape[1] - 1)
     draft = feed.ids[feed.rows, after]
@@ -205,7 +205,7 @@ class WindowLoad:
             )
         return ended
 
-    def _has_ended(self, event: Event) -> bool:
+    def _has_ended(self, event: JobEvent) -> bool:
         """Count the tokens of an event; return whether its window has ended."""
         if event.error is not None:
             raise event.error
@@ -213,7 +213,7 @@ class WindowLoad:
         if event.finished is None:
             return False
         if event.alignment is not None and event.alignment.matrix is not None:
-            self._timing.append(self._timers.submit(handovers, event.alignment.matrix))
+            self._timing.append(self._timers.submit(monotonic_path, event.alignment.matrix))
         left = self._tokens_left.pop(event.job_id)
         assert left == 0 or event.finished == "cancelled", f"{left} tokens short: {event.finished}"
         return True

@@ -25,7 +25,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.devices import names_of
 from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 
 SYSTEM = f"{OURS}, through Triton"
 COUNTED = tuple(f"earshot_{name}_total" for name in ("windows", "retries", "tokens"))
@@ -86,7 +86,7 @@ def noise(seconds: float, seed: int) -> bytes:
     return wav(samples.astype(np.float32))
 
 
-def timed_request(client: Client, audio: bytes, clip: NoiseClip) -> NoiseAnswer:
+def timed_request(client: TritonClient, audio: bytes, clip: NoiseClip) -> NoiseAnswer:
     """Send one request and wait for its answer.
 
     Raises:
@@ -109,7 +109,7 @@ def noise_requests(
 ) -> Iterator[Callable[[int], NoiseAnswer]]:
     """Give a function that sends the n-th request, with each clip in turn."""
     files = [(noise(clip.seconds, process * len(clips) + i), clip) for i, clip in enumerate(clips)]
-    with Client(address) as client:
+    with TritonClient(address) as client:
         yield lambda number: timed_request(client, *files[number % len(files)])
 
 
@@ -225,7 +225,7 @@ def _latency(server: RunningServer, requests: int) -> Measurement:
     """Measure one clip of 10 s at a time."""
     clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.settled(*COUNTED)
     audio = noise(REQUEST_S, 0)
-    with Client(server.grpc) as client:
+    with TritonClient(server.grpc) as client:
         answers = [timed_request(client, audio, clip) for _ in range(WARM_REQUESTS + requests)]
     check_counters(server, before, answers)
     met = percentiles_ms([answer.latency_s for answer in answers[WARM_REQUESTS:]])

@@ -15,7 +15,7 @@ from build.clips import Clip, load_clips
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.speech.kinds import is_audio
+from serve.speech.file_types import is_audio
 
 AUDIO_KEYS = ("file_name", "file", "path", "audio", "audio_filepath", "audio_path", "filename")
 TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "reference")

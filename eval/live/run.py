@@ -22,7 +22,7 @@ from eval.record import Check, Result, Run, Say, Section, Table
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 TimedWord = tuple[str, float]
 """A word, and the second at which it became final or at which it ends in the audio."""
@@ -84,7 +84,7 @@ def passages(config: Config, join_s: float) -> list[Clip]:
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")
     alone = [clip for clip in clips if not clip.speaker]
-    joined = join_clips([clip for clip in clips if clip.speaker], join_s, Limits(join_s))
+    joined = join_clips([clip for clip in clips if clip.speaker], join_s, AudioLimits(join_s))
     long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2] or clips
     by_group: dict[str, list[Clip]] = {}
     for clip in long:
@@ -272,7 +272,7 @@ def _latencies(played: _Played, whole: Transcript) -> list[float]:
 
 
 async def _play(system: StreamingSystem, clip: Clip) -> _Played:
-    blocks = decode(clip.path.read_bytes(), Limits(clip.duration_s + 60))
+    blocks = decode(clip.path.read_bytes(), AudioLimits(clip.duration_s + 60))
     wanted = {} if clip.language is None else {"language": clip.language}
     deltas: dict[str, list[tuple[float, str]]] = {}
     transcripts, failed = list[str](), 0

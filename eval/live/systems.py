@@ -23,10 +23,10 @@ from serve.gateway.live.session import LiveSession
 from serve.gateway.live.settings import SessionSettings
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.activity import Detector
+from serve.speech.vad import VadModel
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 
 T = TypeVar("T")
 _CHANGED = "earshot_live_changed_words_total"
@@ -71,7 +71,7 @@ def open_system(config: Config, decode_s: float) -> Iterator[StreamingSystem]:
             )
         return
     timeout_s = config.transcriber.request_timeout_s
-    with running(config) as server, Client(server.grpc, timeout_s) as client:
+    with running(config) as server, TritonClient(server.grpc, timeout_s) as client:
         yield StreamingSystem(
             lambda request: client.start(request).result(),
             functools.partial(transcribe_live, f"ws://{server.http}", wait_s=_WAIT_S),
@@ -135,7 +135,7 @@ class Simulated:
             transcribe,
             send.put,
             lambda _: None,
-            Detector(),
+            VadModel(),
             InlineExecutor(),
             self._metrics,
             lambda: self._streams,

@@ -19,7 +19,7 @@ from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """The difficulty of a recording. All but the last two have pauses of up to 8 s."""
@@ -275,7 +275,7 @@ MANIFEST = "manifest.jsonl"
 _SPEECH_DB = (-27.0, -20.0)  # of a sentence
 _ROOM_DB = (-75.0, -55.0)  # of a recording; pink
 _TONES_DB = (-30.0, -20.0)
-_LIMITS = Limits(600.0)  # of a clip of speech
+_LIMITS = AudioLimits(600.0)  # of a clip of speech
 
 
 @dataclasses.dataclass(frozen=True)

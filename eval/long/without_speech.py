@@ -26,9 +26,9 @@ from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
 from serve.speech import audio
-from serve.speech.activity import FRAME, Detector
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
+from serve.speech.vad import FRAME, VadModel
 
 NOBODY = ("silence", "noise", "hum", "keys", "music", "rooms", "breaths")
 """Kinds of clips in which nobody speaks: any text is invented."""
@@ -41,7 +41,7 @@ _QUIET = 0.1  # a likelier frame is no pause
 _SHORTEST_PAUSE = 9  # frames: 0.29 s
 _EDGE = 3  # frames of a pause on either side that may still be speech
 _LONGEST_S = 9.0  # of a recording: it fits into a window with the silence that is put around it
-_LIMITS = Limits(_LONGEST_S + 1.0)
+_LIMITS = AudioLimits(_LONGEST_S + 1.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ def _read(clip: Clip) -> Samples:
 
 def _pauses(samples: Samples) -> list[Samples]:
     """Find pauses in speech that are not silent, and cut off their edges."""
-    voice = Detector().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
+    voice = VadModel().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
     quiet = np.concatenate(([False], voice < _QUIET, [False]))
     parts = (
         samples[(first + _EDGE) * FRAME : (end - _EDGE) * FRAME]

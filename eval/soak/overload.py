@@ -27,7 +27,7 @@ from serve.cli.live_client import transcribe_live
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
 MIN_SHARE = 0.95  # of the capacity, answered in time; of obedient clients, admitted
@@ -81,7 +81,7 @@ def overload(settings: SoakSettings) -> Found:
         EarshotError: a server did not start, or a request failed without a target.
     """
     config, seed = settings.config, settings.seed
-    limits = Limits(config.transcriber.max_audio_s)
+    limits = AudioLimits(config.transcriber.max_audio_s)
     fitting = [clip for clip in settings.clips if _MIN_S < clip.duration_s < _MAX_S]
     sounds = [whole(decode(clip.path.read_bytes(), limits)) for clip in fitting]
     seconds = min(_SECONDS, 20 * settings.minutes)

@@ -23,7 +23,7 @@ from eval.record import Check
 from eval.soak.attacks import MAX_RATIO, Upload, chunked, head, upload
 from eval.soak.stage import Found, Stage, crowd
 from serve.speech import audio
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
 LONG_LIMIT_S = 90.0  # request timeout for hours of audio, so that the scenario ends
@@ -164,7 +164,7 @@ def hour_of(clips: Sequence[Clip]) -> bytes:
     Raises:
         AudioError: a clip cannot be decoded.
     """
-    limits = Limits(_HOUR_S)
+    limits = AudioLimits(_HOUR_S)
     parts = [audio.whole(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
     samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
     file = io.BytesIO()

@@ -19,7 +19,7 @@ from eval.server import POLL_S, Addresses, RunningServer, running
 from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 _CLIPS = 3  # the shortest with speech
 _FORMATS = {"wav": "WAV", "flac": "FLAC", "mp3": "MP3", "ogg": "OGG"}  # names of libsndfile
@@ -120,7 +120,7 @@ def files_of(clips: Sequence[Clip]) -> list[SoakFile]:
     files = []
     spoken = sorted((clip for clip in clips if clip.text), key=lambda clip: clip.duration_s)
     for clip in spoken[:_CLIPS]:
-        samples = audio.whole(audio.decode(clip.path.read_bytes(), Limits(_MAX_CLIP_S)))
+        samples = audio.whole(audio.decode(clip.path.read_bytes(), AudioLimits(_MAX_CLIP_S)))
         for ending, kind in _FORMATS.items():
             file = io.BytesIO()
             soundfile.write(file, samples, SAMPLE_RATE, format=kind)

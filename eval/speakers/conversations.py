@@ -23,17 +23,17 @@ from eval.speakers.recordings import Recording, Utterance, read_recordings, to_r
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speakers.diarize import Turn
-from serve.speech.activity import Detector, Listener, Options
+from serve.speakers.diarize import SpeakerTurn
 from serve.speech.audio import decode, whole
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
+from serve.speech.vad import SpeechFilter, VadModel, VadOptions
 
 CACHE = Path(".cache") / "speakers"
 MIN_SPEECH_S = 8.0  # of a speaker's clips together; a speaker with less is not drawn
 
-_LIMITS = Limits(600.0)
-_SPEECH = Options(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
+_LIMITS = AudioLimits(600.0)
+_SPEECH = VadOptions(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
 # Voice activity tells so late that speech begins and ends: the median of clips by their level.
 _LATE = round(0.09 * SAMPLE_RATE)
 _MARGIN = SAMPLE_RATE // 10  # of a clip that is heard around its speech
@@ -75,10 +75,11 @@ class _Spoken:
     stretches: tuple[tuple[int, int], ...]  # of samples, in these
     text: str
 
-    def turns(self, at: int, speaker: str) -> list[Turn]:
+    def turns(self, at: int, speaker: str) -> list[SpeakerTurn]:
         """Place the stretches in a conversation, from its sample `at` on."""
         return [
-            Turn((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker) for a, b in self.stretches
+            SpeakerTurn((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker)
+            for a, b in self.stretches
         ]
 
 
@@ -156,7 +157,7 @@ def _speakers(
 
 def _spoken(clip: Clip) -> _Spoken:
     samples = whole(decode(read_bytes(clip.path), _LIMITS))
-    listener = Listener(_SPEECH, Detector())
+    listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
     spans = [(part.start, part.start + len(part.samples)) for part in speech]
     stretches = list[tuple[int, int]]()
@@ -172,13 +173,13 @@ def _spoken(clip: Clip) -> _Spoken:
 
 def _conversation(
     planned: Planned, rng: np.random.Generator, decks: Mapping[str, Sequence[_Spoken]]
-) -> tuple[Samples, list[Turn], list[Utterance]]:
+) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
     levels = rng.uniform(*_SPEECH_DB, len(decks))
     waiting: list[list[int]] = [[] for _ in decks]
     out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
-    turns, utterances = list[Turn](), list[Utterance]()
+    turns, utterances = list[SpeakerTurn](), list[Utterance]()
     at, ends, speaker = _drawn(rng, _EDGE_S), 0, -1
     free = [0] * len(decks)  # until there each speaker still speaks
     while ends < planned.minutes * 60 * SAMPLE_RATE:
@@ -201,7 +202,7 @@ def _conversation(
     return np.clip(out, -1.0, 1.0), sorted(turns, key=_by_time), utterances
 
 
-def _by_time(turn: Turn) -> tuple[float, float]:
+def _by_time(turn: SpeakerTurn) -> tuple[float, float]:
     return turn.start_s, turn.end_s
 
 

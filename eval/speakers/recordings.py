@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import SpeakerTurn
 
 T = TypeVar("T")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
@@ -32,7 +32,7 @@ class Recording:
 
     name: str
     path: Path
-    turns: tuple[Turn, ...]
+    turns: tuple[SpeakerTurn, ...]
     utterances: tuple[Utterance, ...] = ()  # in order of time; () = not known
 
     @property
@@ -75,13 +75,13 @@ def _parsed(path: Path, parse: Callable[[str], T | None], expected: str) -> tupl
     return tuple(one for one in found if one is not None)
 
 
-def _turn(line: str) -> Turn | None:
+def _turn(line: str) -> SpeakerTurn | None:
     """Parse a line of an RTTM; None for a line of another kind."""
     if not line.startswith("SPEAKER"):
         return None
     fields = line.split()
     start_s, length_s, speaker = float(fields[3]), float(fields[4]), fields[7]
-    return Turn(start_s, start_s + length_s, speaker)
+    return SpeakerTurn(start_s, start_s + length_s, speaker)
 
 
 def _utterance(line: str) -> Utterance | None:
@@ -92,7 +92,7 @@ def _utterance(line: str) -> Utterance | None:
     return Utterance(fields[2], float(fields[3]), float(fields[4]), "".join(fields[5:]))
 
 
-def to_rttm(name: str, turns: Iterable[Turn]) -> str:
+def to_rttm(name: str, turns: Iterable[SpeakerTurn]) -> str:
     """Write the turns of a recording as RTTM."""
     return "".join(
         f"SPEAKER {name} 1 {turn.start_s:.3f} {turn.end_s - turn.start_s:.3f} <NA> <NA> "

@@ -23,7 +23,7 @@ from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import open_diarizer
 from serve.speech.audio import decode, whole
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
@@ -32,7 +32,7 @@ MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
 TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
-_LIMITS = Limits(6 * 3600.0)
+_LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Counts, word_counts
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import SpeakerTurn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Errors:
         return Errors(*(mine + theirs for mine, theirs in pairs))
 
 
-def errors(reference: Sequence[Turn], hypothesis: Sequence[Turn]) -> Errors:
+def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) -> Errors:
     """Compare turns with the reference, each speaker with the one that fits best."""
     edges = sorted(
         {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
@@ -51,7 +51,7 @@ def errors(reference: Sequence[Turn], hypothesis: Sequence[Turn]) -> Errors:
     )
 
 
-def _activity(turns: Sequence[Turn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
+def _activity(turns: Sequence[SpeakerTurn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
     """Mark each active speaker between two edges with 1, (speakers, edges - 1)."""
     speakers = sorted({turn.speaker for turn in turns})
     active = np.zeros((len(speakers), max(0, len(edges) - 1)))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from eval.processes import run_tool
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
 from eval.record import Check, Result, Run, Say, Section, facts, versions
@@ -176,9 +176,9 @@ def make_checkpoint(folder: Path) -> Any:
 
 def write_config(
     work: Path, precision: Precision, runtime: RuntimeName, python: str = ""
-) -> Config:
+) -> BuildProduct:
     """Write `<work>/<precision>.toml` and return what it says."""
-    config = Config(
+    config = BuildProduct(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
         build=BuildConfig(str(work / "checkpoint"), precision=precision, runtime=runtime),

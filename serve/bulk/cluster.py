@@ -19,8 +19,8 @@ import ray
 import ray.data
 from ray.util.annotations import RayDeprecationWarning
 
-from serve.bulk.plan import Output, Shard
-from serve.bulk.worker import Report, Worker
+from serve.bulk.sharding import BulkOutput, Shard
+from serve.bulk.worker import ShardReport, ShardWorker
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.exits import terminated_as_interrupted
@@ -37,7 +37,7 @@ _STORE_BYTES = 256 * 1024**2  # for names of files and reports, in a run of this
 
 
 @dataclasses.dataclass(frozen=True)
-class Engines:
+class EngineCapacity:
     """The engines that a cluster has room for, and what each of them takes."""
 
     count: int
@@ -91,7 +91,7 @@ def _reach(address: str) -> None:
         raise UnavailableError(f"no Ray cluster at {address}: {error}; {_ADVICE}") from error
 
 
-def engines_of(config: Config, cpus: int | None) -> Engines:
+def engines_of(config: Config, cpus: int | None) -> EngineCapacity:
     """Count the engines that the connected cluster has room for.
 
     Args:
@@ -121,12 +121,12 @@ def engines_of(config: Config, cpus: int | None) -> Engines:
     whole, gpus = dataclasses.replace(config, runtime=runtime), int(runtime.device == "cuda")
     free = ray.available_resources()
     room = free.get("CPU", 0) >= each and free.get("GPU", 0) >= gpus
-    return Engines(count, whole, each, gpus, room)
+    return EngineCapacity(count, whole, each, gpus, room)
 
 
 def transcribe(
-    shards: list[Shard], engines: Engines, request: Request, output: Output
-) -> Iterator[Report]:
+    shards: list[Shard], engines: EngineCapacity, request: Request, output: BulkOutput
+) -> Iterator[ShardReport]:
     """Do all shards; yield a report of each, in the order of their ends, and of what was undone.
 
     Raises:
@@ -146,7 +146,7 @@ def transcribe(
                 yield report
         done = output.done()
         shards = [shard for shard in shards if shard.number not in done]
-        yield from (Report(shard.number, undone=reason) for shard in shards)
+        yield from (ShardReport(shard.number, undone=reason) for shard in shards)
         # Only what is done file by file has tries to look for.
         now = [(shard.number, output.tries(shard.number) if alone else {}) for shard in shards]
         useless = useless + 1 if now == before else 0
@@ -160,8 +160,8 @@ def transcribe(
 
 
 def _pass(
-    shards: list[Shard], alone: bool, engines: Engines, request: Request, output: Output
-) -> Iterator[Report]:
+    shards: list[Shard], alone: bool, engines: EngineCapacity, request: Request, output: BulkOutput
+) -> Iterator[ShardReport]:
     """Do each shard once, if its actor lives; see the module's docstring.
 
     Alone, an engine has one file at a time, so that it is known which one ends its process.
@@ -186,7 +186,7 @@ def _pass(
         # shard that kills its process for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         reports = data.map(
-            Worker,
+            ShardWorker,
             fn_constructor_args=(engines.config, request, output),
             compute=ray.data.ActorPoolStrategy(
                 min_size=1,
@@ -204,4 +204,4 @@ def _pass(
     # Fetched ahead, a report would be seen when the next shard is done.
     tables = reports.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
     for table in tables:
-        yield from (Report(**row) for row in table.to_pylist())
+        yield from (ShardReport(**row) for row in table.to_pylist())

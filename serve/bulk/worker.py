@@ -14,7 +14,7 @@ import pyarrow
 from pyarrow import parquet
 
 from serve.bulk import store
-from serve.bulk.plan import Format, Output, Shard
+from serve.bulk.sharding import BulkOutput, Format, Shard
 from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import (
@@ -58,7 +58,7 @@ _SCORES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ShardReport:
     """The outcome of a shard."""
 
     number: int
@@ -70,7 +70,7 @@ class Report:
     refused: str = ""  # why no shard can be done, by anybody
 
 
-class Worker:
+class ShardWorker:
     """Transcribes shards, two at a time, so that the engine is busy while one of them ends.
 
     Args:
@@ -79,7 +79,7 @@ class Worker:
         output: where transcripts go.
     """
 
-    def __init__(self, config: Config, request: Request, output: Output) -> None:
+    def __init__(self, config: Config, request: Request, output: BulkOutput) -> None:
         self._request, self._output = request, output
         self._patience_s = config.transcriber.request_timeout_s
         self._pool = ThreadPoolExecutor(config.runtime.slots)
@@ -99,22 +99,22 @@ class Worker:
         shard = Shard(int(row["number"]), tuple(row["files"]), tuple(row["places"]))
         return dataclasses.asdict(self._report(shard, row["alone"]))
 
-    def _report(self, shard: Shard, alone: bool) -> Report:
+    def _report(self, shard: Shard, alone: bool) -> ShardReport:
         number, files = shard.number, shard.files
         if self._refused:
-            return Report(number, refused=self._refused)
+            return ShardReport(number, refused=self._refused)
         if self._device_failed:
             os._exit(1)  # only a new process has a device that works
         try:
             if store.exists(self._output.transcripts(number)):
-                return Report(number, len(files))
+                return ShardReport(number, len(files))
             answers = self._one_by_one(number, files) if alone else self._together(files)
             with contextlib.closing(answers):
                 return self._do(shard, answers)
         except EarshotError as error:  # of the output, or of what is asked
-            return Report(number, refused=told(error))
+            return ShardReport(number, refused=told(error))
 
-    def _do(self, shard: Shard, answers: Iterable[Answer]) -> Report:
+    def _do(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
         began, number = time.monotonic(), shard.number
         places = dict(zip(shard.files, shard.places, strict=False))  # some runs have none
         lines: list[str] = []
@@ -127,7 +127,7 @@ class Worker:
                 raise
             except (DeviceError, CancelledError) as error:
                 self._device_failed = True
-                return Report(number, undone=str(error))
+                return ShardReport(number, undone=str(error))
             except EarshotError as error:
                 failed.append({"file": file, "error": told(error)})
             else:
@@ -140,7 +140,7 @@ class Worker:
                 audio_s += transcript.duration
         self._write(number, lines, failed)
         count = len(lines) + len(failed)
-        return Report(number, count, len(failed), audio_s, time.monotonic() - began)
+        return ShardReport(number, count, len(failed), audio_s, time.monotonic() - began)
 
     def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
         """Transcribe all files at once, as fast as the engine takes them."""

@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # other commands do without it
 _WAIT_S = 60.0  # that a server may take nothing, and say nothing
 
 
-class LostAnswerError(UnavailableError):
+class ResponseLostError(UnavailableError):
     """A server was there and its answer did not come: it may have done what it was asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Api:
+class ApiClient:
     """The addresses of a server; see `open_api`."""
 
     _server: str
@@ -49,7 +49,7 @@ class Api:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise UnavailableError(f"no server answers at {url}: {error}") from error
         except httpx2.HTTPError as error:
-            raise LostAnswerError(f"the answer of {url} was lost: {error}") from error
+            raise ResponseLostError(f"the answer of {url} was lost: {error}") from error
         if answer.is_success:
             return answer.text
         raise refused(url, answer.status_code, answer.content)
@@ -71,7 +71,7 @@ def refused(url: str, status: int, body: bytes) -> EarshotError:
 
 
 @contextlib.contextmanager
-def open_api(config: Config) -> Iterator[Api]:
+def open_api(config: Config) -> Iterator[ApiClient]:
     """Open the API of the server that a config names, with the key of the environment."""
     import httpx2  # noqa: PLC0415
 
@@ -79,4 +79,4 @@ def open_api(config: Config) -> Iterator[Api]:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     trusted = ssl.create_default_context()  # by this system
     with httpx2.Client(headers=headers, timeout=_WAIT_S, verify=trusted) as client:
-        yield Api(server_url(config, "http"), client)
+        yield ApiClient(server_url(config, "http"), client)

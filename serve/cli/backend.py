@@ -12,9 +12,9 @@ from serve.cli.options import api_key, server_address
 from serve.contract.config import Config
 from serve.contract.errors import DeadlineError, UnavailableError
 from serve.contract.messages import (
-    Failed,
-    Finished,
     Request,
+    RequestFailed,
+    RequestFinished,
     SegmentReady,
     TranscriberEvent,
     Transcript,
@@ -22,7 +22,7 @@ from serve.contract.messages import (
 
 if TYPE_CHECKING:  # each is loaded where it is used
     from serve.transcriber.loop import Transcriber
-    from serve.wire.client import Client
+    from serve.wire.client import TritonClient
 
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
 """Transcribes a request; calls a function with the seconds of audio that are done, now and then."""
@@ -47,10 +47,10 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
     """
     reason = ""
     if not (args.in_process or args.engine):
-        from serve.wire.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
+        from serve.wire.client import TritonClient  # noqa: PLC0415 - tritonclient, only if asked for
 
         address = server_address(config, config.server.grpc_port)
-        with Client(address, key=api_key()) as client:
+        with TritonClient(address, key=api_key()) as client:
             reason = _wait_for(client, address)
             if not reason:
                 print(f"through the server at {address}", file=sys.stderr)
@@ -65,7 +65,7 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
         yield lambda request, heard: _last(_events(transcriber, request, limit_s), heard)
 
 
-def _wait_for(client: "Client", address: str) -> str:
+def _wait_for(client: "TritonClient", address: str) -> str:
     """Wait for a server that is there; return why it cannot be used, or "" if it is ready."""
     state, end_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
     if state in _STATES:
@@ -84,7 +84,9 @@ def _wait_for(client: "Client", address: str) -> str:
     return f"no server at {address}; "
 
 
-def _through(client: "Client", request: Request, heard: Callable[[float], None]) -> Transcript:
+def _through(
+    client: "TritonClient", request: Request, heard: Callable[[float], None]
+) -> Transcript:
     """Ask the server, once more if it lost the request after its first segment."""
     begun = False
 
@@ -101,10 +103,12 @@ def _through(client: "Client", request: Request, heard: Callable[[float], None])
         return client.start(request).result()
 
 
-def _last(events: Iterator[SegmentReady | Finished], heard: Callable[[float], None]) -> Transcript:
+def _last(
+    events: Iterator[SegmentReady | RequestFinished], heard: Callable[[float], None]
+) -> Transcript:
     """Return the transcript that ends some events; tell each segment's end in seconds."""
     for event in events:
-        if isinstance(event, Finished):
+        if isinstance(event, RequestFinished):
             return event.transcript
         heard(event.segment.end)
     raise AssertionError("no event ended the request")
@@ -112,7 +116,7 @@ def _last(events: Iterator[SegmentReady | Finished], heard: Callable[[float], No
 
 def _events(
     transcriber: "Transcriber", request: Request, limit_s: float
-) -> Generator[SegmentReady | Finished, None, None]:
+) -> Generator[SegmentReady | RequestFinished, None, None]:
     """Yield the events of a request to a transcriber of this process."""
     events: queue.SimpleQueue[TranscriberEvent] = queue.SimpleQueue()
     handle = transcriber.submit(request, events.put)
@@ -120,7 +124,7 @@ def _events(
     try:
         while True:
             event = events.get(timeout=max(0.0, end_s - time.monotonic()))
-            if isinstance(event, Failed):
+            if isinstance(event, RequestFailed):
                 raise event.error
             yield event
     except queue.Empty:

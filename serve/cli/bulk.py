@@ -20,8 +20,8 @@ from serve.contract.messages import Request
 from serve.speech.formats import Format
 
 if TYPE_CHECKING:
-    from serve.bulk.plan import Output, Shard
-    from serve.bulk.worker import Report
+    from serve.bulk.sharding import BulkOutput, Shard
+    from serve.bulk.worker import ShardReport
 
 SHARD_FILES = 100  # if nobody says otherwise
 SHARDS = ("jsonl", "parquet")
@@ -86,21 +86,21 @@ def _run_shards(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     _check(args)
     # Other commands do without these and what they load.
-    from serve.bulk import plan, store  # noqa: PLC0415
+    from serve.bulk import sharding, store  # noqa: PLC0415
 
     engine = str(Path(args.engine or config.engine).absolute())
     shard_format, texts = _formats(args.format)
     cues = read_cue_options(args, texts)
     request = request_of(b"", args)
-    output = plan.Output(store.full(args.output), shard_format, texts, cues)
+    output = sharding.BulkOutput(store.full(args.output), shard_format, texts, cues)
     source = store.full(args.input)
-    files, others = plan.find_files(source)
-    places = plan.places_below(files, source) if texts else ()
-    shards = plan.shards_of(files, args.shard_files, places)
-    plan.keep_or_compare(
+    files, others = sharding.find_files(source)
+    places = sharding.places_below(files, source) if texts else ()
+    shards = sharding.shards_of(files, args.shard_files, places)
+    sharding.keep_or_compare(
         output,
         {
-            "input": plan.digest_of(files),
+            "input": sharding.digest_of(files),
             "files": len(files),
             "shard_files": args.shard_files,
             "format": ",".join((shard_format, *texts)),
@@ -152,7 +152,7 @@ def _do(
     shards: "list[Shard]",
     config: Config,
     request: Request,
-    output: "Output",
+    output: "BulkOutput",
     args: argparse.Namespace,
 ) -> None:
     """Do some shards and show how far it is."""
@@ -192,7 +192,7 @@ class Progress:
         self._shown_s = self._start_s
         self._terminal = sys.stderr.isatty()
 
-    def add(self, report: "Report") -> None:
+    def add(self, report: "ShardReport") -> None:
         """Count a shard that is done, or has to be done again."""
         now = time.monotonic()
         if report.undone:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
-from serve.speech.kinds import is_audio
+from serve.speech.file_types import is_audio
 
 STDIN = "-"
 _TOLD = 5  # names of files that are not there

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from tqdm import tqdm
 
-from serve.cli.api import Api, LostAnswerError, open_api
+from serve.cli.api import ApiClient, ResponseLostError, open_api
 from serve.cli.inputs import Recording, find_recordings, readable
 from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
@@ -85,7 +85,7 @@ def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
     return command
 
 
-def _submit(api: Api, args: argparse.Namespace) -> int:
+def _submit(api: ApiClient, args: argparse.Namespace) -> int:
     if not (args.files or args.url):
         raise ConfigError("nothing to send; name files, or URLs with --url")
     if args.output and not args.wait:
@@ -148,7 +148,7 @@ def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
     return {"data": fields, "files": {"file": (name, source.read())}}
 
 
-def _post(api: Api, sent: dict[str, Any]) -> str:
+def _post(api: ApiClient, sent: dict[str, Any]) -> str:
     """Send a job, again where its answer is lost; returns its id."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}
     lost_s, pause_s = 0.0, FIRST_S
@@ -156,7 +156,7 @@ def _post(api: Api, sent: dict[str, Any]) -> str:
         try:
             return str(api.object("POST", _JOBS, headers=headers, **sent)["id"])
         except (UnavailableError, OverloadedError) as error:
-            if not (lost_s or isinstance(error, LostAnswerError)):
+            if not (lost_s or isinstance(error, ResponseLostError)):
                 raise  # no job has come of it
             if not lost_s:
                 lost_s = time.monotonic()
@@ -168,7 +168,7 @@ def _post(api: Api, sent: dict[str, Any]) -> str:
         pause_s = min(1.5 * pause_s, _MOST_S)
 
 
-def _write_results(api: Api, jobs: Any, kind: Format) -> int:
+def _write_results(api: ApiClient, jobs: Any, kind: Format) -> int:
     """Wait for each and write its result; returns how many have none."""
     failed, jobs = 0, [job for job in jobs if job[2] is not None]
     with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
@@ -187,7 +187,7 @@ def _write_results(api: Api, jobs: Any, kind: Format) -> int:
     return failed
 
 
-def _wait(api: Api, id: str, bar: Any) -> None:
+def _wait(api: ApiClient, id: str, bar: Any) -> None:
     """Wait for a job's end, which the server bounds."""
     seen_s, pause_s = time.monotonic(), FIRST_S
     job: dict[str, Any] = {"status": "", "ended_at": None}
@@ -204,7 +204,7 @@ def _wait(api: Api, id: str, bar: Any) -> None:
             pause_s = min(1.5 * pause_s, _MOST_S)
 
 
-def _list(api: Api, args: argparse.Namespace) -> None:
+def _list(api: ApiClient, args: argparse.Namespace) -> None:
     query = {"limit": args.limit} | ({"after": args.after} if args.after else {})
     page = api.object("GET", _JOBS, params=query)
     rows = [("id", "status", "created", "audio_s", "audio")]
@@ -216,7 +216,7 @@ def _list(api: Api, args: argparse.Namespace) -> None:
         print(f"older ones: --after {page['last_id']}", file=sys.stderr)
 
 
-def _show(api: Api, args: argparse.Namespace) -> None:
+def _show(api: ApiClient, args: argparse.Namespace) -> None:
     job = api.object("GET", _path(args.id))
     error, hook = job["error"], job["webhook"]
     facts = {
@@ -234,12 +234,12 @@ def _show(api: Api, args: argparse.Namespace) -> None:
     print_table([(name, "-" if value is None else str(value)) for name, value in facts.items()])
 
 
-def _result(api: Api, args: argparse.Namespace) -> None:
+def _result(api: ApiClient, args: argparse.Namespace) -> None:
     query = _cue_fields(args) | ({"response_format": args.format} if args.format else {})
     print(_lines(api.text("GET", f"{_path(args.id)}/result", params=query)), end="")
 
 
-def _cancel(api: Api, args: argparse.Namespace) -> None:
+def _cancel(api: ApiClient, args: argparse.Namespace) -> None:
     print(api.object("POST", f"{_path(args.id)}/cancel")["status"])
 
 

@@ -59,10 +59,10 @@ async def _stream(server: str, audio: bytes, transcription: dict[str, Any], pace
     from serve.cli.live_client import transcribe_live  # noqa: PLC0415
     from serve.gateway.live.events import MAX_SESSION_S  # noqa: PLC0415
     from serve.speech.audio import decode  # noqa: PLC0415
-    from serve.speech.meter import Limits  # noqa: PLC0415
+    from serve.speech.meter import AudioLimits  # noqa: PLC0415
 
     failed = 0
-    blocks = decode(audio, Limits(MAX_SESSION_S))
+    blocks = decode(audio, AudioLimits(MAX_SESSION_S))
     async for arrival in transcribe_live(server, blocks, transcription, pace=pace, key=api_key()):
         event = arrival.event
         kind = event["type"].rpartition(".")[2]

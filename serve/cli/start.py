@@ -16,7 +16,7 @@ from serve.cli.options import add_config
 from serve.contract.config import Config, load_config
 from serve.contract.errors import EarshotError
 from serve.supervisor.control import order_for
-from serve.supervisor.run import Server, running_server
+from serve.supervisor.supervisor import Supervisor, running_server
 
 logger = logging.getLogger("earshot")
 
@@ -115,7 +115,7 @@ def _start(args: argparse.Namespace) -> int:
     return 0
 
 
-def _reload(server: Server, args: argparse.Namespace) -> None:
+def _reload(server: Supervisor, args: argparse.Namespace) -> None:
     """Open the engine that is named now; the log says what becomes of it."""
     try:
         server.reload(order_for(_served(args), args.engine))

@@ -21,8 +21,8 @@ from serve.gateway.observe.log import LogRateLimiter
 from serve.speech.chinese import script_of
 from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language
 from serve.wyoming.bridge import Bridge
-from serve.wyoming.session import Settings
-from serve.wyoming.upstream import Upstream
+from serve.wyoming.session import BridgeSettings
+from serve.wyoming.upstream import SpeechApiClient
 
 LISTEN = "127.0.0.1:10300"
 
@@ -63,8 +63,8 @@ def _run(args: argparse.Namespace) -> int:
     host, port = _address(args.listen, args.open)
     key = (api_key() or "") if args.key_file is None else read_text(args.key_file).strip()
     languages = args.languages or config.transcriber.languages or tuple(LANGUAGE_NAMES)
-    settings = Settings(
-        Upstream(url, key, config.transcriber.request_timeout_s),
+    settings = BridgeSettings(
+        SpeechApiClient(url, key, config.transcriber.request_timeout_s),
         tuple(_code(language, "--languages") for language in languages),
         _code(args.language, "--language") if named_language(args.language) else None,
         _IDLE_S,

@@ -81,7 +81,7 @@ def counted(config: RuntimeConfig) -> RuntimeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class DevicePlacement:
     """The device that one of the engines runs on."""
 
     name: str
@@ -89,11 +89,11 @@ class Place:
     environment: dict[str, str]  # what its processes have beside this one's
 
 
-def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
+def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
     """Place each engine; `config` is `counted`."""
     names = names_of(config.device)
     if len(names) == 1:
-        return (Place(names[0], config, {}),)
+        return (DevicePlacement(names[0], config, {}),)
     if not config.device.startswith("cuda"):
         shares = _shares(len(names))
         return tuple(
@@ -101,7 +101,7 @@ def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
             for name, cores in zip(names, shares, strict=True)
         )
     own = dataclasses.replace(config, device="cuda")
-    return tuple(Place(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
+    return tuple(DevicePlacement(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
 
 
 def usable_cores() -> int:
@@ -117,10 +117,12 @@ def usable_cores() -> int:
     return cores
 
 
-def _on_cores(config: RuntimeConfig, name: str, cores: Sequence[int], count: int) -> Place:
+def _on_cores(
+    config: RuntimeConfig, name: str, cores: Sequence[int], count: int
+) -> DevicePlacement:
     threads = config.threads or max(1, min(len(cores), usable_cores() // count))
     own = dataclasses.replace(config, device="cpu", threads=threads)
-    return Place(name, own, {CORES: ",".join(map(str, cores))})
+    return DevicePlacement(name, own, {CORES: ",".join(map(str, cores))})
 
 
 def _shares(count: int) -> list[list[int]]:

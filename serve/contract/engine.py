@@ -29,6 +29,7 @@ from serve.contract.manifest import MANIFEST_FILE as MANIFEST_FILE
 from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
 from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
 from serve.contract.manifest import Calibration as Calibration
+from serve.contract.manifest import CheckpointSource as CheckpointSource
 from serve.contract.manifest import Confidence as Confidence
 from serve.contract.manifest import Dims as Dims
 from serve.contract.manifest import Draft as Draft
@@ -36,7 +37,6 @@ from serve.contract.manifest import FileFacts as FileFacts
 from serve.contract.manifest import Fp8Proof as Fp8Proof
 from serve.contract.manifest import LayerError as LayerError
 from serve.contract.manifest import Manifest as Manifest
-from serve.contract.manifest import Source as Source
 from serve.contract.manifest import TokenizerFacts as TokenizerFacts
 from serve.contract.manifest import manifest_from_json as manifest_from_json
 from serve.contract.manifest import manifest_to_json as manifest_to_json
@@ -51,7 +51,7 @@ Kind = Literal["quantized", "plain"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorSpec:
+class WeightSpec:
     """One tensor of weights.safetensors."""
 
     shape: tuple[int, ...]
@@ -127,18 +127,18 @@ def scale_name(weight_name: str) -> str:
 
 def tensor_specs(
     dims: Dims, precision: Precision, draft: Draft | None = None
-) -> dict[str, TensorSpec]:
+) -> dict[str, WeightSpec]:
     """List every tensor that weights.safetensors must hold, and nothing else.
 
     fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
     """
-    specs: dict[str, TensorSpec] = {}
+    specs: dict[str, WeightSpec] = {}
     for name, shape, kind in tensor_kinds(dims, draft):
         if kind == "quantized" and precision == "int8":
-            specs[name] = TensorSpec(shape, torch.int8)
-            specs[scale_name(name)] = TensorSpec(shape[:1], torch.float16)
+            specs[name] = WeightSpec(shape, torch.int8)
+            specs[scale_name(name)] = WeightSpec(shape[:1], torch.float16)
         else:
-            specs[name] = TensorSpec(shape, torch.float16)
+            specs[name] = WeightSpec(shape, torch.float16)
     return specs
 
 
@@ -209,7 +209,7 @@ class Engine:
         except (OSError, SafetensorError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         for name, spec in specs.items():
-            actual = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
+            actual = WeightSpec(tuple(tensors[name].shape), tensors[name].dtype)
             if actual != spec:
                 raise EngineError(f"{path}: {name} is {actual}, expected {spec}")
         return tensors
@@ -234,8 +234,8 @@ class Engine:
             filters = load_file(path)["mel_filters"]
         except (OSError, SafetensorError, KeyError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
-        actual = TensorSpec(tuple(filters.shape), filters.dtype)
-        expected = TensorSpec((n_mels, N_FREQUENCIES), torch.float32)
+        actual = WeightSpec(tuple(filters.shape), filters.dtype)
+        expected = WeightSpec((n_mels, N_FREQUENCIES), torch.float32)
         if actual != expected:
             raise EngineError(f"{path} holds {actual}, expected {expected}; build the engine again")
         return filters

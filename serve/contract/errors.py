@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Status:
+class ErrorStatus:
     """An error's answer, by the door that its client came through."""
 
     grpc: str  # status, by its name
@@ -91,7 +91,7 @@ _KSERVE = {
 class EarshotError(Exception):
     """Base of every expected error."""
 
-    status: ClassVar[Status] = Status("INTERNAL", 500, "server_error", close=1011)
+    status: ClassVar[ErrorStatus] = ErrorStatus("INTERNAL", 500, "server_error", close=1011)
     exit_code: ClassVar[int] = 1
 
 
@@ -118,31 +118,31 @@ class MissingCheckpointError(CheckpointError):
 class EngineError(EarshotError):
     """An engine folder is missing, damaged, or of another format."""
 
-    status = Status("UNAVAILABLE", 503, "server_unavailable")
+    status = ErrorStatus("UNAVAILABLE", 503, "server_unavailable")
 
 
 class UnavailableError(EarshotError):
     """This machine lacks something that the chosen runtime or server needs."""
 
-    status = Status("UNAVAILABLE", 503, "server_unavailable")
+    status = ErrorStatus("UNAVAILABLE", 503, "server_unavailable")
 
 
 class RequestError(EarshotError):
     """The request is wrong; sending it again unchanged cannot help."""
 
-    status = Status("INVALID_ARGUMENT", 400, None)
+    status = ErrorStatus("INVALID_ARGUMENT", 400, None)
 
 
 class AudioError(RequestError):
     """The audio cannot be decoded or is out of bounds."""
 
-    status = Status("INVALID_ARGUMENT", 400, "invalid_audio")
+    status = ErrorStatus("INVALID_ARGUMENT", 400, "invalid_audio")
 
 
 class AudioLimitError(AudioError):
     """The audio is longer, larger or more work than may be; in parts it may go."""
 
-    status = Status("INVALID_ARGUMENT", 422, "audio_limit_exceeded")
+    status = ErrorStatus("INVALID_ARGUMENT", 422, "audio_limit_exceeded")
 
 
 class ChannelError(AudioError):
@@ -152,37 +152,37 @@ class ChannelError(AudioError):
 class CutShortError(AudioError):
     """The end of the audio is missing; the same request with `partial` transcribes the rest."""
 
-    status = Status("INVALID_ARGUMENT", 400, "audio_cut_short")
+    status = ErrorStatus("INVALID_ARGUMENT", 400, "audio_cut_short")
 
 
 class OptionError(RequestError):
     """An option is unknown, malformed, or cannot be honoured by the running runtime."""
 
-    status = Status("INVALID_ARGUMENT", 400, "invalid_value")
+    status = ErrorStatus("INVALID_ARGUMENT", 400, "invalid_value")
 
 
 class AccessError(RequestError):
     """The request has no API key, or one that is not known."""
 
-    status = Status("UNAUTHENTICATED", 401, "invalid_api_key")
+    status = ErrorStatus("UNAUTHENTICATED", 401, "invalid_api_key")
 
 
 class OverloadedError(EarshotError):
     """The queue is full or the server is draining; the same request may succeed later."""
 
-    status = Status("UNAVAILABLE", 429, "overloaded")
+    status = ErrorStatus("UNAVAILABLE", 429, "overloaded")
 
 
 class CancelledError(EarshotError):
     """The client cancelled the request or went away."""
 
-    status = Status("CANCELLED", 499, "client_gone")
+    status = ErrorStatus("CANCELLED", 499, "client_gone")
 
 
 class DeadlineError(EarshotError):
     """A bounded wait ran out before an answer was ready."""
 
-    status = Status("UNAVAILABLE", 503, "timeout")
+    status = ErrorStatus("UNAVAILABLE", 503, "timeout")
 
 
 class DeviceError(EarshotError):

@@ -86,7 +86,7 @@ class TokenizerFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """The origin of the weights."""
 
     id: str
@@ -100,7 +100,7 @@ class Draft:
     Its other sizes and its tokens are the first one's.
     """
 
-    source: Source
+    source: CheckpointSource
     n_text_layer: Layers
     n_text_ffn: Size
 
@@ -174,7 +174,7 @@ class Manifest:
     precision: Precision
     dims: Dims
     tokenizer: TokenizerFacts
-    source: Source
+    source: CheckpointSource
     quantization: dict[str, LayerError]  # empty in fp16 engines
     versions: dict[str, str]  # what built it
     files: dict[str, FileFacts]  # by path in the folder; every file but engine.json

@@ -314,20 +314,20 @@ class SegmentReady:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class RequestFinished:
     """The last event of a request that succeeded."""
 
     transcript: Transcript
 
 
 @dataclasses.dataclass(frozen=True)
-class Failed:
+class RequestFailed:
     """The last event of a request that did not; `error` is an EarshotError."""
 
     error: Exception
 
 
-TranscriberEvent = SegmentReady | Finished | Failed
+TranscriberEvent = SegmentReady | RequestFinished | RequestFailed
 OnEvent = Callable[[TranscriberEvent], None]
 
 

@@ -24,7 +24,7 @@ OWN = tuple(field.name for field in dataclasses.fields(RuntimeSections))
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RuntimeEntry:
     """A runtime. Entries are `module:name`, so that only the runtime that is chosen gets loaded."""
 
     # (Engine, RuntimeConfig) -> Runtime
@@ -33,8 +33,8 @@ class Row:
     reads: tuple[str, ...] | None = None
 
 
-RUNTIMES: dict[RuntimeName, Row] = {
-    "native": Row("serve.native.runtime:NativeRuntime"),
-    "tensorrt_llm": Row("serve.trtllm.executor:open_tensorrt_llm", READ_BY_ENGINES),
-    "tensorrt_llm_api": Row("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
+RUNTIMES: dict[RuntimeName, RuntimeEntry] = {
+    "native": RuntimeEntry("serve.native.runtime:NativeRuntime"),
+    "tensorrt_llm": RuntimeEntry("serve.trtllm.executor:open_tensorrt_llm", READ_BY_ENGINES),
+    "tensorrt_llm_api": RuntimeEntry("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
 }

@@ -6,7 +6,7 @@ import collections
 import contextlib
 from pathlib import Path
 
-from serve.wire import alive as signs
+from serve.wire import liveness as signs
 
 _TICK_S = 0.05
 TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two heartbeats
@@ -38,7 +38,7 @@ class LoopWatch(Background):
     """Measures how late the loop is, and touches the heartbeat file while it runs.
 
     Args:
-        alive: the file; see `serve.wire.alive`.
+        alive: the file; see `serve.wire.liveness`.
     """
 
     def __init__(self, alive: Path) -> None:
@@ -53,7 +53,7 @@ class LoopWatch(Background):
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            signs.beat(self._alive)
+            signs.touch_heartbeat(self._alive)
             self._late_s.append(0.0)
             for _ in range(TICKS):
                 due_s = clock() + _TICK_S

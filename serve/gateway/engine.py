@@ -27,8 +27,8 @@ from serve.gateway.models import Target
 from serve.gateway.observe.spans import RequestSpan
 from serve.gateway.target import AudioLength
 from serve.wire import uploads
-from serve.wire.alive import INTERVAL_S, STALE_S, age_s, beat
 from serve.wire.folder import ALIVE, USED, grpc_target, hold
+from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s, touch_heartbeat
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -191,7 +191,7 @@ class Engine:
     def note_use(self) -> None:
         """Keep the engine loaded, or have it loaded."""
         if self._used is not None:
-            beat(self._used)
+            touch_heartbeat(self._used)
 
     def _folder(self) -> Path:
         return Path(os.path.realpath(self._address.link, strict=True))
@@ -233,7 +233,7 @@ class TritonConnection:
 
     def is_alive(self) -> bool:
         """Return whether the model's process has shown a recent heartbeat."""
-        return age_s(self.folder / ALIVE) < STALE_S
+        return heartbeat_age_s(self.folder / ALIVE) < STALE_S
 
     async def ready(self) -> bool:
         """Return whether Triton and its model are ready and respond."""

@@ -26,10 +26,10 @@ from serve.contract.errors import (
     CancelledError,
     DeadlineError,
     EarshotError,
+    ErrorStatus,
     OptionError,
     OverloadedError,
     RequestError,
-    Status,
     UnavailableError,
 )
 from serve.wire import tensors
@@ -37,25 +37,25 @@ from serve.wire import tensors
 logger = logging.getLogger("earshot.gateway")
 
 REASONS = {
-    "draining": Status("UNAVAILABLE", 503, "draining", close=1012),
-    "server_stopping": Status("UNAVAILABLE", 503, "draining", close=1012),
-    "slow_upload": Status("UNAVAILABLE", 408, "upload_timeout"),
-    "connections": Status("UNAVAILABLE", 503, "overloaded"),
-    "key_limit": Status("UNAVAILABLE", 429, "rate_limit_exceeded"),
-    "insufficient_quota": Status("RESOURCE_EXHAUSTED", 429, "insufficient_quota"),
-    "latency_target": Status("RESOURCE_EXHAUSTED", 429, "overloaded"),
-    "too_large": Status("RESOURCE_EXHAUSTED", 413, "request_too_large"),
-    "media_type": Status("INVALID_ARGUMENT", 415, "unsupported_media_type"),
-    "not_found": Status("NOT_FOUND", 404, "not_found"),
-    "method": Status("NOT_FOUND", 405, "method_not_allowed"),
-    "origin": Status("PERMISSION_DENIED", 403, "origin_not_allowed"),
-    "reader": Status("PERMISSION_DENIED", 403, "reader_not_allowed"),
-    "host": Status("PERMISSION_DENIED", 421, "host_not_allowed"),
-    "job_open": Status("INVALID_ARGUMENT", 409, "job_open"),
-    "job_failed": Status("INVALID_ARGUMENT", 409, "job_failed"),
-    "idempotency": Status("INVALID_ARGUMENT", 422, "idempotency_key_reused"),
-    "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
-    "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
+    "draining": ErrorStatus("UNAVAILABLE", 503, "draining", close=1012),
+    "server_stopping": ErrorStatus("UNAVAILABLE", 503, "draining", close=1012),
+    "slow_upload": ErrorStatus("UNAVAILABLE", 408, "upload_timeout"),
+    "connections": ErrorStatus("UNAVAILABLE", 503, "overloaded"),
+    "key_limit": ErrorStatus("UNAVAILABLE", 429, "rate_limit_exceeded"),
+    "insufficient_quota": ErrorStatus("RESOURCE_EXHAUSTED", 429, "insufficient_quota"),
+    "latency_target": ErrorStatus("RESOURCE_EXHAUSTED", 429, "overloaded"),
+    "too_large": ErrorStatus("RESOURCE_EXHAUSTED", 413, "request_too_large"),
+    "media_type": ErrorStatus("INVALID_ARGUMENT", 415, "unsupported_media_type"),
+    "not_found": ErrorStatus("NOT_FOUND", 404, "not_found"),
+    "method": ErrorStatus("NOT_FOUND", 405, "method_not_allowed"),
+    "origin": ErrorStatus("PERMISSION_DENIED", 403, "origin_not_allowed"),
+    "reader": ErrorStatus("PERMISSION_DENIED", 403, "reader_not_allowed"),
+    "host": ErrorStatus("PERMISSION_DENIED", 421, "host_not_allowed"),
+    "job_open": ErrorStatus("INVALID_ARGUMENT", 409, "job_open"),
+    "job_failed": ErrorStatus("INVALID_ARGUMENT", 409, "job_failed"),
+    "idempotency": ErrorStatus("INVALID_ARGUMENT", 422, "idempotency_key_reused"),
+    "session_idle": ErrorStatus("INVALID_ARGUMENT", 400, "session_idle", close=1001),
+    "session_expired": ErrorStatus("INVALID_ARGUMENT", 400, "session_expired", close=1001),
 }
 """Statuses by the gateway's own reasons; an error without such a reason has its class's status."""
 
@@ -100,7 +100,7 @@ class ApiError(Exception):
 # ------------------------------------------------------------ from an exception to an answer
 
 
-def status_of(error: BaseException) -> tuple[Status, str]:
+def status_of(error: BaseException) -> tuple[ErrorStatus, str]:
     """Return the status and the reason with which an exception ends its request."""
     if isinstance(error, ApiError):
         return error.status, error.reason

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from serve.contract.messages import Priority
 from serve.gateway import errors
 from serve.speech.containers import pcm16_header
-from serve.speech.kinds import kind_of
+from serve.speech.file_types import kind_of
 
 WINDOW_S = 30.0
 """The work of a whole window; other windows have half of that and half of their audio."""

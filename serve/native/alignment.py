@@ -18,12 +18,12 @@ import torch
 
 from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.contract.messages import Alignment
+from serve.native.batching import upload
 from serve.native.decoder import Cache, Decoder
-from serve.native.feeds import upload
-from serve.native.forced import MOST_TOKENS, MOST_WINDOWS, SIZES, Forced, ForcedStep
+from serve.native.forced import MOST_TOKENS, MOST_WINDOWS, SIZES, ForcedSequence, TeacherForcedStep
 from serve.native.kernels.choose import Ops
-from serve.native.slots import Place
-from serve.runtime.protocol import Event, Job
+from serve.native.slots import SlotAllocation
+from serve.runtime.protocol import Job, JobEvent
 
 MEDIAN_FRAMES = 7
 _COPIES = {True: 3, False: 12}  # copies of the weights in memory, with and without kernels
@@ -39,15 +39,15 @@ class EndedWindow:
     """A finished window whose slot still holds its audio."""
 
     job: Job
-    place: Place  # its first row is free to use
-    event: Event  # the window's last event
+    place: SlotAllocation  # its first row is free to use
+    event: JobEvent  # the window's last event
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
     """A pass in flight on the device, and its results on the host."""
 
-    windows: Sequence[Forced]
+    windows: Sequence[ForcedSequence]
     token_probs: torch.Tensor  # float32, of each window's text in turn
     # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): the first frame of
     # each text token and of what follows the text
@@ -62,7 +62,7 @@ class _Pass:
         if self.copied is not None:
             self.copied.synchronize()
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[JobEvent]:
         begin = 0
         for window, attended in zip(self.windows, self.attended, strict=True):
             end, prefix = begin + len(window.text), len(window.prefix)
@@ -107,7 +107,7 @@ class Aligner:
         self._most_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
         heads = sorted(facts.alignment_heads)
         sizes = SIZES if graphs else ()
-        self._step = ForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
+        self._step = TeacherForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
         self.replay = self._step.replay
         self._layers, self._heads = (
             upload(column, self._device) for column in zip(*heads, strict=True)
@@ -119,7 +119,7 @@ class Aligner:
         self._passes: list[_Pass] = []
         self._dropped: set[int] = set()  # job ids
 
-    def launch(self, ended: Sequence[EndedWindow]) -> list[Event]:
+    def launch(self, ended: Sequence[EndedWindow]) -> list[JobEvent]:
         """Launch the alignment of the windows that need it; return the events of the others."""
         windows = [self._forced(window) for window in ended if self._asks(window)]
         while windows:
@@ -150,9 +150,9 @@ class Aligner:
             by_window.append(weights[:, rows, : feed.frames])
         return by_window
 
-    def collect(self, wait: bool) -> list[Event]:
+    def collect(self, wait: bool) -> list[JobEvent]:
         """Return the events of windows whose alignment is ready; with `wait`, of all windows."""
-        events: list[Event] = []
+        events: list[JobEvent] = []
         while self._passes and (wait or self._passes[0].ready()):
             first = self._passes.pop(0)
             first.wait()
@@ -178,17 +178,17 @@ class Aligner:
         most = max(1, MOST_TOKENS // self._context)
         sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (most, self._context, 1.0))
         for windows, tokens, seen in sizes:
-            event = Event(-1, (0,) * (tokens - 3))
+            event = JobEvent(-1, (0,) * (tokens - 3))
             frames = round(seen * self._frames)
             job = Job(-1, torch.empty(0), (self._facts.sot,), align_frames=frames)
-            places = [Place(i, i, 1) for i in range(min(windows, self._most_windows))]
+            places = [SlotAllocation(i, i, 1) for i in range(min(windows, self._most_windows))]
             self.launch([EndedWindow(job, place, event) for place in places])
             self.collect(wait=True)
 
     def _asks(self, window: EndedWindow) -> bool:
         return window.job.align_frames > 0 and any(t < self._facts.eot for t in window.event.tokens)
 
-    def _forced(self, window: EndedWindow) -> Forced:
+    def _forced(self, window: EndedWindow) -> ForcedSequence:
         """Make a window's input: its language and text, without previous text and timestamps.
 
         End of text is left out if there is no room; only the z-scores use it.
@@ -206,7 +206,7 @@ class Aligner:
         text = tuple(token for token in window.event.tokens if token < facts.eot)
         tokens = (*start, facts.no_timestamps, *prefix, *text, facts.eot)
         assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
-        return Forced(
+        return ForcedSequence(
             event=window.event,
             place=window.place,
             tokens=tokens[: self._context],
@@ -216,7 +216,7 @@ class Aligner:
             frames=min(window.job.align_frames, self._frames),
         )
 
-    def _begin(self, windows: Sequence[Forced]) -> _Pass:
+    def _begin(self, windows: Sequence[ForcedSequence]) -> _Pass:
         probs, scores, sizes = self._attended(windows)
         if self._ops.smooth is None:
             matrix = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
@@ -228,7 +228,7 @@ class Aligner:
 
     def _copied(
         self,
-        windows: Sequence[Forced],
+        windows: Sequence[ForcedSequence],
         probs: torch.Tensor,
         weights: torch.Tensor,
         sizes: tuple[torch.Tensor, ...] = (),
@@ -253,7 +253,9 @@ class Aligner:
                 copied.record()
         return _Pass(windows, probs, attended, copied, held)
 
-    def _attended(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
+    def _attended(
+        self, windows: Sequence[ForcedSequence]
+    ) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
         """Compute the windows' texts.
 
         Returns:
@@ -282,7 +284,7 @@ class _Sizes:
     at: torch.Tensor  # (windows, tokens): indices of the tokens, the last one repeated
 
 
-def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Sizes:
+def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device) -> _Sizes:
     lengths = np.array([len(window.tokens) for window in windows])
     facts = [
         (window.place.slot, len(window.tokens), window.frames, window.first, window.rows)

@@ -14,9 +14,9 @@ import torch
 from serve.contract.config import CrossPrecision
 from serve.contract.engine import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
-from serve.native.kernels.definition import CrossKV, Matrix, linear
-from serve.native.kernels.feed import Feed, Groups
-from serve.native.short import ShortWindows
+from serve.native.kernels.reference_ops import CrossKV, Matrix, linear
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.short_cross_cache import ShortCaches
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 _CROSS_ROWS = 32  # windows times layers whose keys and values are projected together
@@ -35,7 +35,7 @@ class Cache:
     self_v: torch.Tensor
     cross: torch.Tensor
     cross_scale: torch.Tensor | None
-    short: ShortWindows | None = None  # on a CPU
+    short: ShortCaches | None = None  # on a CPU
 
     def cross_kv(self, layer: int) -> CrossKV:
         """Return the keys and values that a layer's cross-attention reads."""
@@ -153,7 +153,7 @@ class Decoder:
         cross = zeros(*heads, dims.n_audio_ctx, HEAD_DIM, dtype=kind)
         scale = zeros(*heads, HEAD_DIM, dtype=torch.float32) if int8 else None
         shortens = self.device.type == "cpu" and not int8
-        return Cache(own_k, own_v, cross, scale, ShortWindows(cross) if shortens else None)
+        return Cache(own_k, own_v, cross, scale, ShortCaches(cross) if shortens else None)
 
     def slot_bytes(self, cross_kv: CrossPrecision) -> int:
         """Return the bytes of one slot: a window's keys and values of cross-attention."""
@@ -191,7 +191,7 @@ class Decoder:
 
     def step(
         self,
-        feed: Feed,
+        feed: StepBatch,
         cache: Cache,
         wanted: torch.Tensor | None = None,
         queries: dict[int, torch.Tensor] | None = None,
@@ -234,7 +234,7 @@ class Decoder:
             self._layers = whole
 
 
-def one_each(slots: torch.Tensor) -> Groups:
+def one_each(slots: torch.Tensor) -> SlotGroups:
     """Make groups of one token each for int64 `slots` (n,)."""
     each = torch.arange(len(slots), device=slots.device)
-    return Groups(slots, each, torch.ones_like(slots), 1)
+    return SlotGroups(slots, each, torch.ones_like(slots), 1)

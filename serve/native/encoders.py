@@ -7,20 +7,20 @@ from typing import Protocol
 import torch
 
 from serve.contract.config import RuntimeConfig
+from serve.native.batching import upload
 from serve.native.decoder import Cache, Decoder
-from serve.native.feeds import upload
 from serve.native.network import Whisper
-from serve.native.parts import Parts
-from serve.native.replay import Replay
+from serve.native.replay import GraphCache
+from serve.native.resources import RuntimeResources
 from serve.speech.features import N_FRAMES
 
 _LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 10 s
 
 
-class Encoder(Protocol):
+class WindowEncoder(Protocol):
     """Encodes windows and fills the cross-attention caches of their slots."""
 
-    replay: Replay  # the recorded graphs, if there are any
+    replay: GraphCache  # the recorded graphs, if there are any
 
     def frames_of(self, frames: int) -> int:
         """Return the number of log-mel frames to which a window of `frames` is padded."""
@@ -44,7 +44,7 @@ SILENCE = -0.625
 With louder or softer speech it differs by up to 0.2; the demo's text stays the same."""
 
 
-class _Slots:
+class _CrossCacheWriter:
     """Writes the encoder's output of windows into slots, followed by that of silence."""
 
     def __init__(self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]]) -> None:
@@ -93,9 +93,9 @@ class EagerEncoder:
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
     ) -> None:
         self._network = network
-        self._slots = _Slots(network, decoders)
+        self._slots = _CrossCacheWriter(network, decoders)
         self._most = most
-        self.replay = Replay()
+        self.replay = GraphCache()
 
     def frames_of(self, frames: int) -> int:
         return frames
@@ -116,9 +116,9 @@ class GraphEncoder:
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
     ) -> None:
         self._network = network
-        self._slots = _Slots(network, decoders)
+        self._slots = _CrossCacheWriter(network, decoders)
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # (windows, slots)
-        self.replay = Replay()
+        self.replay = GraphCache()
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
             features = torch.zeros((count, network.dims.n_mels, N_FRAMES), device=network.device)
             self._inputs[count] = features, torch.arange(count, device=network.device)
@@ -157,7 +157,7 @@ class GraphEncoder:
         self.replay.launch((len(features), frames))
 
 
-def open_encoder(config: RuntimeConfig, parts: Parts, batch: int) -> Encoder:
+def open_encoder(config: RuntimeConfig, parts: RuntimeResources, batch: int) -> WindowEncoder:
     """Make the configured encoder.
 
     Args:

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from serve.contract.engine import HEAD_DIM
+from serve.native.batching import pad_to_graph_size, upload
 from serve.native.decoder import Cache, Decoder
-from serve.native.feeds import fixed_numbers, upload
-from serve.native.kernels.feed import Feed, Groups
-from serve.native.replay import Replay
-from serve.native.slots import Place
-from serve.runtime.protocol import Event
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.replay import GraphCache
+from serve.native.slots import SlotAllocation
+from serve.runtime.protocol import JobEvent
 
 MOST_TOKENS = 1100  # tokens of one pass, counting every window as long as the longest
 MOST_WINDOWS = 16
@@ -29,11 +29,11 @@ SIZES = tuple((feeds, windows) for windows, sizes in _FEEDS.items() for feeds in
 
 
 @dataclasses.dataclass(frozen=True)
-class Forced:
+class ForcedSequence:
     """The tokens of a window's first row, and the part of them to align."""
 
-    event: Event  # the event that waits for the alignment
-    place: Place
+    event: JobEvent  # the event that waits for the alignment
+    place: SlotAllocation
     tokens: tuple[int, ...]
     first: int  # index of the token that predicts the first one of prefix and text
     prefix: tuple[int, ...]  # the text at the end of the prompt with which the window begins
@@ -46,7 +46,7 @@ class Forced:
         return len(self.prefix) + len(self.text) + 1
 
 
-class _Fed:
+class _StepTensors:
     """The input of a step as views of one tensor.
 
     Args:
@@ -64,7 +64,7 @@ class _Fed:
         self.slots, self.firsts, self.counts = parts[5:]
 
 
-class ForcedStep:
+class TeacherForcedStep:
     """Computes the texts of windows in their first rows.
 
     Args:
@@ -94,15 +94,15 @@ class ForcedStep:
         for layer in sorted({layer for layer, _ in alignment_heads}):
             heads = [head for its, head in alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
-        self._fed: dict[int, _Fed] = {}  # the graphs' inputs by size
+        self._fed: dict[int, _StepTensors] = {}  # the graphs' inputs by size
         self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the graphs' outputs
-        self.replay = Replay()
+        self.replay = GraphCache()
         """The graphs of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
-            self._fed[size] = fed = _Fed(size, windows, size, self._device)
+            self._fed[size] = fed = _StepTensors(size, windows, size, self._device)
             self.replay.add(size, functools.partial(self._keep, fed))
 
-    def run(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, windows: Sequence[ForcedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute at most `MOST_WINDOWS` windows.
 
         Returns:
@@ -118,10 +118,10 @@ class ForcedStep:
             probs, queries = self._step(fed)
         return probs[:texts].clone(), queries  # another stream reads the probabilities later
 
-    def _keep(self, fed: _Fed) -> None:
+    def _keep(self, fed: _StepTensors) -> None:
         self._results[fed.size] = self._step(fed)
 
-    def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
+    def _fed_of(self, windows: Sequence[ForcedSequence]) -> _StepTensors:
         """Return the smallest prepared input that holds the windows, or a new one of their size."""
         feeds = sum(len(window.tokens) for window in windows)
         fits = [fed for fed in self._fed.values() if fed.size >= feeds]
@@ -129,15 +129,15 @@ class ForcedStep:
         if fits:
             return min(fits, key=lambda fed: fed.size)
         most = max(len(window.tokens) for window in windows)
-        return _Fed(feeds, len(windows), most, self._device)
+        return _StepTensors(feeds, len(windows), most, self._device)
 
-    def _step(self, fed: _Fed) -> tuple[torch.Tensor, torch.Tensor]:
+    def _step(self, fed: _StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
         self._ids[fed.rows, fed.positions] = fed.tokens
-        feed = Feed(
+        feed = StepBatch(
             ids=self._ids,
             rows=fed.rows,
             positions=fed.positions,
-            groups=Groups(fed.slots, fed.firsts, fed.counts, fed.most, whole=True),
+            groups=SlotGroups(fed.slots, fed.firsts, fed.counts, fed.most, whole=True),
             source=None,  # the past of a first row is its own until beams are reordered
             several=True,
             length=min(fed.most, self._context),
@@ -152,7 +152,7 @@ class ForcedStep:
         return probs, torch.cat(attending, dim=1)
 
 
-def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
+def _numbers(windows: Sequence[ForcedSequence], size: int, most: int) -> NDArray[np.int64]:
     """Return the values of `_Fed` for some windows, padded to a size."""
     lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
@@ -168,4 +168,4 @@ def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int6
         np.concatenate([window.text for window in windows]),
     ]
     slots = [window.place.slot for window in windows]
-    return fixed_numbers([(column, size) for column in columns], slots, lengths, most)
+    return pad_to_graph_size([(column, size) for column in columns], slots, lengths, most)

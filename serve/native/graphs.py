@@ -17,13 +17,13 @@ from typing import Protocol
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.feeds import feed_of, one_token_each, upload
-from serve.native.kernels.feed import Feed, Groups
-from serve.native.parts import Parts
-from serve.native.replay import Replay
+from serve.native.batching import decode_batch, one_token_each, upload
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.replay import GraphCache
+from serve.native.resources import RuntimeResources
 from serve.native.rules.state import Picks, RowState, new_state
-from serve.native.slots import Place, Slots
-from serve.native.turns import DraftTurns
+from serve.native.slots import SlotAllocation, SlotPool
+from serve.native.speculative_graph import SpeculativeStep
 
 _FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
 _FEWEST_BEAMS = 2  # the fewest rows of a beam search
@@ -36,17 +36,17 @@ class Snapshot:
     """The state of the rows after some steps, for the host to read."""
 
     state: RowState
-    owners: Sequence[tuple[Place, int]]  # (allocation, job id) at that time
+    owners: Sequence[tuple[SlotAllocation, int]]  # (allocation, job id) at that time
 
 
 class SlotLoop(Protocol):
     """Advances the slots and reports their state."""
 
-    replay: Replay  # the recorded graphs, if there are any
+    replay: GraphCache  # the recorded graphs, if there are any
     drafted: int  # draft tokens so far
     right: int  # accepted draft tokens
 
-    def launch(self, slots: Slots) -> int:
+    def launch(self, slots: SlotPool) -> int:
         """Advance every busy slot; return the most steps that it may take."""
         ...
 
@@ -66,19 +66,19 @@ class EagerLoop:
         parts: the network, its caches and its samplers.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RuntimeResources) -> None:
         self._network = parts.network
         self._cache = parts.cache
         self._state = parts.state
         self._advance = parts.advance
-        self.replay = Replay()
+        self.replay = GraphCache()
         self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
         self._version = -1  # the version of the owners that rows and groups belong to
-        self._groups: Groups
+        self._groups: SlotGroups
         self._picks: Picks
 
-    def launch(self, slots: Slots) -> int:
+    def launch(self, slots: SlotPool) -> int:
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
@@ -86,7 +86,7 @@ class EagerLoop:
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows = self._picks.rows
         length = int(self._state.position[rows].max()) + 1
-        feed = feed_of(self._state, rows, self._groups, length)
+        feed = decode_batch(self._state, rows, self._groups, length)
         logits = self._network.step(feed, self._cache)
         self._advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
@@ -100,7 +100,7 @@ class EagerLoop:
         self._snapshot = None
 
 
-class _Kind(enum.Enum):
+class _StepVariant(enum.Enum):
     """A property that all windows of a step share, and that saves kernels some lookups."""
 
     DIRECT = "row i is slot i: no window may ever have several rows"
@@ -121,7 +121,7 @@ class GraphLoop:
     """
 
     def __init__(
-        self, parts: Parts, steps: int, slots: int, turns: DraftTurns | None = None
+        self, parts: RuntimeResources, steps: int, slots: int, turns: SpeculativeStep | None = None
     ) -> None:
         self._network = parts.network
         self._cache = parts.cache
@@ -138,10 +138,12 @@ class GraphLoop:
         self._turns = turns
         self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # the last known position by job
-        self._spans: dict[_Kind, list[int]] = {}  # numbers of rows with a graph, fewest first
-        self.replay = Replay()
-        kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
-        for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
+        self._spans: dict[
+            _StepVariant, list[int]
+        ] = {}  # numbers of rows with a graph, fewest first
+        self.replay = GraphCache()
+        kinds = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
+        for kind, most in ({_StepVariant.DIRECT: slots} if rows == slots else kinds).items():
             self._spans[kind] = [span for span in SPANS if span < most] + [most]
             for span in reversed(self._spans[kind]):
                 work = functools.partial(self._take_steps, kind, span)
@@ -154,38 +156,38 @@ class GraphLoop:
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def _take_steps(self, kind: _Kind, span: int, steps: int) -> None:
+    def _take_steps(self, kind: _StepVariant, span: int, steps: int) -> None:
         """Run some steps of the first rows, with or without a draft."""
         for _ in range(steps):
             if self._turns is not None and self._drafts(kind):
-                self._turns.take(self._table, span)
+                self._turns.run(self._table, span)
                 continue
             feed = self._feed(span, kind)
             logits = self._network.step(feed, self._cache)
-            advance = self._advances[kind is _Kind.SEVERAL]
+            advance = self._advances[kind is _StepVariant.SEVERAL]
             advance(self._state, Picks(feed.rows, feed.rows), logits)
 
-    def _feed(self, span: int, kind: _Kind) -> Feed:
+    def _feed(self, span: int, kind: _StepVariant) -> StepBatch:
         """Make the batch of the first rows' next tokens, as views of memory that replays read."""
         state = self._state
         slots, first, count = self._table[:, :span]
-        groups = Groups(
+        groups = SlotGroups(
             slots=slots,
             first=first,
             count=count,
-            most=MAX_BEAMS if kind is _Kind.SEVERAL else 1,
-            direct=kind is _Kind.DIRECT,
+            most=MAX_BEAMS if kind is _StepVariant.SEVERAL else 1,
+            direct=kind is _StepVariant.DIRECT,
         )
-        source = state.source if kind is _Kind.SEVERAL else None
+        source = state.source if kind is _StepVariant.SEVERAL else None
         length = state.tokens.shape[1]
-        return Feed(
+        return StepBatch(
             state.tokens, self._rows[:span], state.position[:span], groups, source, False, length
         )
 
     def discard_launched(self) -> None:
         self._launched.clear()
 
-    def launch(self, slots: Slots) -> int:
+    def launch(self, slots: SlotPool) -> int:
         self._update_table(slots)
         span = slots.span
         kind = self._kind_of(slots)
@@ -193,19 +195,19 @@ class GraphLoop:
         self.replay.launch((kind, bucket))
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
-        mirror.follow(self._state, span, searched=kind is _Kind.SEVERAL)
+        mirror.follow(self._state, span, searched=kind is _StepVariant.SEVERAL)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, self._drafts(kind), Snapshot(mirror, slots.owners())))
         return self._steps_of(bucket, kind)
 
-    def _kind_of(self, slots: Slots) -> _Kind:
+    def _kind_of(self, slots: SlotPool) -> _StepVariant:
         if slots.rows == slots.slots:
-            return _Kind.DIRECT
+            return _StepVariant.DIRECT
         single = slots.span <= slots.slots and not slots.several
-        return _Kind.SINGLE if single else _Kind.SEVERAL
+        return _StepVariant.SINGLE if single else _StepVariant.SEVERAL
 
-    def _update_table(self, slots: Slots) -> None:
+    def _update_table(self, slots: SlotPool) -> None:
         """Write the owners of the rows to the device."""
         if slots.version == self._version:
             return
@@ -217,21 +219,21 @@ class GraphLoop:
         )
         self._table.copy_(table.view_as(self._table))
 
-    def _steps_of(self, span: int, kind: _Kind) -> int:
+    def _steps_of(self, span: int, kind: _StepVariant) -> int:
         """Return the number of steps per launch that gives the host time for the next launch.
 
         It is one step with a draft. Steps after a window's end delay the next window. With few
         slots, which are rarely all busy, that is worse than a launch per step.
         """
-        several = kind is _Kind.SEVERAL
+        several = kind is _StepVariant.SEVERAL
         few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, span // _FEWEST_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
         return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
 
-    def _drafts(self, kind: _Kind) -> bool:
+    def _drafts(self, kind: _StepVariant) -> bool:
         """Return whether windows of this kind use a draft."""
-        return self._turns is not None and kind is not _Kind.SEVERAL
+        return self._turns is not None and kind is not _StepVariant.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:
         if len(self._launched) < 2:

@@ -15,7 +15,7 @@ from serve.contract.config import CrossPrecision
 from serve.contract.engine import Dims
 from serve.native.decoder import Decoder, one_each
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
-from serve.native.kernels.feed import Feed
+from serve.native.kernels.step_batch import StepBatch
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 
@@ -137,5 +137,5 @@ class Whisper(Decoder):
         steps = []
         for t in range(time):
             at = torch.full_like(everyone, t)
-            steps.append(self.step(Feed(ids, everyone, at, groups, None, False, t + 1), cache))
+            steps.append(self.step(StepBatch(ids, everyone, at, groups, None, False, t + 1), cache))
         return torch.stack(steps, dim=1)

@@ -12,7 +12,7 @@ import torch
 from serve.speech.cuda_graph import Work, capture
 
 
-class Replay:
+class GraphCache:
     """CUDA graphs by key; no two of them run at the same time, so they share memory."""
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 `poll` is the main loop. It encodes queued windows into slots, prefills their prompts, and then
 advances every busy slot by one token per row, or by several if it replays CUDA graphs. A window
 that arrives while others decode joins the next step. A GPU encodes larger batches faster, so
-windows wait until slots for a whole batch are free; `serve.native.intake` has the rules.
-Urgent windows get slots first. `serve.native.order` has the further rules for a CPU.
+windows wait until slots for a whole batch are free; `serve.native.encoder_scheduler` has the rules.
+Urgent windows get slots first. `serve.native.scheduler` has the further rules for a CPU.
 """
 
 import collections
@@ -17,26 +17,32 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.contract.apart import apart
 from serve.contract.config import KernelsName, RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
+from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.native.alignment import Aligner, EndedWindow
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
-from serve.native.drafting import open_loop
-from serve.native.encoders import Encoder, open_encoder
-from serve.native.intake import Intake, SlotJob, Streams
+from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler, SlotJob
+from serve.native.encoders import WindowEncoder, open_encoder
+from serve.native.language_search import (
+    LanguageHypothesis,
+    best_hypothesis,
+    best_sequence,
+    next_language_job,
+    score_language,
+)
 from serve.native.network import Whisper
-from serve.native.parts import open_parts
+from serve.native.prefill import Prefill, StartedJob
+from serve.native.resources import load_resources
 from serve.native.rules.state import RowState
-from serve.native.slots import Slots
-from serve.native.start import Begun, Starter
+from serve.native.slots import SlotPool
+from serve.native.speculative import open_loop
 from serve.native.stopwatch import Stopwatch, total
 from serve.native.threads import Threads
-from serve.native.tries import Try, best, best_sequence, next_try, try_of
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
+from serve.runtime.protocol import Capabilities, FinishReason, Gauges, Job, JobEvent, Scores
 from serve.speech.features import N_FRAMES
 
 logger = logging.getLogger(__name__)
@@ -70,12 +76,14 @@ class NativeRuntime:
         self._dims = dims
         self._device = device
         self._threads = Threads(config) if device.type == "cpu" else None
-        self._slots = Slots(config.slots, rows)
-        self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
+        self._slots = SlotPool(config.slots, rows)
+        self._streams = (
+            CudaStreams.of(device) if config.cuda_graph and device.type == "cuda" else None
+        )
         work = functools.partial(self._open, engine, config, rows)
         try:
             if device.type == "cpu":
-                apart(work)
+                run_in_fresh_thread(work)
             else:
                 work()
         except torch.OutOfMemoryError as error:
@@ -87,7 +95,7 @@ class NativeRuntime:
         self._running: dict[int, SlotJob] = {}  # by the submitted job's id
         self._try_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
         self._stepping: collections.deque[Stopwatch] = collections.deque()
-        self._ended: list[Event] = []  # events of jobs cancelled since the last poll
+        self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.capabilities = Capabilities(
             runtime="native",
@@ -119,7 +127,7 @@ class NativeRuntime:
 
     def _open_parts(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         device, streams = self._device, self._streams
-        parts = open_parts(engine, config, device, rows, self.network_class)
+        parts = load_resources(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
         self._network = parts.network
         self.fp8 = ops.fp8
@@ -128,7 +136,7 @@ class NativeRuntime:
         batch = min(config.encoder_batch, config.slots)
         encoder = open_encoder(config, parts, batch)
         self._loop = open_loop(config, parts)
-        starter = Starter(parts)
+        starter = Prefill(parts)
         self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
             self._aligner = Aligner(
@@ -136,7 +144,7 @@ class NativeRuntime:
             )
         if device.type == "cuda":
             self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
-        self._intake = Intake(
+        self._intake = EncoderScheduler(
             encoder,
             starter,
             self._slots,
@@ -154,7 +162,11 @@ class NativeRuntime:
         logger.info("%s", self.description)
 
     def _warm_up(
-        self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
+        self,
+        kernels: KernelsName,
+        decoders: Sequence[Decoder],
+        encoder: WindowEncoder,
+        starter: Prefill,
     ) -> None:
         """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
@@ -201,13 +213,13 @@ class NativeRuntime:
         if running is not None:
             self._enter()
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
-            self._ended.append(Event(job_id, finished="cancelled"))
+            self._ended.append(JobEvent(job_id, finished="cancelled"))
             self._release(running)
         elif (self._aligner and self._aligner.drop(job_id)) or self._intake.remove(job_id):
-            self._ended.append(Event(job_id, finished="cancelled"))
+            self._ended.append(JobEvent(job_id, finished="cancelled"))
 
     @torch.inference_mode()
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[JobEvent]:
         """Start queued windows and advance every busy slot; see `Runtime.poll`.
 
         A step is short, and an idle runtime returns at once, so `timeout_s` is never reached.
@@ -219,7 +231,7 @@ class NativeRuntime:
                 self._threads.follow()
             for begun in self._intake.begin(list(self._running.values())):
                 self._running[begun.submitted.id] = begun
-                events.append(Event(begun.submitted.id, began_s=begun.stopwatch.began_s))
+                events.append(JobEvent(begun.submitted.id, began_s=begun.stopwatch.began_s))
             if self._running:
                 self._step()
                 events += self._collect()
@@ -276,7 +288,7 @@ class NativeRuntime:
         """Run a step of all busy slots, or of the urgent ones only."""
         turns = self._intake.turns
         if turns:
-            self._slots.rest(turns.resting([running.job for running in self._running.values()]))
+            self._slots.rest(turns.paused([running.job for running in self._running.values()]))
         stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
@@ -289,7 +301,7 @@ class NativeRuntime:
             step_slots=self._gauges.step_slots + steps * fed,
         )
 
-    def _collect(self) -> list[Event]:
+    def _collect(self) -> list[JobEvent]:
         """End finished jobs and return their events; windows to align get theirs later."""
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
@@ -308,22 +320,22 @@ class NativeRuntime:
         ]
         return self._end(ended, snapshot.state) if ended else []
 
-    def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[Event]:
+    def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[JobEvent]:
         """Release finished windows, or decode them in another language."""
-        done, again = list[EndedWindow](), list[Begun]()
+        done, again = list[EndedWindow](), list[StartedJob]()
         for running in ended:
             running.tries += (self._outcome(running, state),)
-            next_job = next_try(
+            next_job = next_language_job(
                 running.submitted, running.tries, self._facts, next_id=next(self._try_ids)
             )
             if next_job is None:
-                answer = best(running.tries, self._facts)
+                answer = best_hypothesis(running.tries, self._facts)
                 done.append(EndedWindow(answer.job, running.place, answer.event))
                 self._release(running)
             else:
                 place = self._slots.hand_over(running.job.id, next_job.id)
                 running.job = next_job
-                again.append(Begun(next_job, place))
+                again.append(StartedJob(next_job, place))
         if again:
             self._intake.feed(again)
         if self._aligner is None or not done:
@@ -334,7 +346,7 @@ class NativeRuntime:
         self._stepping.append(stopwatch)
         return events
 
-    def _outcome(self, running: SlotJob, state: RowState) -> Try:
+    def _outcome(self, running: SlotJob, state: RowState) -> LanguageHypothesis:
         """Return the hypothesis of a finished job."""
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
@@ -353,8 +365,8 @@ class NativeRuntime:
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
-        event = Event(running.submitted.id, tokens, reason, scores)
-        return try_of(running.job, event, logprob_sum, running.tries, self._facts)
+        event = JobEvent(running.submitted.id, tokens, reason, scores)
+        return score_language(running.job, event, logprob_sum, running.tries, self._facts)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
         """Return why a job's sequence ended; only a loop ends it before a limit."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class SlotAllocation:
     """A job's slot and rows."""
 
     slot: int
@@ -23,7 +23,7 @@ class Place:
         return range(self.first_row, self.first_row + self.count)
 
 
-class Slots:
+class SlotPool:
     """A fixed number of slots and rows, each of them free or owned by exactly one job.
 
     Args:
@@ -38,9 +38,9 @@ class Slots:
         self.version = 0  # grows with every change of owners
         self._free_slots = list(range(slots))
         self._row_is_free = [True] * rows
-        self._places: dict[int, Place] = {}  # by job id
+        self._places: dict[int, SlotAllocation] = {}  # by job id
         self._resting: Collection[int] = ()
-        self._owners: Sequence[tuple[Place, int]] = ()
+        self._owners: Sequence[tuple[SlotAllocation, int]] = ()
         self._owners_version = 0  # the version that `_owners` belongs to
 
     @property
@@ -63,7 +63,7 @@ class Slots:
         """Whether any job that is not paused owns more than one row."""
         return any(place.count > 1 for place, _ in self.owners())
 
-    def owners(self) -> Sequence[tuple[Place, int]]:
+    def owners(self) -> Sequence[tuple[SlotAllocation, int]]:
         """Return (allocation, job id) of every job that is not paused, ordered by slot."""
         if self._owners_version != self.version:
             pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
@@ -88,18 +88,18 @@ class Slots:
             fitting += 1
         return fitting
 
-    def acquire(self, job_id: int, count: int = 1) -> Place:
+    def acquire(self, job_id: int, count: int = 1) -> SlotAllocation:
         """Allocate the lowest free slot and rows to a job, which must fit and own nothing yet."""
         assert job_id not in self._places, f"job {job_id} has {self._places[job_id]} already"
         first = _first_run(self._row_is_free, count)
         assert first is not None, f"job {job_id} needs {count} rows side by side"
-        place = Place(heapq.heappop(self._free_slots), first, count)
+        place = SlotAllocation(heapq.heappop(self._free_slots), first, count)
         self._row_is_free[first : first + count] = [False] * count
         self._places[job_id] = place
         self.version += 1
         return place
 
-    def hand_over(self, job_id: int, next_id: int) -> Place:
+    def hand_over(self, job_id: int, next_id: int) -> SlotAllocation:
         """Transfer a job's slot and rows to another job, which owns nothing yet.
 
         The new id separates steps that were launched for the first job from later ones.
@@ -109,7 +109,7 @@ class Slots:
         self.version += 1
         return place
 
-    def release(self, job_id: int) -> Place | None:
+    def release(self, job_id: int) -> SlotAllocation | None:
         """Free a job's slot and rows and return them; return None if it owns nothing."""
         place = self._places.pop(job_id, None)
         if place is not None:

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from serve.contract.engine import HEAD_DIM, scale_name
-from serve.native.kernels.definition import Matrix, Norm
+from serve.native.kernels.reference_ops import Matrix, Norm
 
 Weights = dict[str, torch.Tensor]
 

@@ -164,7 +164,7 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class JobEvent:
     """An event of one job. Exactly one event per submitted job has `finished` set."""
 
     job_id: int
@@ -211,7 +211,7 @@ class Runtime(Protocol):
         """
         ...
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[JobEvent]:
         """Advance the work, or wait at most `timeout_s` for events; return the events.
 
         With nothing submitted it returns an empty list at once.

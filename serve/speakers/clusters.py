@@ -15,7 +15,7 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class ClusteringSettings:
     """The thresholds that define a voice, tuned with `python -m eval speakers`.
 
     A cluster is a voice if it has `least_s` seconds or `least_share` of all speech. A smaller
@@ -32,7 +32,7 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Merge:
+class _ClusterMerge:
     """A merge of two clusters, each identified by the index of one of its vectors."""
 
     alike: float
@@ -41,7 +41,11 @@ class _Merge:
 
 
 def centroids(
-    vectors: Vectors, seconds: npt.NDArray[np.float32], least: int, most: int, rules: Rules
+    vectors: Vectors,
+    seconds: npt.NDArray[np.float32],
+    least: int,
+    most: int,
+    rules: ClusteringSettings,
 ) -> Vectors:
     """Find the voices of a recording.
 
@@ -73,7 +77,11 @@ def centroids(
 
 
 def _voices(
-    vectors: Vectors, seconds: npt.NDArray[np.float32], labels: Labels, large_s: float, rules: Rules
+    vectors: Vectors,
+    seconds: npt.NDArray[np.float32],
+    labels: Labels,
+    large_s: float,
+    rules: ClusteringSettings,
 ) -> Vectors:
     """Return the directions of the clusters that are voices: large ones and distinct small ones."""
     totals = np.bincount(labels, weights=seconds)
@@ -118,11 +126,11 @@ def assign(likeness: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -
     return labels
 
 
-def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_Merge]:
+def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_ClusterMerge]:
     """Return all merges down to one cluster, most similar first (nearest-neighbour chains)."""
     sums, totals = vectors * weights[:, None], weights.astype(np.float32)
     gone = np.zeros(len(vectors), bool)
-    merges, chain = list[_Merge](), list[int]()
+    merges, chain = list[_ClusterMerge](), list[int]()
     while len(merges) < len(vectors) - 1:
         if not chain:
             chain.append(int(np.argmin(gone)))
@@ -135,7 +143,7 @@ def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_Merge]:
             continue
         kept = chain[-2]
         del chain[-2:]
-        merges.append(_Merge(float(likeness[kept]), kept, last))
+        merges.append(_ClusterMerge(float(likeness[kept]), kept, last))
         sums[kept] += sums[last]
         totals[kept] += totals[last]
         gone[last] = True
@@ -143,7 +151,7 @@ def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_Merge]:
 
 
 def _cut(
-    merges: Sequence[_Merge],
+    merges: Sequence[_ClusterMerge],
     seconds: npt.NDArray[np.float32],
     least: int,
     most: int,

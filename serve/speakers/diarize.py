@@ -14,8 +14,8 @@ import torch
 
 from serve.contract.errors import RequestError, shown
 from serve.contract.messages import Samples
-from serve.speakers.clusters import Rules, Vectors, assign, centroids
-from serve.speakers.hearing import Ear, Heard, Listening
+from serve.speakers.clusters import ClusteringSettings, Vectors, assign, centroids
+from serve.speakers.inference import DiarizationModels, InferenceSettings, SpeakerEmbeddings
 from serve.speakers.timeline import Smoothing, turns
 from serve.speech.rate import SAMPLE_RATE
 
@@ -24,7 +24,7 @@ _VOICE_S = 1.0  # minimum seconds of speech in a reference
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class SpeakerTurn:
     """An interval of speech of one speaker; turns of different speakers may overlap."""
 
     start_s: float
@@ -33,7 +33,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Known:
+class KnownSpeaker:
     """A speaker with a name and a reference recording."""
 
     name: str
@@ -41,11 +41,11 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class DiarizationSettings:
     """The settings of diarization, tuned with `python -m eval speakers`."""
 
-    listening: Listening = dataclasses.field(default_factory=Listening)
-    rules: Rules = dataclasses.field(default_factory=Rules)
+    listening: InferenceSettings = dataclasses.field(default_factory=InferenceSettings)
+    rules: ClusteringSettings = dataclasses.field(default_factory=ClusteringSettings)
     smoothing: Smoothing = dataclasses.field(default_factory=Smoothing)
     sure_s: float = 1.0  # minimum speech of vectors that are clustered, if there are enough
     named: float = 0.5  # minimum cosine similarity of a voice to a known speaker
@@ -64,9 +64,9 @@ class Diarizer:
         settings: thresholds and rules; None: the tuned ones.
     """
 
-    def __init__(self, device: str, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
-        self._ear = Ear(torch.device(device), self._settings.listening)
+    def __init__(self, device: str, settings: DiarizationSettings | None = None) -> None:
+        self._settings = settings or DiarizationSettings()
+        self._ear = DiarizationModels(torch.device(device), self._settings.listening)
 
     def diarize(
         self,
@@ -75,8 +75,8 @@ class Diarizer:
         num_speakers: int | None = None,
         min_speakers: int | None = None,
         max_speakers: int | None = None,
-        known: Sequence[Known] = (),
-    ) -> tuple[Turn, ...]:
+        known: Sequence[KnownSpeaker] = (),
+    ) -> tuple[SpeakerTurn, ...]:
         """Find the speaker turns of a recording.
 
         Args:
@@ -107,9 +107,9 @@ class Diarizer:
         for _, _, voice in spoken:
             if voice not in names:
                 names[voice] = next(free)
-        return tuple(Turn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
+        return tuple(SpeakerTurn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
 
-    def _voices(self, pieces: Heard, least: int, most: int) -> Vectors:
+    def _voices(self, pieces: SpeakerEmbeddings, least: int, most: int) -> Vectors:
         """Return the voices of a recording, (voices, size)."""
         sure = pieces.speech_s >= self._settings.sure_s
         if sure.sum() < least:
@@ -117,7 +117,7 @@ class Diarizer:
         vectors, speech_s = pieces.vectors[sure], pieces.speech_s[sure]
         return centroids(vectors, speech_s, least, most, self._settings.rules)
 
-    def _reference(self, known: Known) -> Vectors:
+    def _reference(self, known: KnownSpeaker) -> Vectors:
         """Return the vector of a known speaker's voice, (size,)."""
         seconds, (shortest_s, longest_s) = len(known.samples) / SAMPLE_RATE, REFERENCE_S
         subject = f"the reference of {shown(known.name)}"
@@ -157,7 +157,7 @@ def _bounds(num: int | None, least: int | None, most: int | None) -> tuple[int, 
 _MOST = 1_000_000  # speakers: no limit
 
 
-def _at_once(pieces: Heard) -> Iterator[tuple[int, int]]:
+def _at_once(pieces: SpeakerEmbeddings) -> Iterator[tuple[int, int]]:
     """Yield pairs of pieces that overlap in time, so that their speakers differ."""
     spans = sorted(
         (start, end, index) for index, piece in enumerate(pieces.spans) for start, end in piece

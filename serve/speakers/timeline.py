@@ -3,7 +3,7 @@
 import dataclasses
 
 from serve.speakers.clusters import Labels
-from serve.speakers.hearing import Heard
+from serve.speakers.inference import SpeakerEmbeddings
 from serve.speakers.segmentation import HOP, OFFSET
 from serve.speech.rate import SAMPLE_RATE
 
@@ -17,7 +17,9 @@ class Smoothing:
     turn_s: float = 0.15  # drop shorter turns
 
 
-def turns(pieces: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[float, float, int]]:
+def turns(
+    pieces: SpeakerEmbeddings, labels: Labels, smoothing: Smoothing
+) -> list[tuple[float, float, int]]:
     """Join pieces of speech to turns.
 
     Args:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from serve.contract.messages import Segment, Word
-from serve.speakers.diarize import Turn, letters
+from serve.speakers.diarize import SpeakerTurn, letters
 from serve.speech.sentences import sentence_ends
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[int]], str]
 
 
-class _Turns:
+class _SpeakerTurns:
     """A lookup of the speaker of an interval, in a recording's turns."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
         self._turns = turns
         self._starts = [turn.start_s for turn in turns]
         self._ends = list(itertools.accumulate((turn.end_s for turn in turns), max))
@@ -42,11 +42,11 @@ class _Turns:
         return max(spoken, key=lambda speaker: (round(spoken[speaker], 3), speaker == before))
 
 
-def _apart(turn: Turn, start: float, end: float) -> float:
+def _apart(turn: SpeakerTurn, start: float, end: float) -> float:
     return max(turn.start_s - end, start - turn.end_s)
 
 
-def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
+def label(words: Sequence[Word], turns: Sequence[SpeakerTurn]) -> list[str | None]:
     """Return the speaker of each word.
 
     A single word of another speaker within a sentence is treated as an error of the turns and gets
@@ -59,7 +59,7 @@ def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
     Returns:
         The speaker of each word; None if there are no turns.
     """
-    known, speakers = _Turns(turns), list[str | None]()
+    known, speakers = _SpeakerTurns(turns), list[str | None]()
     for word in words:
         before = speakers[-1] if speakers else None
         speakers.append(known.speaker(word.start, word.end, before))
@@ -68,7 +68,9 @@ def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
     return speakers
 
 
-def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) -> Iterator[Segment]:
+def split(
+    segments: Sequence[Segment], turns: Sequence[SpeakerTurn], decode: Decode
+) -> Iterator[Segment]:
     """Split segments at changes of speaker, and set the speaker of each part.
 
     A segment without words is not split and gets its main speaker.
@@ -82,7 +84,7 @@ def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) ->
         Segments in order; the speaker is None if there are no turns.
     """
     labels = label([word for segment in segments for word in segment.words or ()], turns)
-    known, at, before = _Turns(turns), 0, None
+    known, at, before = _SpeakerTurns(turns), 0, None
     for segment in segments:
         words = segment.words or ()
         spoken = labels[at : at + len(words)]

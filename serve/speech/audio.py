@@ -21,8 +21,9 @@ complete. With `Limits.partial` the remaining audio is decoded, with a warning. 
   compared, unless it is a placeholder (`serve.speech.sizes`).
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or a decoding error.
   Without that header an MP3's length is only an estimate and is not used.
-- OGG, before decoding: it declares no length, but its last page must be complete. The last parts of
-  MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.ends`) and AMR's last frame are checked likewise.
+- OGG, before decoding: it declares no length, but its last page must be complete. The last parts
+  of MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.truncation`) and AMR's last frame are checked
+  likewise.
 - MP4, RF64, AU, SPHERE, WavPack, TTA and audio-only WebM and FLV, at their end: more than 0.25 s
   less than declared (codec delay makes their lengths inexact). WebM from a live recorder declares
   no length.
@@ -45,8 +46,8 @@ from serve.speech import centre, containers, sizes, tracks
 from serve.speech.containers import Bytes
 from serve.speech.crosstalk import OwnChannel
 from serve.speech.downmix import COLUMNS, Downmix
-from serve.speech.meter import Limits, Meter, ignore, never
-from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
+from serve.speech.meter import AudioLimits, DecodeBudget, ignore, never
+from serve.speech.pcm import BLOCK_VALUES, EXPECTED, AudioSource, Pcm16
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.sandbox import client as sandbox
 
@@ -59,7 +60,7 @@ _MAX_PEAK = 8.0  # lossy decoders exceed 1 slightly; larger values have the wron
 
 def decode(
     audio: Bytes,
-    limits: Limits,
+    limits: AudioLimits,
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
@@ -83,12 +84,12 @@ def decode(
         CancelledError: `stopped` returned true.
         UnavailableError, DeadlineError: the decoder's process was ended, or does not respond.
     """
-    meter = Meter(limits, stopped, warn)
+    meter = DecodeBudget(limits, stopped, warn)
     return centre.chosen(meter.steps(_decoded(audio, meter)), warn)
 
 
 def from_samples(
-    samples: Samples, sample_rate: int, limits: Limits, stopped: Callable[[], bool] = never
+    samples: Samples, sample_rate: int, limits: AudioLimits, stopped: Callable[[], bool] = never
 ) -> Generator[Samples, None, None]:
     """Check raw samples and resample them to 16 kHz block by block, on demand.
 
@@ -106,7 +107,7 @@ def from_samples(
         AudioError: at the first block: wrong type, shape, rate or length; at any: wrong values.
         CancelledError: `stopped` returned true.
     """
-    meter = Meter(limits, stopped)
+    meter = DecodeBudget(limits, stopped)
     return meter.steps(_checked_samples(samples, sample_rate, meter))
 
 
@@ -115,7 +116,9 @@ def whole(blocks: Iterable[Samples]) -> Samples:
     return np.concatenate(list(blocks))
 
 
-def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, None, None]:
+def samples_of(
+    sources: Iterable[AudioSource], meter: DecodeBudget
+) -> Generator[Samples, None, None]:
     """Decode opened files in this process, one after another, as the parts of one recording.
 
     Args:
@@ -127,7 +130,7 @@ def samples_of(sources: Iterable[Source], meter: Meter) -> Generator[Samples, No
     yield from _to_16_khz(_parts(sources, meter), meter.limits.max_s)
 
 
-def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
+def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     header = containers.pcm16_header(audio)
@@ -139,7 +142,7 @@ def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
 
 
 def _checked_samples(
-    samples: Samples, sample_rate: int, meter: Meter
+    samples: Samples, sample_rate: int, meter: DecodeBudget
 ) -> Generator[Samples, None, None]:
     if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
         dtype = getattr(samples, "dtype", type(samples).__name__)
@@ -154,7 +157,7 @@ def _checked_samples(
     yield from _to_16_khz(((sample_rate, samples[i : i + BLOCK_VALUES]) for i in starts), max_s)
 
 
-def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Samples]]:
+def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
     """Yield the blocks of all parts: each block's rate in Hz, and its samples, mono."""
     before_s, channels = 0.0, 0
     mix: Downmix | OwnChannel | None = None
@@ -179,7 +182,7 @@ def _parts(sources: Iterable[Source], meter: Meter) -> Iterator[tuple[int, Sampl
             meter.warn(text)
 
 
-def _check_header(source: Source, meter: Meter, before_s: float) -> None:
+def _check_header(source: AudioSource, meter: DecodeBudget, before_s: float) -> None:
     """Check the header of a part that begins after `before_s` seconds of audio."""
     _check_rate(source.rate)
     _check_channel(source.channels, meter.limits.channel)
@@ -193,7 +196,7 @@ def _check_header(source: Source, meter: Meter, before_s: float) -> None:
     meter.refuse_values(declared_s * source.rate * source.channels)
 
 
-def _whole_file(source: Source, meter: Meter) -> Iterator[tuple[int, Samples]]:
+def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
     """Yield a source's blocks; raise an error if it ends too early."""
     decoded_s = 0.0
     try:
@@ -210,7 +213,7 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[tuple[int, Samples]]:
         _check_whole(source, decoded_s, meter)
 
 
-def _mix(source: Source, channel: int) -> Downmix | OwnChannel:
+def _mix(source: AudioSource, channel: int) -> Downmix | OwnChannel:
     """Return a mixer of all channels, or the selector of one channel."""
     if channel < 0 or source.channels < 2:
         return Downmix(source.layout, source.channels)
@@ -228,7 +231,7 @@ def _check_channel(channels: int, channel: int) -> None:
         raise ChannelError(f"audio has {channels} channels, but no channel {channel}")
 
 
-def _check_whole(source: Source, present_s: float, meter: Meter) -> None:
+def _check_whole(source: AudioSource, present_s: float, meter: DecodeBudget) -> None:
     tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample against rounding
     if source.declared_s is not None and present_s < source.declared_s - tolerance_s:
         meter.cut_short(_cut_short_text(present_s, source.declared_s))

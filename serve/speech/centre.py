@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from serve.contract.messages import Samples
-from serve.speech.activity import FRAME, Detector, Probabilities
 from serve.speech.rate import SAMPLE_RATE
+from serve.speech.vad import FRAME, Probabilities, VadModel
 
 _BLOCK = 250 * FRAME  # samples per decision: 8 s
 _MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.downmix`
@@ -57,7 +57,7 @@ class _Choice:
     """A selector between the centre and the mix for one file."""
 
     def __init__(self) -> None:
-        self._detectors = {column: Detector() for column in (_CENTRE, _REST)}
+        self._detectors = {column: VadModel() for column in (_CENTRE, _REST)}
         self._held = np.zeros((0, 3), np.float32)
         self._column = _MIX
         self._taken = {_MIX: 0, _CENTRE: 0}  # samples

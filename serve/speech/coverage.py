@@ -19,8 +19,8 @@ import numpy as np
 
 from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.stretches import Stretch
-from serve.speech.windows import Piece, Window
+from serve.speech.intervals import Stretch
+from serve.speech.windows import AudioWindow, WindowSegment
 
 _LEAST_S = 0.6  # minimum speech without text that is decoded again
 _SLACK_S = 0.2  # maximum error of a timestamp
@@ -31,7 +31,9 @@ _FRAME = SAMPLE_RATE // 100  # samples: 10 ms
 _SMOOTH_FRAMES = 5
 
 
-def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
+def find_uncovered(
+    window: AudioWindow, pieces: Sequence[WindowSegment]
+) -> tuple[int, list[AudioWindow]]:
     """Find the first speech in a window that its text does not cover.
 
     Args:
@@ -48,11 +50,11 @@ def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
             return number, _halves(window, piece)
         gap = voice_in(window, piece.end_s + _SLACK_S, next_s - _SLACK_S)
         if _seconds(gap) >= _LEAST_S:
-            return number + 1, [part(window, _begin(window.samples, piece.end_s, gap[0][0]))]
+            return number + 1, [sub_window(window, _begin(window.samples, piece.end_s, gap[0][0]))]
     return len(pieces), []
 
 
-def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
+def uncovered_s(window: AudioWindow, pieces: Sequence[WindowSegment]) -> float:
     """Sum the seconds of speech in a window outside all pieces, which are widened by the slack."""
     ends = [0.0, *(piece.end_s + _SLACK_S for piece in pieces)]
     starts = [*(piece.start_s - _SLACK_S for piece in pieces), window.duration_s]
@@ -60,19 +62,19 @@ def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
     return sum(_seconds(voice_in(window, start_s, end_s)) for start_s, end_s in gaps)
 
 
-def voice_in(window: Window, start_s: float, end_s: float) -> list[Stretch]:
+def voice_in(window: AudioWindow, start_s: float, end_s: float) -> list[Stretch]:
     """Return the intervals of a window's speech between two times."""
     parts = [(max(start, start_s), min(end, end_s)) for start, end in window.voice or ()]
     return [(start, end) for start, end in parts if start < end]
 
 
-def is_sparse(window: Window, piece: Piece) -> bool:
+def is_sparse(window: AudioWindow, piece: WindowSegment) -> bool:
     """Return whether a piece has too little text for its speech."""
     voice_s = _seconds(voice_in(window, piece.start_s, piece.end_s))
     return voice_s >= _SPARSE_VOICE_S and len(piece.tokens) < _SPARSE * voice_s
 
 
-def part(window: Window, begin: int, end: int | None = None) -> Window:
+def sub_window(window: AudioWindow, begin: int, end: int | None = None) -> AudioWindow:
     """Return a part of a window as a window with `last` unset.
 
     Args:
@@ -98,12 +100,12 @@ def part(window: Window, begin: int, end: int | None = None) -> Window:
     )
 
 
-def _halves(window: Window, piece: Piece) -> list[Window]:
+def _halves(window: AudioWindow, piece: WindowSegment) -> list[AudioWindow]:
     """Cut a window from a piece on in two, at the quietest place in the piece's middle half."""
     first, last = (round(at * SAMPLE_RATE) for at in (piece.start_s, piece.end_s))
     quarter = (last - first) // 4
     middle = quietest(window.samples, first + quarter, last - quarter)
-    return [part(window, first, middle), part(window, middle)]
+    return [sub_window(window, first, middle), sub_window(window, middle)]
 
 
 def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:

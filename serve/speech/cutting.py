@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.windows import Window
+from serve.speech.windows import AudioWindow
 
 _EARLIEST_CUT = WINDOW_SAMPLES // 2
 _SHORTEST_REST = SAMPLE_RATE  # minimum samples of the last window; fewer are not recognisable
@@ -36,7 +36,7 @@ _SILENCE = 1e-12  # mean square, below the last bit of 24-bit samples
 _LONG_PAUSE_FRAMES = 50  # 1 s
 
 
-def cut(blocks: Iterable[Samples]) -> Iterator[Window]:
+def cut(blocks: Iterable[Samples]) -> Iterator[AudioWindow]:
     """Cut audio into adjacent windows of at most 30 s.
 
     A window is yielded as soon as its end is certain. The cuts do not depend on how the audio is
@@ -59,25 +59,25 @@ class Cutter:
         self._held = [np.zeros(0, np.float32)]
         self._count = 0  # samples held
 
-    def push(self, block: Samples) -> Iterator[Window]:
+    def push(self, block: Samples) -> Iterator[AudioWindow]:
         """Add a block, and yield the windows that are certain now."""
         self._held.append(block)
         self._count += len(block)
         if self._count >= _SURE_SAMPLES:
             yield from self._cut(_SURE_SAMPLES)
 
-    def finish(self) -> Iterator[Window]:
+    def finish(self) -> Iterator[AudioWindow]:
         """Yield the remaining windows."""
         yield from self._cut(WINDOW_SAMPLES + 1)
-        yield Window(self._start / SAMPLE_RATE, self._held[0], last=True)
+        yield AudioWindow(self._start / SAMPLE_RATE, self._held[0], last=True)
 
-    def _cut(self, enough: int) -> Iterator[Window]:
+    def _cut(self, enough: int) -> Iterator[AudioWindow]:
         """Yield windows while at least `enough` samples are held."""
         rest = np.concatenate(self._held)
         self._held, self._count = [rest], len(rest)
         while len(rest) >= enough:
             end = _first_cut(rest)
-            window = Window(self._start / SAMPLE_RATE, rest[:end].copy())
+            window = AudioWindow(self._start / SAMPLE_RATE, rest[:end].copy())
             self._start, rest = self._start + end, rest[end:]
             self._held, self._count = [rest], len(rest)
             yield window

@@ -15,10 +15,10 @@ from av.stream import Disposition
 
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import kinds, layouts, tracks
+from serve.speech import file_types, layouts, tracks
 from serve.speech.clock import FileClock
 from serve.speech.containers import Bytes
-from serve.speech.meter import Meter, MeteredFile
+from serve.speech.meter import DecodeBudget, MeteredFile
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED
 from serve.speech.tracks import Track
 
@@ -62,7 +62,7 @@ _STREAMS = ("mp3", "aac", "ac3", "eac3")
 
 
 class FFmpegFile:
-    """A `serve.speech.pcm.Source` that FFmpeg reads.
+    """A `serve.speech.pcm.AudioSource` that FFmpeg reads.
 
     Args:
         audio: the file.
@@ -78,7 +78,7 @@ class FFmpegFile:
     tolerance_s = 0.25  # codec delay makes lengths inexact
     present_s: float | None = None
 
-    def __init__(self, audio: Bytes, meter: Meter, *demuxers: str) -> None:
+    def __init__(self, audio: Bytes, meter: DecodeBudget, *demuxers: str) -> None:
         options = {
             "format_whitelist": ",".join(demuxers or DEMUXERS),
             "codec_whitelist": ",".join(_DECODERS + _PLAIN),
@@ -113,7 +113,7 @@ class FFmpegFile:
         place = tracks.pick(found, wanted)
         if not found[place].readable:
             codec = streams[place].codec_context
-            raise AudioError(kinds.undecoded("unknown" if codec is None else codec.name))
+            raise AudioError(file_types.undecoded("unknown" if codec is None else codec.name))
         if len(found) > 1 and not wanted:
             self._meter.warn(tracks.others(found, place))
         return streams[place]

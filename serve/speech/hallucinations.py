@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from serve.contract.messages import Segment, Word
 from serve.speech.features import WINDOW_S
-from serve.speech.windows import Decoded
+from serve.speech.windows import DecodedWindow
 from serve.speech.word_parts import PUNCTUATION
 
 _UNLIKELY = 0.15  # a word of lower probability scores 1
@@ -37,7 +37,7 @@ def _oddness(word: Word) -> float:
 
 
 def without_hallucinations(
-    segments: Sequence[Segment], window: Decoded, spoken_until_s: float, threshold_s: float
+    segments: Sequence[Segment], window: DecodedWindow, spoken_until_s: float, threshold_s: float
 ) -> list[Segment]:
     """Drop anomalous segments after silence and before silence or another anomalous segment.
 

@@ -20,7 +20,7 @@ _TOKENS_PER_S = 8  # maximum speech rate
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class AttemptDecision:
     """The decision on an attempt."""
 
     outcome: Literal["accept", "silence", "retry", "give up"]
@@ -54,12 +54,12 @@ def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
     return LOOP_START + round(most * (1 - new))
 
 
-def judge(
+def decide(
     attempt: Attempt,
     config: TranscriberConfig,
     fixed_temperature: bool,
     voice_s: float | None = None,
-) -> Verdict:
+) -> AttemptDecision:
     """Accept an attempt, call it silence, or retry it at the next higher temperature.
 
     It is silence if the no-speech probability is high and either the text is uncertain or VAD found
@@ -76,7 +76,7 @@ def judge(
     """
     repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if attempt.looped and not repetitive:
-        return Verdict("retry", attempt.temperature)
+        return AttemptDecision("retry", attempt.temperature)
     unsure = attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
     hardly_spoken = voice_s is not None and voice_s < _HARDLY_SPOKEN_S
     if (
@@ -84,11 +84,11 @@ def judge(
         and attempt.no_speech_prob > config.no_speech_threshold
         and (unsure or attempt.avg_logprob is None or hardly_spoken)
     ):
-        return Verdict("silence")
+        return AttemptDecision("silence")
     if fixed_temperature or not (unsure or repetitive):
-        return Verdict("accept")
+        return AttemptDecision("accept")
     higher = [t for t in config.temperatures if t > attempt.temperature]
-    return Verdict("retry", min(higher)) if higher else Verdict("give up")
+    return AttemptDecision("retry", min(higher)) if higher else AttemptDecision("give up")
 
 
 def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Attempt:

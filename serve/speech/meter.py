@@ -19,7 +19,7 @@ _SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class AudioLimits:
     """The limits and decoding options of a request's audio."""
 
     max_s: float  # transcriber.max_audio_s: maximum seconds of audio
@@ -30,7 +30,7 @@ class Limits:
     track: str = ""  # audio_track: number or language of the file's track; empty: the default one
 
 
-def too_slow(limits: Limits) -> AudioLimitError:
+def too_slow(limits: AudioLimits) -> AudioLimitError:
     """Return the error of a file that exceeds its CPU time."""
     return AudioLimitError(
         f"decoding the audio takes more CPU time than the {limits.max_cpu_s:g} s allowed; send it "
@@ -47,7 +47,7 @@ def ignore(text: str) -> None:
     """Ignore a warning."""
 
 
-class Meter:
+class DecodeBudget:
     """A counter of one request's decoding costs that stops the decoding at a limit.
 
     Decoding may continue on another thread after each block.
@@ -60,7 +60,7 @@ class Meter:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: AudioLimits,
         stopped: Callable[[], bool] = never,
         warn: Callable[[str], None] = ignore,
     ) -> None:
@@ -199,7 +199,7 @@ class MeteredFile(io.RawIOBase):
     Exceptions cannot pass through the libraries, so the meter raises them afterwards.
     """
 
-    def __init__(self, audio: Bytes, meter: Meter) -> None:
+    def __init__(self, audio: Bytes, meter: DecodeBudget) -> None:
         self._audio = audio
         self._meter = meter
         self._at = 0

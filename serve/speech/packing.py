@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from serve.contract.messages import Samples
-from serve.speech.activity import Listener
 from serve.speech.cutting import Cutter, cut
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
-from serve.speech.windows import Window
+from serve.speech.vad import SpeechFilter
+from serve.speech.windows import AudioWindow
 
 APART_S = 10.0
 """A longer pause starts a new window, because another speaker or language may follow."""
@@ -18,8 +18,8 @@ BREATHER = 60 * SAMPLE_RATE  # samples without a window after which other reques
 
 
 def cut_long(
-    blocks: Iterable[Samples], listener: Callable[[], Listener]
-) -> Iterator[Window | None]:
+    blocks: Iterable[Samples], listener: Callable[[], SpeechFilter]
+) -> Iterator[AudioWindow | None]:
     """Cut audio into windows, and remove silence if it is longer than one window.
 
     Audio that fits into one window is kept whole if it has any speech, and dropped otherwise.
@@ -42,7 +42,7 @@ def cut_long(
         yield window if window.voice else _left_out(window)
 
 
-def cut_and_listen(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
+def cut_and_listen(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWindow]:
     """Cut the whole audio like `cut`, and set each window's speech intervals by VAD.
 
     Args:
@@ -61,7 +61,7 @@ def cut_and_listen(blocks: Iterable[Samples], listener: Listener) -> Iterator[Wi
 
 def cut_with_voice(
     blocks: Iterable[Samples], voice: Sequence[tuple[float, float]]
-) -> Iterator[Window]:
+) -> Iterator[AudioWindow]:
     """Cut the whole audio like `cut`, and set each window's speech intervals from `voice`.
 
     Args:
@@ -75,11 +75,11 @@ def cut_with_voice(
         yield dataclasses.replace(window, voice=inside)
 
 
-def _left_out(window: Window) -> Window:
+def _left_out(window: AudioWindow) -> AudioWindow:
     return dataclasses.replace(window, samples=window.samples[:0], left_out_s=window.duration_s)
 
 
-def _with_voice(window: Window, listener: Listener) -> Window:
+def _with_voice(window: AudioWindow, listener: SpeechFilter) -> AudioWindow:
     start = round(window.start_s * SAMPLE_RATE)
     spoken = listener.spoken(start, start + len(window.samples))
     voice = ((first - start, last - start) for first, last in spoken)
@@ -96,7 +96,7 @@ def _emptied(held: deque[Samples]) -> Iterator[Samples]:
         yield held.popleft()
 
 
-def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | None]:
+def pack(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWindow | None]:
     """Cut the speech in audio into windows of at most 30 s, as early as possible.
 
     Speech intervals are joined within a window unless they are `APART_S` apart, and cut like in
@@ -129,7 +129,7 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
 class _Packer:
     """A cutter of speech that maps windows back to the recording; all units are samples."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: SpeechFilter) -> None:
         self._listener = listener
         self._cutter = Cutter()
         self._came = self._gone = 0  # speech received, and speech in windows
@@ -138,7 +138,7 @@ class _Packer:
         self._pauses: deque[tuple[int, int]] = deque()
         self._out = 0  # sum of the pauses before the next window
 
-    def push(self, start: int, samples: Samples) -> Iterator[Window]:
+    def push(self, start: int, samples: Samples) -> Iterator[AudioWindow]:
         """Add the next speech, which begins at sample `start` of the recording."""
         if (start - self._until) / SAMPLE_RATE >= APART_S and self._came > self._gone:
             for window in self._cutter.finish():
@@ -151,12 +151,12 @@ class _Packer:
         for window in self._cutter.push(samples):
             yield self._placed(window, 0)
 
-    def finish(self) -> Iterator[Window]:
+    def finish(self) -> Iterator[AudioWindow]:
         """Yield the remaining windows at the audio's end."""
         for window in self._cutter.finish():
             yield self._placed(window, self._listener.received - self._until if window.last else 0)
 
-    def _placed(self, window: Window, after: int) -> Window:
+    def _placed(self, window: AudioWindow, after: int) -> AudioWindow:
         """Map a window of speech to the recording; `after` samples of silence follow it."""
         begin, self._gone = self._gone, self._gone + len(window.samples)
         before = 0
@@ -169,7 +169,7 @@ class _Packer:
         start = begin + self._out
         lost = sum(length for _, length in inside)
         self._out += lost
-        return Window(
+        return AudioWindow(
             start / SAMPLE_RATE,
             window.samples,
             window.last,

@@ -16,7 +16,7 @@ EXPECTED = (
 BLOCK_VALUES = 1 << 16  # samples per block, all channels together
 
 
-class Source(Protocol):
+class AudioSource(Protocol):
     """An opened file."""
 
     rate: int  # the rate of the first block; later blocks may have another

@@ -23,18 +23,18 @@ from serve.contract.messages import Samples
 from serve.speech import (
     captured,
     containers,
-    ends,
+    file_types,
     joined,
-    kinds,
     layouts,
     mpeg_frames,
     sizes,
     tracks,
+    truncation,
 )
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile
-from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
-from serve.speech.pcm import BLOCK_VALUES, Pcm16, Source
+from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile, ignore, never
+from serve.speech.pcm import BLOCK_VALUES, AudioSource, Pcm16
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 # Without the formats for which FFmpeg also reports the declared length, and without libsndfile's
@@ -66,7 +66,7 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 
 def decode(
     audio: containers.Bytes,
-    limits: Limits,
+    limits: AudioLimits,
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
@@ -75,16 +75,16 @@ def decode(
     Raises:
         MemoryError: the process ran out of memory.
     """
-    meter = Meter(limits, stopped, warn)
+    meter = DecodeBudget(limits, stopped, warn)
     return meter.steps(_decoded(audio, meter))
 
 
-def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, None]:
+def _decoded(audio: containers.Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
     parts = joined.split(captured.body(audio), meter.check)
     yield from samples_of(_opened_parts(parts, meter), meter)
 
 
-def _opened_parts(parts: Sequence[containers.Bytes], meter: Meter) -> Iterator[Source]:
+def _opened_parts(parts: Sequence[containers.Bytes], meter: DecodeBudget) -> Iterator[AudioSource]:
     """Open the parts of a joined file on demand."""
     for number, part in enumerate(parts, 1):
         if len(parts) > 1:
@@ -98,7 +98,7 @@ def _opened_parts(parts: Sequence[containers.Bytes], meter: Meter) -> Iterator[S
             meter.warn(str(error))
 
 
-def open_source(audio: containers.Bytes, meter: Meter) -> Source:
+def open_source(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     """Open a file with the library that supports its format.
 
     Raises:
@@ -110,17 +110,17 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
     except (EarshotError, MemoryError):
         raise
     except Exception as error:
-        raise AudioError(kinds.refusal(audio)) from error
+        raise AudioError(file_types.refusal(audio)) from error
 
 
-def _opened(audio: containers.Bytes, meter: Meter) -> Source:
+def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     audio, warning = sizes.corrected(audio)
     if warning:
         meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
         tracks.check_only(meter.limits.track, "WAV")
         return Pcm16(audio, header)
-    if ends.is_cut_off(audio):
+    if truncation.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends inside a part of its container")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
@@ -139,7 +139,7 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     return _SndFile(audio, file)
 
 
-def _ffmpeg_file(audio: containers.Bytes, meter: Meter) -> Source:
+def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     """Open a file with FFmpeg; read MP3 and AAC streams from their first whole frame on."""
     file: FFmpegFile | None = None
     try:

@@ -20,7 +20,7 @@ class Pause:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class WindowTimeline:
     """The mapping of a window's times to the recording.
 
     `start` and `end` are non-decreasing, and a start is never mapped to a time after a later end.

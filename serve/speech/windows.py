@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from serve.contract.engine import TokenizerFacts
 from serve.contract.messages import Alignment, Samples, Segment
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.timeline import Pause, Timeline
+from serve.speech.timeline import Pause, WindowTimeline
 
 TIMESTAMP_STEP_S = 0.02  # step between adjacent timestamp tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Window:
+class AudioWindow:
     """An interval of audio that is decoded at once."""
 
     start_s: float  # in the recording
@@ -43,13 +43,13 @@ class Window:
         return None if self.voice is None else sum(end - start for start, end in self.voice)
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> WindowTimeline:
         """The mapping of the window's times to the recording's."""
-        return Timeline(self.start_s, self.pauses, self.margin_s)
+        return WindowTimeline(self.start_s, self.pauses, self.margin_s)
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class WindowSegment:
     """The text between two timestamps of a window; times in seconds from the window's start."""
 
     start_s: float
@@ -66,26 +66,26 @@ class Attempt:
     no_speech_prob: float | None
     temperature: float
     compression_ratio: float  # the maximum over the whole text and its pieces
-    pieces: tuple[Piece, ...] = ()  # the text's pieces
+    pieces: tuple[WindowSegment, ...] = ()  # the text's pieces
     looped: bool = False  # ended early, because the text repeated itself
     alignment: Alignment | None = None  # the text's alignment, if words are wanted
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoded:
+class DecodedWindow:
     """The final result of a window; silence has no pieces."""
 
-    timeline: Timeline  # the window's
+    timeline: WindowTimeline  # the window's
     duration_s: float
     attempt: Attempt
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WindowSegment, ...]
     language: str | None = None  # the window's own language code, if it has one
     given_up: bool = False  # all attempts failed, and this is the best one
 
 
 def split_segments(
     tokens: Sequence[int], facts: TokenizerFacts, window_duration_s: float
-) -> list[Piece]:
+) -> list[WindowSegment]:
     """Split a window's tokens at their timestamps.
 
     A timestamp after text ends a piece, and the next timestamp begins another. Text before the
@@ -99,13 +99,13 @@ def split_segments(
         facts: the engine's special ids.
         window_duration_s: seconds of audio in the window, without padding.
     """
-    begin, spans = 0.0, list[Piece]()
+    begin, spans = 0.0, list[WindowSegment]()
     for time_s, text in _spans(tokens, facts, window_duration_s):
         time_s = max(time_s, begin)
         if text:
-            spans.append(Piece(begin, time_s, text))
+            spans.append(WindowSegment(begin, time_s, text))
         begin = time_s
-    pieces: list[Piece] = []
+    pieces: list[WindowSegment] = []
     next_start = window_duration_s
     for piece in reversed(spans):
         if piece.end_s <= piece.start_s:
@@ -130,7 +130,9 @@ def _spans(
     yield window_duration_s, tuple(text)
 
 
-def written(pieces: Sequence[Piece], facts: TokenizerFacts, timestamps: bool) -> tuple[int, ...]:
+def written(
+    pieces: Sequence[WindowSegment], facts: TokenizerFacts, timestamps: bool
+) -> tuple[int, ...]:
     """Return the text tokens of pieces, with their timestamp tokens if `timestamps`."""
     tokens: list[int] = []
     for piece in pieces:
@@ -142,7 +144,7 @@ def written(pieces: Sequence[Piece], facts: TokenizerFacts, timestamps: bool) ->
     return tuple(tokens)
 
 
-def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
+def stitch(window: DecodedWindow, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
     """Convert a window's pieces to segments, in order.
 
     Their times ignore the pauses cut out of the window; `Timeline.restore` adds these. Windows do

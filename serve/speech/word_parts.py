@@ -28,7 +28,7 @@ _NO_BREAK = frozenset("\u00a0\u2007\u202f")  # spaces within a word
 
 
 @dataclasses.dataclass
-class Timing:
+class WordTiming:
     """A word of a window, or a part of one; times count from the window's start."""
 
     text: str  # with a leading space; "" after it was joined to a neighbour
@@ -93,7 +93,7 @@ def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         yield text, count
 
 
-def join_punctuation(timings: list[Timing]) -> None:
+def join_punctuation(timings: list[WordTiming]) -> None:
     """Join punctuation to the adjacent words; the words' times do not change."""
     following = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
@@ -111,12 +111,12 @@ def join_punctuation(timings: list[Timing]) -> None:
             before = i
 
 
-def _join(word: Timing, text: str, mark: Timing) -> None:
+def _join(word: WordTiming, text: str, mark: WordTiming) -> None:
     word.text, mark.text = text, ""
     word.tokens, mark.tokens = word.tokens + mark.tokens, 0
 
 
-def whole_words(parts: Sequence[Timing], spaceless: bool) -> list[Timing]:
+def whole_words(parts: Sequence[WordTiming], spaceless: bool) -> list[WordTiming]:
     """Join the parts of each word.
 
     Args:
@@ -128,7 +128,7 @@ def whole_words(parts: Sequence[Timing], spaceless: bool) -> list[Timing]:
         The words. A word lasts from its first part to its last one and has the probabilities of
         all its parts. Unspoken marks change neither.
     """
-    words: list[Timing] = []
+    words: list[WordTiming] = []
     for part in parts:
         if words and _continues(words[-1].text, part.text, spaceless):
             words[-1] = _combined(words[-1], part)
@@ -146,7 +146,7 @@ def _continues(before: str, text: str, spaceless: bool) -> bool:
     return not spaceless or is_joined(before[-1], text[0])
 
 
-def _combined(word: Timing, part: Timing) -> Timing:
+def _combined(word: WordTiming, part: WordTiming) -> WordTiming:
     """Join a word with its next part; unspoken marks do not change its times."""
     text, tokens = word.text + part.text, word.tokens + part.tokens
     if _is_silent(part.text):
@@ -154,7 +154,7 @@ def _combined(word: Timing, part: Timing) -> Timing:
     if _is_silent(word.text):
         return dataclasses.replace(part, text=text, tokens=tokens)
     probabilities = np.concatenate([word.probabilities, part.probabilities])
-    return Timing(text, tokens, word.start_s, part.end_s, probabilities)
+    return WordTiming(text, tokens, word.start_s, part.end_s, probabilities)
 
 
 def _is_silent(text: str) -> bool:

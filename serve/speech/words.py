@@ -20,7 +20,7 @@ from serve.contract.messages import Alignment, Segment, TokenLogprob, Word
 from serve.speech.word_parts import (
     SPACELESS,
     Decode,
-    Timing,
+    WordTiming,
     characters,
     join_punctuation,
     split_words,
@@ -51,7 +51,7 @@ class Characters:
 class WindowWords:
     """The words of one window, in order, and the median duration of a word."""
 
-    timings: tuple[Timing, ...]
+    timings: tuple[WordTiming, ...]
     median_s: float
     spaceless: bool = False  # the language is written without spaces
     characters: tuple[Characters, ...] | None = None  # scored tokens; None: not wanted
@@ -62,7 +62,7 @@ class WindowWords:
         return 2 * self.median_s
 
 
-def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Find the first frame of each row on the monotonic path with the largest sum of weights.
 
     This is dynamic time warping of -matrix. A row's costs D follow from those of the row above
@@ -102,7 +102,7 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     return np.array(begins)
 
 
-def of_first(alignment: Alignment, count: int, frames: int) -> Alignment:
+def truncate_alignment(alignment: Alignment, count: int, frames: int) -> Alignment:
     """Truncate an alignment to a window's first `count` text tokens and first frames.
 
     The tokens after them become one more row.
@@ -143,7 +143,7 @@ def time_words(
     bounds = np.cumsum([0, *counts])
     times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
     timings = [
-        Timing(
+        WordTiming(
             text=text,
             tokens=count,
             start_s=float(times[i]),
@@ -179,7 +179,7 @@ def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
     if alignment.begins is not None:
         return alignment.begins
     assert alignment.matrix is not None
-    return handovers(alignment.matrix)[alignment.prefix :]
+    return monotonic_path(alignment.matrix)[alignment.prefix :]
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:
@@ -193,7 +193,7 @@ def _shorten_at_sentences(words: WindowWords) -> None:
             timing.start_s = timing.end_s - words.longest_s
 
 
-def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]]) -> None:
+def _begin_with_voice(timings: list[WordTiming], voice: Sequence[tuple[float, float]]) -> None:
     """Move the start of each word to the start of the speech interval that contains most of it."""
     for timing in timings:
         parts = [
@@ -204,7 +204,7 @@ def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]
             timing.start_s = max(timing.start_s, start_s - _ONSET_S)
 
 
-def give_words(
+def assign_words(
     segments: Sequence[Segment], words: WindowWords, window_start_s: float, spoken_until_s: float
 ) -> list[Segment]:
     """Add words to a window's segments, and set the segments' times by their words.
@@ -244,9 +244,9 @@ def give_words(
     return given
 
 
-def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timing]:
+def _take(timings: Iterator[WordTiming], tokens: int, offset_s: float) -> list[WordTiming]:
     """Take the next words with `tokens` tokens in total, with times in the recording."""
-    taken: list[Timing] = []
+    taken: list[WordTiming] = []
     while tokens > 0 and (timing := next(timings, None)) is not None:
         tokens -= timing.tokens
         if timing.text:
@@ -262,7 +262,7 @@ def _take_logprobs(characters: Iterator[Characters], tokens: int) -> Iterator[To
         yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # turns -0.0 into 0.0
 
 
-def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:
+def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_until_s: float) -> None:
     """Shorten the first two words after a pause, which often extend into it."""
     first, longest_s = mine[0], words.longest_s
     second = mine[1] if len(mine) > 1 else None
@@ -276,7 +276,7 @@ def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s:
     first.start_s = max(0.0, first.end_s - longest_s)
 
 
-def _agree(segment: Segment, mine: list[Timing], median_s: float) -> tuple[float, float]:
+def _agree(segment: Segment, mine: list[WordTiming], median_s: float) -> tuple[float, float]:
     """Reconcile a segment's times with its words; return the segment's start and end."""
     first, last = mine[0], mine[-1]
     start, end = first.start_s, last.end_s

@@ -7,8 +7,8 @@ from pathlib import Path
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError, EngineError
 from serve.contract.files import read_bytes, read_text
-from serve.contract.messages import Finished, Request
-from serve.wire.client import Client
+from serve.contract.messages import Request, RequestFinished
+from serve.wire.client import TritonClient
 from serve.wire.folder import grpc_target
 from serve.wire.tensors import MODEL
 
@@ -18,14 +18,14 @@ _COMPARED = 2000  # characters of each clip; the work grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
-class _Line:
+class _ReloadClipLine:
     file: str  # relative to the manifest
     text: str | None = None  # None: the text of the present engine is right
     language: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class ReloadClip:
     """A recording and its text."""
 
     name: str
@@ -34,7 +34,7 @@ class Clip:
     text: str | None  # None: unknown
 
 
-def read_clips(manifest: str) -> list[Clip]:
+def read_clips(manifest: str) -> list[ReloadClip]:
     """Read the first clips of a manifest: JSONL with `file` and optionally `text` and `language`.
 
     Raises:
@@ -46,30 +46,30 @@ def read_clips(manifest: str) -> list[Clip]:
         raise ConfigError(f"{manifest} lists {len(lines)} clips; expected {CLIPS} or more")
     clips = []
     for number, text in enumerate(lines[:CLIPS], 1):
-        line = from_json(_Line, text, f"{manifest}:{number}", extra="ignore")
+        line = from_json(_ReloadClipLine, text, f"{manifest}:{number}", extra="ignore")
         audio = read_bytes(Path(manifest).parent / line.file)
-        clips.append(Clip(line.file, audio, line.language, line.text))
+        clips.append(ReloadClip(line.file, audio, line.language, line.text))
     return clips
 
 
-def hear(triton: Path, clips: Sequence[Clip], timeout_s: float) -> list[str]:
+def hear(triton: Path, clips: Sequence[ReloadClip], timeout_s: float) -> list[str]:
     """Transcribe clips with the engine of the Triton in this folder.
 
     Raises:
         EarshotError: a clip failed, or was not answered in time.
     """
-    with Client(grpc_target(triton), timeout_s) as client:
+    with TritonClient(grpc_target(triton), timeout_s) as client:
         return [_text(client, clip) for clip in clips]
 
 
-def _text(client: Client, clip: Clip) -> str:
+def _text(client: TritonClient, clip: ReloadClip) -> str:
     request = Request(audio=clip.audio, language=clip.language)
     (answer,) = client.stream(request, MODEL)
-    assert isinstance(answer, Finished), "this model answers once"
+    assert isinstance(answer, RequestFinished), "this model answers once"
     return answer.transcript.text
 
 
-def require_right(clips: Sequence[Clip], heard: Sequence[str], max_cer: float) -> float:
+def require_right(clips: Sequence[ReloadClip], heard: Sequence[str], max_cer: float) -> float:
     """Return an engine's character error rate on the clips.
 
     Only letters and digits count, in any case.

@@ -26,7 +26,7 @@ MAX_CER = 0.25  # share of wrong characters in the clips that a new engine hears
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class ReloadRequest:
     """A request to replace the engine."""
 
     config: Config  # the present config; only its `engine` may differ from the server's
@@ -37,7 +37,7 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True)
-class News:
+class ReloadProgress:
     """A report of a request's progress; the last one has `done`."""
 
     text: str
@@ -45,7 +45,7 @@ class News:
     failed: bool = False
 
 
-Tell = Callable[[News], object]
+Tell = Callable[[ReloadProgress], object]
 """A function that receives reports, in any thread."""
 
 
@@ -55,9 +55,9 @@ def order_for(
     clips: str = "",
     max_cer: float = MAX_CER,
     in_place: bool = False,
-) -> Order:
+) -> ReloadRequest:
     """Make the request for the engine that `engine`, or else the config, names."""
-    return Order(
+    return ReloadRequest(
         config,
         str(Path(engine or config.engine).absolute()),
         str(Path(clips).absolute()) if clips else "",
@@ -74,7 +74,7 @@ class Control:
         take: receives each request and the function for its reports.
     """
 
-    def __init__(self, folder: Path, take: Callable[[Order, Tell], object]) -> None:
+    def __init__(self, folder: Path, take: Callable[[ReloadRequest, Tell], object]) -> None:
         class Handler(socketserver.StreamRequestHandler):
             timeout = _CONNECT_S
 
@@ -82,7 +82,7 @@ class Control:
                 with contextlib.suppress(OSError):  # the client has gone
                     _answer(self, take)
 
-        self._server = _Listener(str(folder / CONTROL), Handler)
+        self._server = _ControlServer(str(folder / CONTROL), Handler)
         (folder / CONTROL).chmod(0o600)
         # A second Ctrl-C may interrupt `close` while it holds a lock that this thread needs. The
         # process therefore does not wait for this thread.
@@ -98,19 +98,19 @@ class Control:
         self._thread.join()
 
 
-class _Listener(socketserver.ThreadingUnixStreamServer):
+class _ControlServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
 
 
 def _answer(
-    asked: socketserver.StreamRequestHandler, take: Callable[[Order, Tell], object]
+    asked: socketserver.StreamRequestHandler, take: Callable[[ReloadRequest, Tell], object]
 ) -> None:
-    news: queue.SimpleQueue[News] = queue.SimpleQueue()
+    news: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
     try:
-        take(from_json(Order, asked.rfile.readline(_ORDER_BYTES), "the order"), news.put)
+        take(from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the order"), news.put)
     except EarshotError as error:
-        news.put(News(str(error), done=True, failed=True))
+        news.put(ReloadProgress(str(error), done=True, failed=True))
     last = False
     while not last:
         told = news.get()
@@ -118,7 +118,7 @@ def _answer(
         last = told.done
 
 
-def give(order: Order, say: Callable[[str], object]) -> None:
+def give(order: ReloadRequest, say: Callable[[str], object]) -> None:
     """Send a request to the server that runs with its config, and wait for the outcome.
 
     Raises:
@@ -129,7 +129,7 @@ def give(order: Order, say: Callable[[str], object]) -> None:
         file.write(f"{to_json(order)}\n".encode())
         file.flush()
         for line in file:
-            news = from_json(News, line, "the server's answer")
+            news = from_json(ReloadProgress, line, "the server's answer")
             if news.failed:
                 raise EarshotError(news.text)
             say(news.text)

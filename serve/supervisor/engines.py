@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from serve.contract.config import Config
-from serve.contract.devices import Place, places_of
+from serve.contract.devices import DevicePlacement, placements
 from serve.contract.errors import ConfigError, EarshotError
-from serve.supervisor.clips import Clip, hear, read_clips, require_right
-from serve.supervisor.control import News, Order, Tell
-from serve.supervisor.part import Part
-from serve.supervisor.replaceable import require_memory, require_replaceable
+from serve.supervisor.clips import ReloadClip, hear, read_clips, require_right
+from serve.supervisor.control import ReloadProgress, ReloadRequest, Tell
+from serve.supervisor.reload_checks import check_reload, require_memory
 from serve.supervisor.server import TritonLaunch, TritonServer, prepare
-from serve.wire.alive import age_s, beat
+from serve.supervisor.supervised_process import SupervisedProcess
 from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder
+from serve.wire.liveness import heartbeat_age_s, touch_heartbeat
 
 logger = logging.getLogger("earshot")
 
@@ -39,14 +39,14 @@ Chore = Generator[None, None, T]
 
 
 @dataclasses.dataclass
-class Engine:
+class EngineProcess:
     """The engine of a device."""
 
-    place: Place
+    place: DevicePlacement
     link: Path  # symbolic link to the folder of the Triton that gets requests
     log: Path
     launch: TritonLaunch  # starts it, and restarts it
-    part: Part
+    part: SupervisedProcess
     former_restarts: int = 0  # restarts of the engines before it
 
     @property
@@ -60,7 +60,7 @@ class Engine:
         return self.former_restarts + self.part.restarts
 
 
-class Engines:
+class EngineManager:
     """The engines of a server. For one thread, except `kill`, `ask` and the properties.
 
     Args:
@@ -83,9 +83,9 @@ class Engines:
         self._numbers = itertools.count()
         self._used = folder / USED
         self._timeout_s = counted.server.start_timeout_s
-        places = places_of(counted.runtime)
+        places = placements(counted.runtime)
         self._several = len(places) > 1
-        self.all: list[Engine] = []
+        self.all: list[EngineProcess] = []
         launches = self._prepare(places, engine, beside=False)
         links = engine_links(folder, len(places))
         for number, (place, link, launch) in enumerate(zip(places, links, launches, strict=True)):
@@ -93,24 +93,24 @@ class Engines:
             log.write_bytes(b"")
             link.symlink_to(launch.folder)
             part = self._part(place.name, launch, log)
-            self.all.append(Engine(place, link, log, launch, part))
+            self.all.append(EngineProcess(place, link, log, launch, part))
         self._loaded = True
         self.reloads = {"ok": 0, "failed": 0}
         self._unloaded_s = 0.0  # time of the last unload
-        self._others: list[Part] = []  # starting, or draining their requests
-        self._orders: list[tuple[Order, Tell]] = []
+        self._others: list[SupervisedProcess] = []  # starting, or draining their requests
+        self._orders: list[tuple[ReloadRequest, Tell]] = []
         self._chore: Chore[None] | None = None
         self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
-        beat(self._used)
+        touch_heartbeat(self._used)
 
     # ------------------------------------------------------------ for any thread
 
-    def ask(self, order: Order, tell: Tell) -> None:
+    def ask(self, order: ReloadRequest, tell: Tell) -> None:
         """Queue a reload of the engines."""
         self._orders.append((order, tell))
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SupervisedProcess, ...]:
         """All processes of the engines."""
         return (*(engine.part for engine in self.all), *self._others)
 
@@ -119,11 +119,11 @@ class Engines:
         """Whether the first engine has been ready; the others start after it."""
         return self.all[0].part.ever_ready
 
-    def loaded(self, engine: Engine) -> bool:
+    def loaded(self, engine: EngineProcess) -> bool:
         """Return whether an engine is in memory."""
         return self._loaded and engine.part.ever_ready
 
-    def works(self, engine: Engine) -> bool:
+    def works(self, engine: EngineProcess) -> bool:
         """Return whether an engine works, or will be loaded at the next request."""
         return engine.part.up or not self._loaded
 
@@ -163,37 +163,41 @@ class Engines:
         if self._chore is not None:
             self._chore.close()
         while self._orders:
-            self._orders.pop(0)[1](News("the server stops", done=True, failed=True))
+            self._orders.pop(0)[1](ReloadProgress("the server stops", done=True, failed=True))
         self._threads.shutdown(wait=False)
 
     def _next_chore(self, draining: bool) -> Chore[None] | None:
         if self._orders and not draining and all(engine.part.ever_ready for engine in self.all):
             return self._obey(*self._orders.pop(0))
-        idle_s, most_s = age_s(self._used), self._config.server.idle_unload_s
+        idle_s, most_s = heartbeat_age_s(self._used), self._config.server.idle_unload_s
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
         if not all(engine.part.up for engine in self.all):
-            beat(self._used)  # the idle time begins when the engines are ready
+            touch_heartbeat(self._used)  # the idle time begins when the engines are ready
             return None
         return self._unload() if 0 < most_s < idle_s and not draining else None
 
     # ------------------------------------------------------------ chores
 
-    def _obey(self, order: Order, tell: Tell) -> Chore[None]:
+    def _obey(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
         """Reload the engines and report the outcome."""
         refusal = "the server stops"
         try:
-            refusal = yield from self._exchange(order, lambda text: tell(News(text)))
+            refusal = yield from self._exchange(order, lambda text: tell(ReloadProgress(text)))
         finally:
             self.reloads["failed" if refusal else "ok"] += 1
             if refusal:
                 logger.warning("the engine %s is not taken: %s", order.engine, refusal)
-                tell(News(f"{order.engine} is not taken: {refusal}", done=True, failed=True))
+                tell(
+                    ReloadProgress(
+                        f"{order.engine} is not taken: {refusal}", done=True, failed=True
+                    )
+                )
             else:
                 logger.warning("the engine is now %s", order.engine)
-                tell(News(f"{order.engine} has taken over", done=True))
+                tell(ReloadProgress(f"{order.engine} has taken over", done=True))
 
-    def _exchange(self, order: Order, say: Callable[[str], object]) -> Chore[str]:
+    def _exchange(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         before = [engine.launch for engine in self.all]
@@ -216,13 +220,13 @@ class Engines:
         self._discard(before)
         return ""
 
-    def _checked(self, order: Order) -> Chore[list[Clip]]:
+    def _checked(self, order: ReloadRequest) -> Chore[list[ReloadClip]]:
         """Check the request without opening the engine; return the clips to transcribe.
 
         Raises:
             EarshotError: the engine cannot replace the present one.
         """
-        require_replaceable(self._asked, order, self.all[0].launch.engine)
+        check_reload(self._asked, order, self.all[0].launch.engine)
         if not order.in_place and self._loaded:
             require_memory([engine.part.running for engine in self.all])
         clips = read_clips(order.clips) if order.clips else []
@@ -242,10 +246,10 @@ class Engines:
     def _open(
         self,
         launches: Sequence[TritonLaunch],
-        order: Order,
-        clips: Sequence[Clip],
+        order: ReloadRequest,
+        clips: Sequence[ReloadClip],
         say: Callable[[str], object],
-    ) -> Chore[list[Part]]:
+    ) -> Chore[list[SupervisedProcess]]:
         """Start a Triton for each device in turn, and transcribe the clips with each.
 
         Raises:
@@ -298,7 +302,7 @@ class Engines:
             yield
         self._link()
 
-    def _end(self, old: Sequence[tuple[TritonLaunch, Part]]) -> Chore[None]:
+    def _end(self, old: Sequence[tuple[TritonLaunch, SupervisedProcess]]) -> Chore[None]:
         """End Tritons that get no more requests, after their present requests."""
         end_s = time.monotonic() + self._config.transcriber.request_timeout_s + _GRACE_S
         while time.monotonic() < end_s and any(_answers(*each) for each in old):
@@ -307,7 +311,7 @@ class Engines:
         for _, part in old:
             self._others.remove(part)
 
-    def _hear(self, launch: TritonLaunch, clips: Sequence[Clip]) -> Chore[list[str]]:
+    def _hear(self, launch: TritonLaunch, clips: Sequence[ReloadClip]) -> Chore[list[str]]:
         (heard,) = yield from self._wait(
             [self._threads.submit(hear, launch.folder, clips, self._timeout_s)]
         )
@@ -322,10 +326,12 @@ class Engines:
     # ------------------------------------------------------------ steps
 
     @property
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[DevicePlacement]:
         return [engine.place for engine in self.all]
 
-    def _prepare(self, places: Sequence[Place], engine: str, beside: bool) -> list[TritonLaunch]:
+    def _prepare(
+        self, places: Sequence[DevicePlacement], engine: str, beside: bool
+    ) -> list[TritonLaunch]:
         launches, count = [], len(places)
         folders = [triton_folder(self._folder, next(self._numbers)) for _ in places]
         try:
@@ -339,8 +345,8 @@ class Engines:
             raise
         return launches
 
-    def _part(self, name: str, launch: TritonLaunch, log: Path) -> Part:
-        return Part(
+    def _part(self, name: str, launch: TritonLaunch, log: Path) -> SupervisedProcess:
+        return SupervisedProcess(
             "server",
             f"{TRITON} of {name}" if self._several else TRITON,
             lambda: launch.start(log),
@@ -349,8 +355,8 @@ class Engines:
         )
 
     def _replace(
-        self, launches: Sequence[TritonLaunch], parts: Sequence[Part]
-    ) -> list[tuple[TritonLaunch, Part]]:
+        self, launches: Sequence[TritonLaunch], parts: Sequence[SupervisedProcess]
+    ) -> list[tuple[TritonLaunch, SupervisedProcess]]:
         """Send new requests to these Tritons; return the replaced ones."""
         old = [(engine.launch, engine.part) for engine in self.all if self._loaded]
         for engine, launch, part in zip(self.all, launches, parts, strict=True):
@@ -367,7 +373,7 @@ class Engines:
             new = engine.link.with_name(f"{engine.link.name}.new")
             new.symlink_to(engine.launch.folder)
             new.replace(engine.link)
-        beat(self._used)
+        touch_heartbeat(self._used)
         self._loaded = True
 
     def _discard(self, launches: Iterable[TritonLaunch]) -> None:
@@ -381,16 +387,16 @@ class Engines:
             remove_triton(folder)
 
 
-def _failure(part: Part) -> str | None:
+def _failure(part: SupervisedProcess) -> str | None:
     return None if part.running is None else part.running.failure()
 
 
-def _answers(launch: TritonLaunch, part: Part) -> bool:
+def _answers(launch: TritonLaunch, part: SupervisedProcess) -> bool:
     """Return whether a Triton has requests and can answer them."""
     return part.running is not None and _failure(part) is None and is_held(launch.folder)
 
 
-def _stop(part: Part) -> None:
+def _stop(part: SupervisedProcess) -> None:
     running = part.running
     if isinstance(running, TritonServer):
         running.stop()

@@ -13,8 +13,8 @@ from pathlib import Path
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.processes import Child, log_tail
-from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive, gateway_door
+from serve.wire.liveness import heartbeat_age_s
 from serve.wire.tensors import MODEL
 from serve.wire.unix_http import ask
 
@@ -73,7 +73,7 @@ class GatewayProcess:
             if errors:
                 return errors[-1].removeprefix("error: ")
             return f"it ended with status {status}; its log ends:\n{self.log_tail()}"
-        silent_s = age_s(self._alive) if self._has_answered else 0.0
+        silent_s = heartbeat_age_s(self._alive) if self._has_answered else 0.0
         if silent_s > self._config.stall_timeout_s:  # a slow loop is no failure
             return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
         return None

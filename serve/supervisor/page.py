@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from serve.supervisor.engines import Engine, Engines
-from serve.supervisor.part import Part
+from serve.supervisor.engines import EngineManager, EngineProcess
+from serve.supervisor.supervised_process import SupervisedProcess
 from serve.wire.folder import SUPERVISOR_PAGE
 
 logger = logging.getLogger("earshot")
 
 
-class Page:
+class SupervisorMetrics:
     """The supervisor's metrics file, written when it changes.
 
     Args:
@@ -38,7 +38,11 @@ class Page:
             self._page = page
 
 
-def page_of(engines: Engines, gateways: Iterable[Part], reference: Part | None = None) -> str:
+def page_of(
+    engines: EngineManager,
+    gateways: Iterable[SupervisedProcess],
+    reference: SupervisedProcess | None = None,
+) -> str:
     """Render the metrics of a server's processes; the shadow reference counts as an engine."""
     gateways, every = tuple(gateways), engines.all
     up = any(part.up for part in gateways) and any(map(engines.works, every))
@@ -69,13 +73,13 @@ def page_of(engines: Engines, gateways: Iterable[Part], reference: Part | None =
     )
 
 
-def _by_device(name: str, engines: Engines, tell: Callable[[Engine], bool]) -> str:
+def _by_device(name: str, engines: EngineManager, tell: Callable[[EngineProcess], bool]) -> str:
     return "".join(
         f'{name}{{device="{engine.name}"}} {int(tell(engine))}\n' for engine in engines.all
     )
 
 
-def _of_reference(name: str, labels: str, part: Part | None, attribute: str) -> str:
+def _of_reference(name: str, labels: str, part: SupervisedProcess | None, attribute: str) -> str:
     if part is None:
         return ""
     return f'{name}{{{labels}device="shadow"}} {int(getattr(part, attribute))}\n'

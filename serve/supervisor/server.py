@@ -28,8 +28,8 @@ from serve.supervisor.processes import (
 )
 from serve.supervisor.repository import write_repository
 from serve.wire import folder as names
-from serve.wire.alive import INTERVAL_S, STALE_S, age_s
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
+from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s
 from serve.wire.numpy_version import require_numpy_1
 from serve.wire.unix_http import ask
 
@@ -186,7 +186,7 @@ class TritonServer:
         present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
         if not all(path.exists() for path in present) or _metrics(self._folder) is None:
             return False
-        with Client(names.grpc_target(self._folder)) as client:
+        with TritonClient(names.grpc_target(self._folder)) as client:
             return client.ready()
 
     def _close_regions(self) -> None:
@@ -198,7 +198,7 @@ class TritonServer:
             region.chmod(0o600)
 
     def _silent_s(self) -> float:
-        return age_s(self._folder / names.ALIVE)
+        return heartbeat_age_s(self._folder / names.ALIVE)
 
     def _written_failure(self) -> str | None:
         """Return the failure that the engine's process has written."""

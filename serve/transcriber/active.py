@@ -22,34 +22,40 @@ from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timin
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speakers.words import lettered
 from serve.speech.confidence import with_confidence
-from serve.speech.coverage import untold, untold_s
+from serve.speech.coverage import find_uncovered, uncovered_s
 from serve.speech.features import N_FRAMES
 from serve.speech.hallucinations import without_hallucinations
 from serve.speech.judging import (
     LOOP_START,
-    Verdict,
+    AttemptDecision,
     best_attempt,
-    judge,
+    decide,
     loop_tokens,
 )
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
-    Decoded,
-    Window,
+    AudioWindow,
+    DecodedWindow,
     join_text,
     spoken,
     stitch,
     written,
 )
-from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
+from serve.speech.words import (
+    FRAMES_PER_S,
+    WindowWords,
+    assign_words,
+    time_words,
+    truncate_alignment,
+)
 from serve.transcriber.attempts import attempt_of, options_at
+from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.fair_queue import Rank, rank_of
 from serve.transcriber.languages import Languages, note_scores
 from serve.transcriber.phases import Phases
-from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
-from serve.transcriber.spans import Span
+from serve.transcriber.window_info import WindowInfo
 
 _MOST_RESTS = 4  # maximum number of remainders decoded after one window
 
@@ -59,7 +65,7 @@ class ActiveRequest:
     """The state of one accepted request; the ledger sets the first six fields."""
 
     id: int  # unique in the transcriber
-    plan: Plan  # how to decode its windows
+    plan: DecodingPlan  # how to decode its windows
     on_event: OnEvent  # called with its segments and its terminal event
     accepted_s: float  # monotonic time of acceptance
     deadline_s: float  # monotonic time of the deadline
@@ -73,16 +79,18 @@ class ActiveRequest:
     phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record theirs, too
     # A window's index is its order of arrival; remainders of windows arrive last.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
-    _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
+    _waiting: collections.deque[tuple[int, AudioWindow]] = dataclasses.field(
         default_factory=collections.deque
     )
-    _spans: list[Span] = dataclasses.field(default_factory=list)  # by window index
+    _spans: list[WindowInfo] = dataclasses.field(default_factory=list)  # by window index
     _order: list[int] = dataclasses.field(default_factory=list)  # indices in order of time
-    _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # in decoding, with VAD
+    _windows: dict[int, AudioWindow] = dataclasses.field(
+        default_factory=dict
+    )  # in decoding, with VAD
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _doubted: set[int] = dataclasses.field(default_factory=set)  # retried with a full-size encoder
-    _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
+    _decoded: dict[int, DecodedWindow] = dataclasses.field(default_factory=dict)
     _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded, word timing pending
     _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
     _stitched: int = 0  # the first windows of `_order`, which are done and in `_segments`
@@ -93,7 +101,7 @@ class ActiveRequest:
     def __post_init__(self) -> None:
         self.set_plan(self.plan)
 
-    def set_plan(self, plan: Plan) -> None:
+    def set_plan(self, plan: DecodingPlan) -> None:
         """Replace the plan by a more complete one; call this before the first window arrives."""
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
@@ -134,7 +142,7 @@ class ActiveRequest:
         whole = self._all_came and self._stitched == len(self._spans)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
-    def add_window(self, window: Window) -> None:
+    def add_window(self, window: AudioWindow) -> None:
         """Add the next window of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # empty if the window has no speech
@@ -142,12 +150,12 @@ class ActiveRequest:
             self._waiting.append((index, window))
             self._order.append(index)
             number = self._spans[self._order[-2]].number + 1 if index else 0
-            self._spans.append(Span.of(window, number))
+            self._spans.append(WindowInfo.of(window, number))
         self._all_came = window.last
         if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
 
-    def next_window(self) -> tuple[int, Window]:
+    def next_window(self) -> tuple[int, AudioWindow]:
         """Remove and return the next window to submit and its index; `ready` must be true."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
@@ -210,7 +218,7 @@ class ActiveRequest:
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
         fixed_temperature = self.plan.fixed_temperature or span.narrow
-        verdict = judge(attempt, config, fixed_temperature, span.voice_s)
+        verdict = decide(attempt, config, fixed_temperature, span.voice_s)
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
@@ -227,33 +235,33 @@ class ActiveRequest:
         self._keep(index, attempt, verdict.outcome)
         return None
 
-    def _is_doubted(self, index: int, attempt: Attempt, verdict: Verdict) -> bool:
+    def _is_doubted(self, index: int, attempt: Attempt, verdict: AttemptDecision) -> bool:
         """Return whether to retry a window because the encoder saw a shortened one."""
         if self.plan.short_encoder != "auto" or self.encoder_frames(index) == N_FRAMES:
             return False
         window = self._windows.get(index)
-        breaks_off = window is not None and bool(untold(window, attempt.pieces)[1])
+        breaks_off = window is not None and bool(find_uncovered(window, attempt.pieces)[1])
         return breaks_off or verdict.outcome != "accept"
 
     def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
         window, span = self._windows.pop(index, None), self._spans[index]
         pieces = () if outcome == "silence" else attempt.pieces
-        kept, rests = len(pieces), list[Window]()
+        kept, rests = len(pieces), list[AudioWindow]()
         if window is not None:  # VAD found speech in it
             if span.rests < _MOST_RESTS:
-                kept, rests = untold(window, pieces)
+                kept, rests = find_uncovered(window, pieces)
             if not rests:
-                self.untold_s += untold_s(window, pieces)
+                self.untold_s += uncovered_s(window, pieces)
         place = self._order.index(index) + 1
         for rest in reversed(rests):
             after = len(self._spans)
-            self._spans.append(Span.of(rest, span.number, span.rests + 1))
+            self._spans.append(WindowInfo.of(rest, span.number, span.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
             self._languages.set_rest(after, index)
             self._waiting.appendleft((after, rest))
-        self._decoded[index] = Decoded(
+        self._decoded[index] = DecodedWindow(
             timeline=span.timeline,
             duration_s=span.duration_s - sum(rest.duration_s for rest in rests),
             attempt=attempt,
@@ -279,7 +287,7 @@ class ActiveRequest:
         self._untimed.add(index)
         text = [piece.tokens for piece in window.pieces]
         frames = max(1, round(window.duration_s * FRAMES_PER_S))
-        alignment = of_first(alignment, sum(map(len, text)), frames)
+        alignment = truncate_alignment(alignment, sum(map(len, text)), frames)
         translated = tokenizer.facts.translate in self.plan.start
         language = "en" if translated else self._languages.of(index)
         logprobs = self.plan.tells_logprobs
@@ -310,7 +318,7 @@ class ActiveRequest:
             stitched = stitch(window, tokenizer.decode)
             if (words := self._words.pop(index, None)) is not None:
                 begin_s = window.timeline.start_s
-                stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
+                stitched = assign_words(stitched, words, begin_s, self._spoken_until_s)
                 stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
             stitched = self._languages.in_script(index, stitched)
             stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
@@ -341,7 +349,7 @@ class ActiveRequest:
         spans = [(i, self._spans[i]) for i in self._order if self._decoded[i].pieces]
         return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in spans}
 
-    def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
+    def _settle(self, window: DecodedWindow, segments: list[Segment]) -> list[Segment]:
         """Drop hallucinated segments, and words that the client did not ask for.
 
         Times are seconds of the whole audio.
@@ -354,7 +362,9 @@ class ActiveRequest:
             return segments
         return [dataclasses.replace(segment, words=None) for segment in segments]
 
-    def _go_on_from(self, window: Decoded, segments: list[Segment], facts: TokenizerFacts) -> None:
+    def _go_on_from(
+        self, window: DecodedWindow, segments: list[Segment], facts: TokenizerFacts
+    ) -> None:
         """Add the kept text of a window to the next window's prompt."""
         # Compare by identity: a sentence may occur twice with equal tokens.
         answered = [

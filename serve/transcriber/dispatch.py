@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from serve.contract.errors import DeviceError, EarshotError
-from serve.runtime.protocol import Capabilities, Event, Job, Runtime
+from serve.runtime.protocol import Capabilities, Job, JobEvent, Runtime
 from serve.speech.features import HOP_LENGTH, LogMel, with_silence
-from serve.speech.windows import Window
+from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue
 from serve.transcriber.guard import guarded, runtime_calls
-from serve.transcriber.spans import WINDOW_LENGTHS
+from serve.transcriber.window_info import WINDOW_LENGTHS
 
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
 _STREAMING_S = 5.0  # a live request within this time means that more are expected
@@ -94,7 +94,7 @@ class Dispatcher:
             DeviceError: the device failed.
         """
         failed: list[tuple[ActiveRequest, EarshotError]] = []
-        picked: list[tuple[ActiveRequest, int, Window, bool]] = []
+        picked: list[tuple[ActiveRequest, int, AudioWindow, bool]] = []
         room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
         room_for_long = self._max_long_jobs - self._long_jobs
         streaming = time.monotonic() - self._live_s < _STREAMING_S
@@ -140,7 +140,7 @@ class Dispatcher:
         self._submit(active, index, job.urgent, features, temperature, draft, loop_tokens)
         self.retries += 1
 
-    def record(self, event: Event) -> DecodingWindow | None:
+    def record(self, event: JobEvent) -> DecodingWindow | None:
         """Record an event; return its window if the window has ended and its request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
@@ -181,7 +181,9 @@ class Dispatcher:
         for decoding in self._jobs.values():
             assert decoding.active.ended != (decoding.active.id in pending)
 
-    def _features(self, windows: list[tuple[Window, int]]) -> list[torch.Tensor | EarshotError]:
+    def _features(
+        self, windows: list[tuple[AudioWindow, int]]
+    ) -> list[torch.Tensor | EarshotError]:
         """Compute the runtime's input of each window, or the error that its request ends with.
 
         All windows are computed together. If that fails, each is computed alone to find the
@@ -198,7 +200,7 @@ class Dispatcher:
             return [features]
         return [alone for window in windows for alone in self._features([window])]
 
-    def _compute_features(self, windows: list[tuple[Window, int]]) -> Sequence[torch.Tensor]:
+    def _compute_features(self, windows: list[tuple[AudioWindow, int]]) -> Sequence[torch.Tensor]:
         """Compute log-mels (n_mels, frames), or samples (n,) for runtimes that take samples.
 
         Windows of equal length form one batch.
@@ -212,7 +214,7 @@ class Dispatcher:
             log_mels.update(zip(alike, batch, strict=True))
         return [log_mels[i] for i in range(len(windows))]
 
-    def _log_mel(self, windows: list[Window], frames: int) -> Sequence[torch.Tensor]:
+    def _log_mel(self, windows: list[AudioWindow], frames: int) -> Sequence[torch.Tensor]:
         # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
         shape = (len(windows), frames * HOP_LENGTH)
         padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
@@ -284,7 +286,7 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
     return slots - max(1, slots // _SLOTS_PER_FREE_ONE)
 
 
-def _is_urgent(active: ActiveRequest, index: int, window: Window, streaming: bool) -> bool:
+def _is_urgent(active: ActiveRequest, index: int, window: AudioWindow, streaming: bool) -> bool:
     """Return whether a window is urgent: the only window of a live request or a file.
 
     While clients stream, only live text is urgent, because short files would occupy its slots.

@@ -23,30 +23,30 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
 from serve.contract.messages import (
-    Failed,
-    Finished,
     OnEvent,
     Priority,
     Request,
+    RequestFailed,
+    RequestFinished,
     RequestHandle,
     SegmentReady,
     TranscriberEvent,
     Transcript,
 )
-from serve.runtime.protocol import Event, Gauges, Runtime, Scores
-from serve.speakers.diarize import Turn
+from serve.runtime.protocol import Gauges, JobEvent, Runtime, Scores
+from serve.speakers.diarize import SpeakerTurn
 from serve.speakers.words import split
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import Window
+from serve.speech.windows import AudioWindow
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import memory_bytes
+from serve.transcriber.audio_decoder_pool import AudioDecoderPool
+from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
-from serve.transcriber.intake import Intake
-from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import check_config, plan_request, with_texts
 from serve.transcriber.prompts import texts_of
+from serve.transcriber.request_tracker import RequestTracker
 from serve.transcriber.speakers import SpeakerWorker
 from serve.transcriber.stats import Outcome, Stats, stats_of
 from serve.transcriber.timing import WordTimer
@@ -91,10 +91,10 @@ class Transcriber:
         self._runtime = runtime
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ledger = Ledger(config)
+        self._ledger = RequestTracker(config)
         slots = self.capabilities.max_windows
         self._post_failure = self._posts(self._fail)
-        self._intake = Intake(
+        self._intake = AudioDecoderPool(
             config, slots, self._posts(self._take), self._post_failure, self._tokenize
         )
         self._timer = WordTimer(self._posts(self._take_words), self._post_failure)
@@ -161,9 +161,9 @@ class Transcriber:
         answer: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
 
         def on_event(event: TranscriberEvent) -> None:
-            if isinstance(event, Finished):
+            if isinstance(event, RequestFinished):
                 answer.set_result(event.transcript)
-            elif isinstance(event, Failed):
+            elif isinstance(event, RequestFailed):
                 answer.set_exception(event.error)
 
         handle = self.submit(request, on_event)
@@ -281,7 +281,7 @@ class Transcriber:
         while (active := self._ledger.oldest()) and active.deadline_s <= time.monotonic():
             self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
-    def _take(self, active: ActiveRequest, window: Window) -> None:
+    def _take(self, active: ActiveRequest, window: AudioWindow) -> None:
         if not active.ended:
             if window.last:
                 self._ledger.mark_decoded(active)
@@ -290,7 +290,7 @@ class Transcriber:
             if active.complete:  # the audio has no speech
                 self._tell(active)
 
-    def _handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: JobEvent) -> None:
         """Handle a runtime event; if a window has ended, advance its request."""
         if (decoding := self._dispatcher.record(event)) is None:
             return
@@ -311,7 +311,7 @@ class Transcriber:
             active.set_words(index, words)
             self._tell(active)
 
-    def _take_turns(self, active: ActiveRequest, turns: tuple[Turn, ...]) -> None:
+    def _take_turns(self, active: ActiveRequest, turns: tuple[SpeakerTurn, ...]) -> None:
         if not active.ended:
             decode = self.tokenizer.decode
             active.set_speakers(functools.partial(split, turns=turns, decode=decode))
@@ -324,7 +324,7 @@ class Transcriber:
             self._fail(active, events)
             return
         for news in events:
-            if isinstance(news, Finished):
+            if isinstance(news, RequestFinished):
                 self._end(active, news, "ok")
             elif not self._deliver(active, news):
                 self._fail(active, CancelledError("the client is gone"))
@@ -332,7 +332,7 @@ class Transcriber:
         if not active.ended:  # the next window may have waited for this result
             self._dispatcher.enqueue(active)
 
-    def _process_window(self, decoding: DecodingWindow, scores: Scores, event: Event) -> None:
+    def _process_window(self, decoding: DecodingWindow, scores: Scores, event: JobEvent) -> None:
         """Judge a job's result, then retry the window or time its words."""
         active = decoding.active
         retry_temperature = active.judge_attempt(
@@ -350,12 +350,12 @@ class Transcriber:
         elif work := active.untimed_words(decoding.index, self.tokenizer):
             self._timer.add(active, decoding.index, work)
 
-    def _news(self, active: ActiveRequest) -> list[SegmentReady | Finished]:
+    def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments = active.stitch_ready(self.tokenizer)
-        end: list[SegmentReady | Finished] = []
+        end: list[SegmentReady | RequestFinished] = []
         if active.complete:
             transcript = active.transcript()
-            end = [Finished(transcript)]
+            end = [RequestFinished(transcript)]
             if active.plan.tells_speakers:
                 segments = list(transcript.segments)
         return [*map(SegmentReady, segments), *end]
@@ -367,9 +367,11 @@ class Transcriber:
         else:
             outcome = "timed_out" if isinstance(error, DeadlineError) else "failed"
         if not active.ended:
-            self._end(active, Failed(error), outcome)
+            self._end(active, RequestFailed(error), outcome)
 
-    def _end(self, active: ActiveRequest, event: Finished | Failed, outcome: Outcome) -> None:
+    def _end(
+        self, active: ActiveRequest, event: RequestFinished | RequestFailed, outcome: Outcome
+    ) -> None:
         """Send a request's terminal event and free its resources."""
         active.ended = True
         self._ledger.remove(active, outcome)

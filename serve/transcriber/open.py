@@ -8,7 +8,7 @@ from serve.contract.config import Config, RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Request
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.runtime.protocol import Capabilities, Runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber

@@ -33,7 +33,7 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class PromptTexts:
     """The token ids of a request's texts, and the maximum number of text ids in a prompt.
 
     Hotwords and prefix are never truncated: together they have at most `limit` ids.
@@ -64,7 +64,7 @@ class Texts:
         return Prompt((*mark, *text, *start, *prefix), len(prefix))
 
 
-NO_TEXTS = Texts()
+NO_TEXTS = PromptTexts()
 """No texts, and no room for any."""
 
 
@@ -77,7 +77,9 @@ class Prompts:
         multilingual: whether each window has its own language.
     """
 
-    def __init__(self, start: tuple[int, ...], texts: Texts, multilingual: bool = False) -> None:
+    def __init__(
+        self, start: tuple[int, ...], texts: PromptTexts, multilingual: bool = False
+    ) -> None:
         self._start = start
         self._multilingual = multilingual
         self._language_of_all: int | None = None  # the detected language's token
@@ -132,7 +134,7 @@ def _named(start: tuple[int, ...], token: int) -> tuple[int, ...]:
     return tuple(token if id == DETECT_LANGUAGE else id for id in start)
 
 
-def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> PromptTexts:
     """Tokenize a request's texts.
 
     Raises:
@@ -152,10 +154,10 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
     )
 
 
-def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> PromptTexts:
     """Return the texts of a request without texts, with the prompt's limits."""
     limit = tokenizer.text_limit
-    return Texts(
+    return PromptTexts(
         mark=tokenizer.facts.sot_prev,
         limit=limit,
         previous_limit=min(config.previous_tokens, limit),

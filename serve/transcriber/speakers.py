@@ -10,12 +10,12 @@ import functools
 import time
 from collections.abc import Callable, Generator
 
-from serve.contract.apart import apart
 from serve.contract.errors import AudioError, EarshotError, RequestError
+from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.contract.messages import Request, Samples
-from serve.speakers.diarize import REFERENCE_S, Diarizer, Known, Turn, open_diarizer
+from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn, open_diarizer
 from serve.speech import audio
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
 
@@ -37,7 +37,7 @@ class SpeakerWorker:
         self,
         device: str,
         blocks: Blocks,
-        on_turns: Callable[[ActiveRequest, tuple[Turn, ...]], None],
+        on_turns: Callable[[ActiveRequest, tuple[SpeakerTurn, ...]], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
     ) -> None:
         self._device = device
@@ -61,17 +61,17 @@ class SpeakerWorker:
         work = functools.partial(self._turns, active, request)
         began_s = time.monotonic()
         what = f"diarizing request {active.id}"
-        turns = guarded(what, functools.partial(apart, work))
+        turns = guarded(what, functools.partial(run_in_fresh_thread, work))
         active.phases.note("speakers", began_s)
         if isinstance(turns, EarshotError):
             self._on_error(active, turns)
         else:
             self._on_turns(active, turns)
 
-    def _turns(self, active: ActiveRequest, request: Request) -> tuple[Turn, ...]:
+    def _turns(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         speakers = active.plan.speakers
         assert speakers is not None
-        known = [Known(name, _reference(name, file)) for name, file in speakers.known]
+        known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]
         with contextlib.closing(self._blocks(active, request, lambda: active.ended)) as samples:
             return self._diarizer.diarize(
                 samples,
@@ -93,6 +93,6 @@ def _reference(name: str, file: bytes) -> Samples:
         RequestError: the file is not audio, or is too long.
     """
     try:
-        return audio.whole(audio.decode(file, Limits(REFERENCE_S[1])))
+        return audio.whole(audio.decode(file, AudioLimits(REFERENCE_S[1])))
     except AudioError as error:
         raise RequestError(f"the reference of {name}: {error}") from error

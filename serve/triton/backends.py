@@ -13,17 +13,17 @@ from serve.contract.errors import EarshotError
 from serve.contract.fields import MAX_BEAMS
 from serve.contract.messages import (
     AudioFile,
-    Failed,
-    Finished,
     OnEvent,
     Priority,
+    RequestFailed,
+    RequestFinished,
     RequestHandle,
     TranscriberEvent,
 )
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
-from serve.triton.keys import Keys
-from serve.triton.metrics import MetricFamily, Offers, Publisher
+from serve.triton.cancellation import CancellationRegistry
+from serve.triton.metrics import EngineAbilities, MetricFamily, Publisher
 from serve.wire import folder as names
 from serve.wire import tensors, uploads
 
@@ -56,7 +56,7 @@ class EngineBackend:
         self._drain_s = drain_s
         self._folder = folder
         self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
-        self._keys = Keys()
+        self._keys = CancellationRegistry()
 
     def start(
         self,
@@ -70,7 +70,7 @@ class EngineBackend:
         Args:
             inputs: the request's tensors.
             on_event: called as `Transcriber.submit` calls it.
-            key: by which it can be cancelled; see `serve.triton.keys`.
+            key: by which it can be cancelled; see `serve.triton.cancellation`.
             priority: see `Transcriber.submit`.
         """
         work = functools.partial(self._start, inputs, on_event, key, priority)
@@ -122,14 +122,14 @@ class EngineBackend:
 
 
 def _let_go_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) -> None:
-    if isinstance(event, Finished | Failed):
+    if isinstance(event, RequestFinished | RequestFailed):
         file.let_go()
     on_event(event)
 
 
-def _offers(transcriber: "Transcriber") -> Offers:
+def _offers(transcriber: "Transcriber") -> EngineAbilities:
     capabilities = transcriber.capabilities
-    return Offers(
+    return EngineAbilities(
         languages=tuple(sorted(transcriber.tokenizer.languages)),
         detects_language=capabilities.detect_language,
         words=capabilities.words,

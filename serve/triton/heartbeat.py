@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from serve.wire.alive import INTERVAL_S, beat
+from serve.wire.liveness import INTERVAL_S, touch_heartbeat
 
 LAST_S = 60.0
 """The kernel ends the process after this time without a running Python thread."""
@@ -31,7 +31,7 @@ class Heartbeat:
         self._path = path
         self._parent = parent
         self._stop = os.eventfd(0)
-        beat(path)
+        touch_heartbeat(path)
         self._thread = threading.Thread(target=self._run, name="earshot-heartbeat", daemon=True)
         self._thread.start()
 
@@ -52,7 +52,7 @@ class Heartbeat:
         events.register(parent, select.POLLIN)
         signal.setitimer(signal.ITIMER_REAL, LAST_S)
         while not (ready := events.poll(1000 * INTERVAL_S)):
-            beat(self._path)
+            touch_heartbeat(self._path)
             signal.setitimer(signal.ITIMER_REAL, LAST_S)
         if any(fd == parent for fd, _ in ready):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ _JOIN_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class EngineMetric:
     """A metric and the fields of `Stats` that it exports."""
 
     name: str  # after `earshot_`
@@ -26,31 +26,31 @@ class Family:
 
 _OUTCOMES = "Requests by how they ended, the warm-up included; rejected = refused at once"
 FAMILIES = (
-    Family("requests_total", "counter", _OUTCOMES, (*get_args(Outcome), "rejected")),
-    Family("accepted_total", "counter", "Requests taken in", ("accepted",)),
-    Family("windows_total", "counter", "Windows decoded, first tries", ("windows",)),
-    Family(
+    EngineMetric("requests_total", "counter", _OUTCOMES, (*get_args(Outcome), "rejected")),
+    EngineMetric("accepted_total", "counter", "Requests taken in", ("accepted",)),
+    EngineMetric("windows_total", "counter", "Windows decoded, first tries", ("windows",)),
+    EngineMetric(
         "retries_total", "counter", "Windows decoded again at a higher temperature", ("retries",)
     ),
-    Family("loops_total", "counter", "Windows ended as they repeated themselves", ("loops",)),
-    Family("tokens_total", "counter", "Tokens sampled", ("tokens",)),
-    Family("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
-    Family("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),
-    Family("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
-    Family("untold_seconds_total", "counter", "Voice of which no text came", ("untold_s",)),
-    Family("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
-    Family("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),
-    Family("decode_seconds_total", "counter", "Time spent decoding", ("decode_s",)),
-    Family("pending_requests", "gauge", "Requests not yet ended", ("pending",)),
-    Family("queue_depth", "gauge", "Requests not yet started", ("queued",)),
-    Family("busy_slots", "gauge", "Windows decoding now", ("busy_slots",)),
-    Family("batch_size", "gauge", "Mean windows in a decoder step", ("mean_batch",)),
-    Family("rtfx", "gauge", "Seconds of audio answered for each busy second", ("rtfx",)),
+    EngineMetric("loops_total", "counter", "Windows ended as they repeated themselves", ("loops",)),
+    EngineMetric("tokens_total", "counter", "Tokens sampled", ("tokens",)),
+    EngineMetric("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
+    EngineMetric("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),
+    EngineMetric("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
+    EngineMetric("untold_seconds_total", "counter", "Voice of which no text came", ("untold_s",)),
+    EngineMetric("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
+    EngineMetric("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),
+    EngineMetric("decode_seconds_total", "counter", "Time spent decoding", ("decode_s",)),
+    EngineMetric("pending_requests", "gauge", "Requests not yet ended", ("pending",)),
+    EngineMetric("queue_depth", "gauge", "Requests not yet started", ("queued",)),
+    EngineMetric("busy_slots", "gauge", "Windows decoding now", ("busy_slots",)),
+    EngineMetric("batch_size", "gauge", "Mean windows in a decoder step", ("mean_batch",)),
+    EngineMetric("rtfx", "gauge", "Seconds of audio answered for each busy second", ("rtfx",)),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Offers:
+class EngineAbilities:
     """The features of an engine and its runtime, and their capacity."""
 
     languages: tuple[str, ...]  # codes
@@ -70,7 +70,7 @@ class Publisher:
     """
 
     def __init__(
-        self, stats: Callable[[], Stats], metric_family: MetricFamily, offers: Offers
+        self, stats: Callable[[], Stats], metric_family: MetricFamily, offers: EngineAbilities
     ) -> None:
         kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
         self._stats = stats
@@ -119,7 +119,7 @@ class Publisher:
                 metric.increment(max(0.0, value - metric.value()))
 
 
-def _facts(offers: Offers) -> list[tuple[str, str, float, dict[str, str]]]:
+def _facts(offers: EngineAbilities) -> list[tuple[str, str, float, dict[str, str]]]:
     """Return names, descriptions, values and labels of the constant metrics."""
     labels = {
         "languages": ",".join(offers.languages),

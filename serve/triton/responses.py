@@ -2,7 +2,7 @@
 
 Each request has a `Responder`, which outlives the model's `execute`. One thread, that of the
 `ResponseQueue`, sends the responses of all responders. Triton does not pass on cancellations; see
-`serve.triton.keys`.
+`serve.triton.cancellation`.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve.contract.errors import EarshotError, shown
-from serve.contract.messages import Failed, Finished, RequestHandle, TranscriberEvent
+from serve.contract.messages import RequestFailed, RequestFinished, RequestHandle, TranscriberEvent
 from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
@@ -88,10 +88,10 @@ class Responder:
         if sender is None:
             return
         try:
-            if isinstance(event, Finished):
+            if isinstance(event, RequestFinished):
                 outputs = tensors.transcript_outputs(event.transcript, phases=self._phases)
                 self._send(sender.response(outputs), final=True)
-            elif isinstance(event, Failed):
+            elif isinstance(event, RequestFailed):
                 self.fail(event.error)
             elif self._stream:
                 outputs = tensors.segment_outputs(event.segment)

@@ -16,14 +16,14 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Dims, Engine, TokenizerFacts
 from serve.contract.errors import DeviceError, UnavailableError
-from serve.native.rules.definition import Rules
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import new_state
 from serve.runtime.protocol import Capabilities, FinishReason
 from serve.trtllm.limits import (
     CROSS_KV_FRACTION,
     ENGINES_FOLDER,
-    Lengths,
-    Limits,
+    EngineLimits,
+    SequenceLimits,
     check_build,
     check_config,
     find_gpu,
@@ -62,7 +62,7 @@ class RulesCallback:
     def __init__(self, facts: TokenizerFacts, dims: Dims) -> None:
         self._facts = facts
         self._dims = dims
-        self._rules: dict[torch.device, Rules] = {}
+        self._rules: dict[torch.device, TokenRules] = {}
         # By client id; `CppExecutor` adds and removes them.
         self.requests: dict[int, ExecutorRequest] = {}
 
@@ -105,7 +105,7 @@ class RulesCallback:
         """Run `Rules` on every request at once; one row per request and beam."""
         rules = self._rules.get(device)
         if rules is None:
-            rules = self._rules[device] = Rules(self._facts, self._dims, device)
+            rules = self._rules[device] = TokenRules(self._facts, self._dims, device)
         begin = self._facts.timestamp_begin
         facts = [  # before last, last, highest timestamp, count, timestamps wanted
             [
@@ -149,12 +149,12 @@ class CppExecutor:
         UnavailableError: the executor does not start; the message is the library's.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, config: RuntimeConfig) -> None:
+    def __init__(self, engine: Engine, limits: EngineLimits, config: RuntimeConfig) -> None:
         # Imported here because it is heavy, starts MPI, and is absent on most machines.
         self._api: Any = importlib.import_module("tensorrt_llm.bindings.executor")
         trtllm = config.tensorrt_llm
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-        self.lengths: Lengths = limits
+        self.lengths: SequenceLimits = limits
         self._eot = facts.eot
         self._n_vocab = dims.n_vocab
         self._n_audio_ctx = dims.n_audio_ctx

@@ -21,7 +21,7 @@ REBUILD = "build it again with `make build-engine CONFIG=…`"
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
+class SequenceLimits:
     """The most tokens that a window's sequence may have."""
 
     max_prompt_tokens: int
@@ -29,7 +29,7 @@ class Lengths:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits(Lengths):
+class EngineLimits(SequenceLimits):
     """The limits that the compiled engines were built for; the manifest's `runtime_options`."""
 
     tensorrt_llm: str  # version of the library
@@ -40,7 +40,7 @@ class Limits(Lengths):
     max_beam_width: int
 
 
-def limits_of(engine: Engine) -> Limits:
+def limits_of(engine: Engine) -> EngineLimits:
     """Read the limits in an engine's manifest.
 
     Raises:
@@ -53,7 +53,9 @@ def limits_of(engine: Engine) -> Limits:
             f"'tensorrt_llm'; set build.runtime and {REBUILD}"
         )
     where = f"{engine.path}: runtime_options"
-    return from_table(Limits, manifest.runtime_options, where, error=EngineError, advice=REBUILD)
+    return from_table(
+        EngineLimits, manifest.runtime_options, where, error=EngineError, advice=REBUILD
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ def visible_gpu(device: str) -> str | None:
     return gpus[index]
 
 
-def check_build(engine: Engine, limits: Limits, version: str, gpu: Gpu) -> None:
+def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) -> None:
     """Refuse an engine compiled by another version or for another GPU: both would crash later.
 
     Raises:
@@ -130,7 +132,7 @@ def check_build(engine: Engine, limits: Limits, version: str, gpu: Gpu) -> None:
         )
 
 
-def check_config(limits: Limits, config: RuntimeConfig) -> None:
+def check_config(limits: EngineLimits, config: RuntimeConfig) -> None:
     """Refuse settings beyond the limits that the engine was compiled with, and the LLM API's.
 
     Raises:

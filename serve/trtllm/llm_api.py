@@ -34,7 +34,7 @@ from serve.contract.errors import ConfigError, DeviceError, UnavailableError
 from serve.runtime.protocol import Capabilities
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.limits import CHECKPOINT_FOLDER, CROSS_KV_FRACTION, Lengths, visible_gpu
+from serve.trtllm.limits import CHECKPOINT_FOLDER, CROSS_KV_FRACTION, SequenceLimits, visible_gpu
 from serve.trtllm.runtime import (
     LENGTH_PENALTY,
     ExecutorRequest,
@@ -130,7 +130,9 @@ class LlmApiExecutor:
             if token is not None
         }
         width = config.tensorrt_llm.beam_width
-        self.lengths = Lengths(max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx)
+        self.lengths = SequenceLimits(
+            max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx
+        )
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
             timestamps=False,

@@ -18,9 +18,9 @@ import torch
 
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import EarshotError, OptionError
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
+from serve.runtime.protocol import Capabilities, FinishReason, Gauges, Job, JobEvent, Scores
 from serve.speech.features import WINDOW_SAMPLES
-from serve.trtllm.limits import Lengths
+from serve.trtllm.limits import SequenceLimits
 
 FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
 LENGTH_PENALTY = 1.0  # of beams, as everywhere in Earshot; the library's default is none
@@ -61,7 +61,7 @@ class Executor(Protocol):
     """Takes requests and gives responses: TensorRT-LLM, however it is reached."""
 
     capabilities: Capabilities  # what its requests can ask for
-    lengths: Lengths  # what fits in a request
+    lengths: SequenceLimits  # what fits in a request
 
     def enqueue(self, request: ExecutorRequest) -> int:
         """Hand over a request and return its id; never blocks.
@@ -137,7 +137,7 @@ class TensorRTLLMRuntime:
         self._dims = engine.manifest.dims
         self._executor = executor
         self._windows: dict[int, _Window] = {}  # by request id
-        self._ended: list[Event] = []  # cancelled before the next poll
+        self._ended: list[JobEvent] = []  # cancelled before the next poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def submit(self, job: Job) -> None:
@@ -152,7 +152,7 @@ class TensorRTLLMRuntime:
             features = job.features.to("cpu", torch.float16).T.contiguous()
         self._send(_Window(job, features, probing, time.perf_counter(), job.prompt))
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[JobEvent]:
         """Wait for news; see `Runtime.poll`."""
         events, self._ended = self._ended, []
         if self._windows:
@@ -166,7 +166,7 @@ class TensorRTLLMRuntime:
             if window.job.id == job_id:
                 self._executor.cancel(request_id)
                 del self._windows[request_id]
-                self._ended.append(Event(job_id, finished="cancelled"))
+                self._ended.append(JobEvent(job_id, finished="cancelled"))
                 return
 
     def gauges(self) -> Gauges:
@@ -243,7 +243,7 @@ class TensorRTLLMRuntime:
             )
         self._windows[self._executor.enqueue(request)] = window
 
-    def _take(self, response: ExecutorResponse) -> list[Event]:
+    def _take(self, response: ExecutorResponse) -> list[JobEvent]:
         """Turn one response into events; one to a cancelled job is nobody's."""
         window = self._windows.get(response.id)
         if window is None:
@@ -252,7 +252,7 @@ class TensorRTLLMRuntime:
             del self._windows[response.id]
         if response.finished == "error":
             error = EarshotError(f"TensorRT-LLM failed this window: {response.error}")
-            return [Event(window.job.id, finished="error", error=error)]
+            return [JobEvent(window.job.id, finished="error", error=error)]
         if window.probing:
             if response.finished is not None:
                 self._note_probe(window, response)
@@ -260,7 +260,7 @@ class TensorRTLLMRuntime:
             return []
         return self._progress(window, response)
 
-    def _progress(self, window: _Window, response: ExecutorResponse) -> list[Event]:
+    def _progress(self, window: _Window, response: ExecutorResponse) -> list[JobEvent]:
         tokens = response.tokens
         # The end token counts below; it is no text, should the library leave it in.
         if tokens and tokens[-1] == self._facts.eot:
@@ -273,9 +273,9 @@ class TensorRTLLMRuntime:
         window.sampled += len(tokens) + ended
         self._count(tokens=len(tokens) + ended)
         if response.finished is None:
-            return [Event(window.job.id, tokens)] if tokens else []
+            return [JobEvent(window.job.id, tokens)] if tokens else []
         if response.finished == "cancelled":
-            return [Event(window.job.id, tokens, "cancelled")]
+            return [JobEvent(window.job.id, tokens, "cancelled")]
         scores = Scores(
             avg_logprob=_mean(response.logprob_sum, window.sampled),
             no_speech_prob=window.no_speech_prob,
@@ -285,7 +285,7 @@ class TensorRTLLMRuntime:
             decode_s=now - window.first_at,
             began_s=(window.began, window.first_at),
         )
-        return [Event(window.job.id, tokens, response.finished, scores)]
+        return [JobEvent(window.job.id, tokens, response.finished, scores)]
 
     def _note_probe(self, window: _Window, response: ExecutorResponse) -> None:
         """Keep what is told at start-of-transcript; put the language into the prompt."""

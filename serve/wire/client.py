@@ -11,7 +11,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from serve.contract.errors import CancelledError, DeadlineError, EarshotError, UnavailableError
-from serve.contract.messages import Finished, Request, Samples, SegmentReady, Transcript
+from serve.contract.messages import Request, RequestFinished, Samples, SegmentReady, Transcript
 from serve.wire import tensors
 
 _READY_S = 2.0
@@ -54,7 +54,7 @@ class PendingTranscript:
         self._context.cancel()
 
 
-class Client:
+class TritonClient:
     """Sends requests to one server. Thread-safe.
 
     Args:
@@ -121,7 +121,7 @@ class Client:
 
     def stream(
         self, request: Request, model: str = tensors.STREAM_MODEL
-    ) -> Iterator[SegmentReady | Finished]:
+    ) -> Iterator[SegmentReady | RequestFinished]:
         """Yield each segment as soon as it is known, then the whole answer.
 
         Closing the iterator early cancels the request. Triton itself, behind a gateway, has the
@@ -148,7 +148,7 @@ class Client:
                     client.async_stream_infer(model, _inputs(request))
                 while waiting:
                     event = self._next(messages, end)
-                    waiting = not isinstance(event, Finished)
+                    waiting = not isinstance(event, RequestFinished)
                     yield event
             except EarshotError as error:
                 waiting = isinstance(error, DeadlineError) or self._closed
@@ -176,7 +176,7 @@ class Client:
 
     def _next(
         self, messages: "queue.SimpleQueue[tuple[Any, Any]]", end: float
-    ) -> SegmentReady | Finished:
+    ) -> SegmentReady | RequestFinished:
         try:
             result, error = messages.get(timeout=max(0.0, end - time.monotonic()) + _GRACE_S)
         except queue.Empty:
@@ -184,7 +184,7 @@ class Client:
         if error is not None:
             raise self._error(error)
         if tensors.is_whole(result.as_numpy):
-            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+            return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
         (segment,) = tensors.segments_from_outputs(result.as_numpy)
         return SegmentReady(segment)
 

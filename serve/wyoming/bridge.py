@@ -5,7 +5,7 @@ import contextlib
 
 from serve.contract.errors import OverloadedError, UnavailableError
 from serve.wyoming.events import MAX_LINE_BYTES
-from serve.wyoming.session import Session, Settings
+from serve.wyoming.session import BridgeSettings, WyomingSession
 
 MAX_CONNECTIONS = 16
 
@@ -19,9 +19,9 @@ class Bridge:
         settings: of its sessions.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BridgeSettings) -> None:
         self._settings = settings
-        self._sessions: dict[asyncio.Task[None], Session] = {}
+        self._sessions: dict[asyncio.Task[None], WyomingSession] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -59,7 +59,7 @@ class Bridge:
             await asyncio.wait(tasks)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session, task = Session(reader, writer, self._settings), asyncio.current_task()
+        session, task = WyomingSession(reader, writer, self._settings), asyncio.current_task()
         assert task is not None
         try:
             if len(self._sessions) >= MAX_CONNECTIONS:

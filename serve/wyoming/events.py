@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class WyomingEvent:
     """A message from one side to the other."""
 
     type: str
@@ -36,7 +36,7 @@ class Event:
         return b"".join((to_json(head).encode(), b"\n", data, self.payload))
 
 
-def data_of(event: Event, kind: type[T]) -> T:
+def data_of(event: WyomingEvent, kind: type[T]) -> T:
     """Read an event's data as a dataclass; keys that are no field of it are passed over.
 
     Raises:
@@ -47,14 +47,14 @@ def data_of(event: Event, kind: type[T]) -> T:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Line:
+class _EventHeader:
     type: str
     data: dict[str, Any] | None = None
     data_length: Annotated[int, Field(ge=0, le=MAX_DATA_BYTES)] | None = None
     payload_length: Annotated[int, Field(ge=0, le=MAX_PAYLOAD_BYTES)] | None = None
 
 
-async def read_event(reader: asyncio.StreamReader) -> Event | None:
+async def read_event(reader: asyncio.StreamReader) -> WyomingEvent | None:
     """Read the next event; None where the client has gone.
 
     Args:
@@ -67,7 +67,7 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
         line = await _line(reader)
         if not line:
             return None
-        head = from_json(_Line, line, "an event", error=RequestError, extra="ignore")
+        head = from_json(_EventHeader, line, "an event", error=RequestError, extra="ignore")
         data = head.data or {}
         if head.data_length:
             behind = await reader.readexactly(head.data_length)
@@ -76,7 +76,7 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
         payload = await reader.readexactly(head.payload_length or 0)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return Event(head.type, data, payload)
+    return WyomingEvent(head.type, data, payload)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

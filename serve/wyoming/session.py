@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 from serve.contract.errors import DeadlineError, EarshotError, RequestError
-from serve.wyoming.events import Event, data_of, read_event
-from serve.wyoming.upstream import Answer, Upstream
-from serve.wyoming.utterance import AudioFormat, Budget, Options, Utterance
+from serve.wyoming.events import WyomingEvent, data_of, read_event
+from serve.wyoming.upstream import SpeechApiAnswer, SpeechApiClient
+from serve.wyoming.utterance import AudioFormat, Budget, TranscribeOptions, WyomingUtterance
 
 logger = logging.getLogger("earshot.wyoming")
 
@@ -22,10 +22,10 @@ _WHISPER = {"name": "OpenAI", "url": "https://github.com/openai/whisper"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class BridgeSettings:
     """The settings that all sessions share."""
 
-    upstream: Upstream
+    upstream: SpeechApiClient
     languages: tuple[str, ...]  # codes that clients are told of
     language: str | None  # of whoever names none; None: it is detected
     idle_s: float  # that a client may say nothing
@@ -37,7 +37,7 @@ class _Ping:
     text: str | None = None
 
 
-class Session:
+class WyomingSession:
     """A connection.
 
     Args:
@@ -47,14 +47,14 @@ class Session:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: BridgeSettings
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._settings = settings
-        self._ahead: asyncio.Task[Event | None] | None = None
-        self._options = Options()
-        self._utterance: Utterance | None = None
+        self._ahead: asyncio.Task[WyomingEvent | None] | None = None
+        self._options = TranscribeOptions()
+        self._utterance: WyomingUtterance | None = None
         self._last = False
 
     @property
@@ -88,7 +88,7 @@ class Session:
         except EarshotError as deaf:
             logger.warning("%s", deaf)
 
-    async def _next(self) -> Event | None:
+    async def _next(self) -> WyomingEvent | None:
         self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
         try:
             async with asyncio.timeout(self._settings.idle_s):
@@ -102,7 +102,7 @@ class Session:
 
     async def _say(self, kind: str, data: dict[str, Any]) -> None:
         try:
-            self._writer.write(Event(kind, data).write())
+            self._writer.write(WyomingEvent(kind, data).write())
             async with asyncio.timeout(_WRITE_S):
                 await self._writer.drain()
         except TimeoutError:
@@ -113,7 +113,7 @@ class Session:
 
     # ---------------------------------------------------------------- events
 
-    async def _describe(self, event: Event) -> None:
+    async def _describe(self, event: WyomingEvent) -> None:
         models = await self._settings.upstream.models()
         languages = list(self._settings.languages)
         about = {"installed": True, "version": None}
@@ -140,22 +140,22 @@ class Session:
         others = ("tts", "handle", "intent", "wake", "mic", "snd")
         await self._say("info", {"asr": [program], **{name: [] for name in others}})
 
-    async def _ping(self, event: Event) -> None:
+    async def _ping(self, event: WyomingEvent) -> None:
         await self._say("pong", {"text": data_of(event, _Ping).text})
 
-    async def _transcribe(self, event: Event) -> None:
-        self._options = data_of(event, Options)
+    async def _transcribe(self, event: WyomingEvent) -> None:
+        self._options = data_of(event, TranscribeOptions)
 
-    async def _audio_start(self, event: Event) -> None:
+    async def _audio_start(self, event: WyomingEvent) -> None:
         self._drop()
-        self._utterance = Utterance(data_of(event, AudioFormat), self._settings.budget)
+        self._utterance = WyomingUtterance(data_of(event, AudioFormat), self._settings.budget)
 
-    async def _audio_chunk(self, event: Event) -> None:
+    async def _audio_chunk(self, event: WyomingEvent) -> None:
         format = data_of(event, AudioFormat)
-        self._utterance = self._utterance or Utterance(format, self._settings.budget)
+        self._utterance = self._utterance or WyomingUtterance(format, self._settings.budget)
         self._utterance.add(format, event.payload)
 
-    async def _audio_stop(self, event: Event) -> None:
+    async def _audio_stop(self, event: WyomingEvent) -> None:
         if self._utterance is None:
             raise RequestError("audio-stop came without audio; expected audio-start before it")
         options = self._options
@@ -163,7 +163,7 @@ class Session:
             options = dataclasses.replace(options, language=self._settings.language)
         if (answer := await self._while_client_waits(self._utterance, options)) is not None:
             await self._say("transcript", {"text": answer.text, "language": answer.language})
-        self._options = Options()
+        self._options = TranscribeOptions()
         self._drop()
 
     def _drop(self) -> None:
@@ -171,10 +171,12 @@ class Session:
             self._utterance.close()
         self._utterance = None
 
-    async def _while_client_waits(self, utterance: Utterance, options: Options) -> Answer | None:
+    async def _while_client_waits(
+        self, utterance: WyomingUtterance, options: TranscribeOptions
+    ) -> SpeechApiAnswer | None:
         """Return the server's answer; None where the client has gone, and the server knows it."""
         if not utterance.seconds:
-            return Answer("")  # nothing was said
+            return SpeechApiAnswer("")  # nothing was said
         answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, options))
         self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
         try:
@@ -184,7 +186,7 @@ class Session:
         finally:
             answer.cancel()
 
-    _HANDLERS: ClassVar[dict[str, Callable[["Session", Event], Awaitable[None]]]] = {
+    _HANDLERS: ClassVar[dict[str, Callable[["WyomingSession", WyomingEvent], Awaitable[None]]]] = {
         "describe": _describe,
         "ping": _ping,
         "transcribe": _transcribe,

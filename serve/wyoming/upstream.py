@@ -22,7 +22,7 @@ from serve.contract.errors import (
     shown,
 )
 from serve.speech.languages import language_code
-from serve.wyoming.utterance import Options, Utterance
+from serve.wyoming.utterance import TranscribeOptions, WyomingUtterance
 
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
@@ -31,7 +31,7 @@ _HEADER_VALUE = re.compile(r"[!-~]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class SpeechApiAnswer:
     """The server's answer to an utterance."""
 
     text: str
@@ -58,7 +58,7 @@ class _ErrorBody:
     error: _Error
 
 
-class Upstream:
+class SpeechApiClient:
     """A server.
 
     Args:
@@ -97,7 +97,9 @@ class Upstream:
         answer = await self._ask("GET", "/v1/models")
         return tuple(model.id for model in _read(_Models, answer).data)
 
-    async def transcribe(self, utterance: Utterance, options: Options) -> Answer:
+    async def transcribe(
+        self, utterance: WyomingUtterance, options: TranscribeOptions
+    ) -> SpeechApiAnswer:
         """Ask for an utterance's text.
 
         Raises:
@@ -116,8 +118,8 @@ class Upstream:
         ]
         kind, body = _form(fields, utterance.wav())
         received = await self._ask("POST", "/v1/audio/transcriptions", kind, body)
-        answer = _read(Answer, received)
-        return Answer(answer.text.strip(), language_code(answer.language or ""))
+        answer = _read(SpeechApiAnswer, received)
+        return SpeechApiAnswer(answer.text.strip(), language_code(answer.language or ""))
 
     async def _ask(
         self, method: str, path: str, kind: str = "", body: Sequence[bytes] = ()

@@ -44,7 +44,7 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class TranscribeOptions:
     """The options of the event `transcribe`, which may precede an utterance."""
 
     name: str | None = None  # of a model
@@ -73,7 +73,7 @@ class AudioFormat:
         return self.rate * self.width * self.channels
 
 
-class Utterance:
+class WyomingUtterance:
     """Samples as they come.
 
     Args:

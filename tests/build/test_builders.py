@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from build.builders import up_to_date
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from build.writer import write_manifest
 from serve.contract.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
 from tests.checkpoints import write_engine
@@ -18,7 +18,7 @@ def target(tmp_path):
 
 def test_an_engine_is_up_to_date_until_something_changes(checkpoint, target):
     def current(changed=checkpoint, verified=False, **build):
-        config = Config(engine=str(target), build=BuildConfig(**build))
+        config = BuildProduct(engine=str(target), build=BuildConfig(**build))
         return up_to_date(changed, config, verified)
 
     assert not current()
@@ -43,9 +43,9 @@ def test_an_engine_is_up_to_date_until_something_changes(checkpoint, target):
 
 def test_an_engine_without_mel_filters_is_not_up_to_date(checkpoint, target):
     manifest = write_engine(checkpoint, target).manifest
-    assert up_to_date(checkpoint, Config(engine=str(target)), verified=False)
+    assert up_to_date(checkpoint, BuildProduct(engine=str(target)), verified=False)
     files = {name: facts for name, facts in manifest.files.items() if name != MEL_FILTERS_FILE}
     write_manifest(target, dataclasses.replace(manifest, files=files))
     (target / MEL_FILTERS_FILE).unlink()
     assert open_engine(target).manifest.files == files
-    assert not up_to_date(checkpoint, Config(engine=str(target)), verified=False)
+    assert not up_to_date(checkpoint, BuildProduct(engine=str(target)), verified=False)

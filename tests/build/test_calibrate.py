@@ -13,9 +13,9 @@ from build import calibrate, native
 from build.__main__ import main
 from build.builders import build_engine, check, up_to_date
 from build.calibrate import calibration_of, clip_windows, second_moments
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from build.native import convert
-from build.recordings import Recording
+from build.recordings import VerificationAudio
 from build.reference import features_of
 from build.summary import summary
 from serve.contract.engine import open_engine, tensor_kinds
@@ -51,14 +51,14 @@ def few_tokens(monkeypatch):
 def windows():
     rng = np.random.default_rng(1)
     speech = [(0.1 * rng.standard_normal(8 * SAMPLE_RATE)).astype(np.float32) for _ in range(3)]
-    return [Recording(f"noise {i}", samples) for i, samples in enumerate(speech)]
+    return [VerificationAudio(f"noise {i}", samples) for i, samples in enumerate(speech)]
 
 
 @pytest.fixture
 def config_of(monkeypatch):
     def config_of(target, manifest, **changes):
         monkeypatch.setattr(native, "CALIBRATE_CLIPS", str(manifest))
-        return Config(engine=str(target), build=BuildConfig(calibrate=True, **changes))
+        return BuildProduct(engine=str(target), build=BuildConfig(calibrate=True, **changes))
 
     return config_of
 
@@ -166,7 +166,7 @@ def test_clips_that_cannot_be_had_are_named(checkpoint, manifest, tmp_path, conf
 
 @pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
 def test_builders_that_round_themselves_refuse(runtime):
-    config = Config(build=BuildConfig(runtime=runtime, calibrate=True))
+    config = BuildProduct(build=BuildConfig(runtime=runtime, calibrate=True))
     with pytest.raises(ConfigError, match=r"--calibrate, but build\.runtime"):
         check(config)
 

@@ -1,4 +1,4 @@
-"""build.checkpoint and build.names: both formats, every size, and what is refused."""
+"""build.checkpoint and build.tensor_names: both formats, every size, and what is refused."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from build.checkpoint import folder_files, open_checkpoint
-from build.names import foreign_name
+from build.tensor_names import source_tensor_name
 from serve.contract.engine import tensor_kinds
 from tests.checkpoints import (
     NANO,
@@ -44,9 +44,9 @@ def test_names_and_shapes_of_every_published_size(size):
     shape = PUBLISHED[size]
     theirs = {name: tuple(tensor.shape) for name, tensor in hugging_face_tensors(shape).items()}
     ours = {name: tensor_shape for name, tensor_shape, _ in tensor_kinds(shape.dims)}
-    assert {foreign_name(name, "hf"): s for name, s in ours.items()} == theirs
+    assert {source_tensor_name(name, "hf"): s for name, s in ours.items()} == theirs
     for name in ours:
-        assert foreign_name(name, "openai") == openai_name(foreign_name(name, "hf"))
+        assert source_tensor_name(name, "openai") == openai_name(source_tensor_name(name, "hf"))
 
 
 @pytest.mark.parametrize(

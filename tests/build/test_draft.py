@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from build.builders import build_engine, check, up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from build.draft import with_draft
 from build.quantize import quantize_rows
 from serve.contract.engine import Draft, scale_name, tensor_specs
@@ -147,7 +147,7 @@ def test_a_draft_with_other_special_tokens_is_refused(main, folder, stored):
 
 def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
     both = with_draft(main, str(folder))
-    config = Config(engine=str(tmp_path / "engine"))
+    config = BuildProduct(engine=str(tmp_path / "engine"))
     build_engine(both, config, log=print)
     assert up_to_date(both, config, verified=False)
     assert not up_to_date(main, config, verified=False)
@@ -157,7 +157,7 @@ def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
 
 @pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
 def test_other_runtimes_refuse_a_draft(runtime):
-    config = Config(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
+    config = BuildProduct(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
     with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' hold no"):
         check(config)
     check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))

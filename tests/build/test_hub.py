@@ -7,7 +7,7 @@ from huggingface_hub import errors
 
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
-from build.hub import Found, checkpoint_folder
+from build.hub import CheckpointLocation, checkpoint_folder
 from eval.accuracy import prepare
 from eval.config import Config
 from serve.contract.errors import MissingCheckpointError
@@ -62,7 +62,7 @@ def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
 
 
 def test_the_revision_found_is_remembered(hub):
-    assert checkpoint_folder(HUB_ID) == Found(hub.cache, PINNED)
+    assert checkpoint_folder(HUB_ID) == CheckpointLocation(hub.cache, PINNED)
     assert hub.asked[0] == (HUB_ID, None)
 
 
@@ -79,7 +79,9 @@ def test_shards_come_with_their_index(hub, folder):
 def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
     monkeypatch.chdir(folder.parent.parent)
     name = f"{folder.parent.name}/{folder.name}"  # which a hub id may look like
-    assert checkpoint_folder(name) == Found(folder.relative_to(folder.parent.parent), name)
+    assert checkpoint_folder(name) == CheckpointLocation(
+        folder.relative_to(folder.parent.parent), name
+    )
     assert hub.asked == []
 
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
-from build.recordings import Recording, read_recordings, recordings_of
+from build.recordings import VerificationAudio, read_recordings, recordings_of
 from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError, FileError
-from serve.native import parts
+from serve.native import resources
 from serve.speech.features import SAMPLE_RATE
 from tests.checkpoints import (
     NANO,
@@ -34,7 +34,7 @@ def few_tokens(monkeypatch):
 def recordings():
     """Noise, which a checkpoint of random weights hears as well as speech."""
     noise = np.random.default_rng(0).standard_normal(6 * SAMPLE_RATE)
-    return [Recording("noise.wav", (0.1 * noise).astype(np.float32))]
+    return [VerificationAudio("noise.wav", (0.1 * noise).astype(np.float32))]
 
 
 def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
@@ -74,7 +74,7 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
     checkpoint, tmp_path, recordings, monkeypatch
 ):
     """Greedy tokens cannot tell: every logit is wrong by the same factor."""
-    engine, choose = write_engine(checkpoint, tmp_path / "engine", "fp16"), parts.choose
+    engine, choose = write_engine(checkpoint, tmp_path / "engine", "fp16"), resources.choose
 
     def slightly_wrong(*arguments):
         chosen = choose(*arguments)
@@ -83,7 +83,7 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
         changed = {**own, "logits": lambda *inputs: 1.02 * plain.logits(*inputs)}
         return dataclasses.replace(chosen, decoder=types.SimpleNamespace(**changed))
 
-    monkeypatch.setattr(parts, "choose", slightly_wrong)
+    monkeypatch.setattr(resources, "choose", slightly_wrong)
     with pytest.raises(EngineError, match=r"logits deviate by 2\.00%"):
         verify.verify(engine, checkpoint, recordings)
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from build.builders import fill
-from build.config import Config
+from build.config import BuildProduct
 from build.writer import staged, write_manifest
 from serve.contract.engine import MANIFEST_FILE, open_engine
 from serve.contract.errors import EngineError
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-INT8 = Config()
+INT8 = BuildProduct()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from eval.clients import (
 )
 from eval.server import Addresses
 from serve.speech import audio
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 CLIP = (Path(__file__).parents[1] / "data" / "en_thanks.flac").read_bytes()
 NOBODY = Addresses("127.0.0.1:1", "127.0.0.1:1")
@@ -28,7 +28,7 @@ WITHOUT_JOBS = {name: send for name, send in CLIENTS.items() if name != "job"}
 
 
 def ask_of(data, patience_s=60.0):
-    samples = audio.whole(audio.decode(CLIP, Limits(60.0)))
+    samples = audio.whole(audio.decode(CLIP, AudioLimits(60.0)))
     return Ask(data, patience_s=patience_s, samples=samples)
 
 

@@ -16,9 +16,9 @@ import transformers
 
 from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
-from build.config import BuildConfig, Config
+from build.config import BuildConfig, BuildProduct
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Dims, Source, TokenizerFacts, tensor_kinds
+from serve.contract.engine import CheckpointSource, Dims, TokenizerFacts, tensor_kinds
 from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.trtllm import llm_api, worker
 from tests.checkpoints import NANO, PUBLISHED, random_weights, write_hf
@@ -124,20 +124,20 @@ def make_config(**trtllm):
     runtime = RuntimeConfig(
         device="cuda", slots=4, encoder_batch=2, tensorrt_llm=TrtllmConfig(**trtllm)
     )
-    return Config(name="small", runtime=runtime)
+    return BuildProduct(name="small", runtime=runtime)
 
 
 def compile_engine(checkpoint, config, precision, target, log=lambda _: None):
     """Build for TensorRT-LLM 1.2, with the limits of `config.runtime`."""
     build = BuildConfig(runtime="tensorrt_llm", precision=precision)
-    config = Config(engine=str(target), runtime=config.runtime, build=build)
+    config = BuildProduct(engine=str(target), runtime=config.runtime, build=build)
     return build_engine(checkpoint, config, log)
 
 
 def copy_engine(checkpoint, target, log=lambda _: None, **build):
     """Build for TensorRT-LLM's LLM API; keywords are `BuildConfig`'s."""
     build = BuildConfig(**{"runtime": "tensorrt_llm_api", "precision": "fp16", **build})
-    return build_engine(checkpoint, Config(engine=str(target), build=build), log)
+    return build_engine(checkpoint, BuildProduct(engine=str(target), build=build), log)
 
 
 def dims_of(size):
@@ -169,7 +169,7 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
         tensors=tensors,
         facts=facts,
         tokenizer_json=b"{}",
-        source=Source("random", "0" * 64),
+        source=CheckpointSource("random", "0" * 64),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         origin="",
         notes=(),

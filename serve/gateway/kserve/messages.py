@@ -18,10 +18,10 @@ from tritonclient.grpc import InferResult, service_pb2
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
 from serve.contract.messages import (
-    Finished,
     Phase,
     Priority,
     Request,
+    RequestFinished,
     Samples,
     Segment,
     SegmentReady,
@@ -392,7 +392,7 @@ def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
         raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
 
 
-def stream_event(answer: bytes) -> SegmentReady | Finished:
+def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
     """Read a `ModelStreamInferResponse`.
 
     Raises:
@@ -401,7 +401,7 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     try:
         if tensors.is_whole(result.as_numpy):
-            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+            return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
         (segment,) = tensors.segments_from_outputs(result.as_numpy)
     except EarshotError as error:
         raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error

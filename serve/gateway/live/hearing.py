@@ -19,8 +19,8 @@ import soxr
 
 from serve.contract.messages import Samples
 from serve.gateway.live.settings import Format
-from serve.speech.activity import FRAME, Detector, Options, Voice
 from serve.speech.rate import SAMPLE_RATE
+from serve.speech.vad import FRAME, VadModel, VadOptions, VadState
 
 _BLOCK_S = 0.096  # audio of a block at least: handing one to a thread costs as much as a frame
 _PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, as OpenAI's API has them
@@ -51,11 +51,11 @@ class Hearing:
     """
 
     def __init__(
-        self, format: Format, options: Options, detector: Detector, pool: Executor
+        self, format: Format, options: VadOptions, detector: VadModel, pool: Executor
     ) -> None:
         self._detector = detector
         self._pool = pool
-        self._voice = Voice(options)
+        self._voice = VadState(options)
         self._resampler = StreamResampler(format)
         self._arrivals = Arrivals(_now_s())
         self._data = bytearray()  # smaller than a block
@@ -108,7 +108,7 @@ class Hearing:
         self._resampler.clear()
         return len(self.rest())
 
-    def tune(self, format: Format, options: Options, speaking: bool) -> None:
+    def tune(self, format: Format, options: VadOptions, speaking: bool) -> None:
         """Judge what comes after a `flush` by other settings.
 
         Args:
@@ -118,7 +118,7 @@ class Hearing:
         """
         if format != self._resampler.format:
             self._resampler = StreamResampler(format)
-        before, self._voice = self._voice, Voice(options)
+        before, self._voice = self._voice, VadState(options)
         self._voice.speaking, self._voice.quiet_since = before.speaking, before.quiet_since
         if speaking and not before.speaking:
             self._voice.speaking, self._voice.quiet_since = True, self._judged

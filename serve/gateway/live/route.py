@@ -64,7 +64,7 @@ from serve.gateway.live.settings import (
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.models import Target
 from serve.gateway.target import AudioLength
-from serve.speech.activity import Detector
+from serve.speech.vad import VadModel
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -128,7 +128,7 @@ class RealtimeRoute:
             if self._services.target is not None:
                 self._services.target.require_live(len(streams) - 1)
             try:
-                detector = await asyncio.to_thread(Detector)  # the first one reads the model
+                detector = await asyncio.to_thread(VadModel)  # the first one reads the model
             except EarshotError as error:
                 raise ApiError(error) from error
             connection = _Connection(self._services, websocket, context, permit, stop)
@@ -179,7 +179,7 @@ class _Connection:
         self._stop = stop
 
     async def serve(
-        self, settings: SessionSettings, detector: Detector, pool: ThreadPoolExecutor
+        self, settings: SessionSettings, detector: VadModel, pool: ThreadPoolExecutor
     ) -> None:
         """Accept the connection, and serve its session to the end.
 

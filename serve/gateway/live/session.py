@@ -33,9 +33,9 @@ from serve.gateway.live.settings import (
 )
 from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.activity import Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
+from serve.speech.vad import VadModel, VadOptions
 
 MAX_ERRORS = 100
 """Wrong events of one client after which the session ends."""
@@ -90,7 +90,7 @@ class LiveSession:
         transcribe: Transcribe,
         send: Send,
         charge: Callable[[float], None],
-        detector: Detector,
+        detector: VadModel,
         pool: Executor,
         metrics: LiveMetrics,
         streams: Callable[[], int],
@@ -424,10 +424,10 @@ class UpdatePacer:
         self.due_s = now_s + self._update_s * tries
 
 
-def _options(settings: SessionSettings) -> Options:
+def _options(settings: SessionSettings) -> VadOptions:
     """Return the bounds of speech; the defaults if the client commits itself."""
     vad = settings.input.turn_detection or ServerVad()
-    return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
+    return VadOptions(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
 
 
 def _paused(utterance: LiveUtterance) -> bool:

@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from serve.contract.errors import ConfigError, shown
-from serve.contract.messages import Finished, Task, Transcript
+from serve.contract.messages import RequestFinished, Task, Transcript
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
@@ -184,7 +184,7 @@ async def _pass_on(
         if answer is None:
             raise errors.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
-        if isinstance(event, Finished):
+        if isinstance(event, RequestFinished):
             await events.send(done_event(event.transcript, fields))
             await events.end()
             return event.transcript

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
-from serve.speech.bare import bare
+from serve.speech.text_normalizer import normalize_text
 
 ALLOWANCE = 0.5
 """Standard deviations by which requests' gaps may rise before they add up."""
@@ -62,7 +62,7 @@ def compare(served: Transcript, reference: Transcript) -> Comparison:
     """Compare two answers to the same request."""
     import jiwer  # noqa: PLC0415 - of the gateways that watch alone
 
-    expected, text = bare(reference.text), bare(served.text)
+    expected, text = normalize_text(reference.text), normalize_text(served.text)
     if expected:
         out = jiwer.process_characters([expected], [text])
         edits = out.substitutions + out.deletions + out.insertions

@@ -15,9 +15,9 @@ import torch
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
 from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
-from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
-from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels import reference_ops
+from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm, Scaled
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 Tensor = torch.Tensor
 Flow = TypeVar("Flow")
@@ -31,7 +31,7 @@ class DecoderOps(Protocol[Flow]):
 
     def store(self, matrix: Matrix) -> Matrix: ...
 
-    def embed(self, feed: Feed, tokens: Tensor, places: Tensor) -> Tensor: ...
+    def embed(self, feed: StepBatch, tokens: Tensor, places: Tensor) -> Tensor: ...
 
     def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow: ...
 
@@ -45,9 +45,11 @@ class DecoderOps(Protocol[Flow]):
         self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor: ...
 
-    def self_attention(self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor: ...
+    def self_attention(
+        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, feed: StepBatch
+    ) -> Tensor: ...
 
-    def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> Tensor: ...
+    def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> Tensor: ...
 
     def store_cross(
         self, x: Tensor, slots: Tensor, cache: Tensor, scale: Tensor | None
@@ -91,9 +93,9 @@ class Ops:
     encoder: EncoderOps[Any]
     fp8: bool = False  # whether the encoder's products are
     # See `definition.token_probability`.
-    token_probability: Callable[[Tensor, Tensor, int], Tensor] = definition.token_probability
+    token_probability: Callable[[Tensor, Tensor, int], Tensor] = reference_ops.token_probability
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
-    # `serve.speech.words.handovers` is the definition.
+    # `serve.speech.words.monotonic_path` is the definition.
     warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     # (scores, tokens, frames, least) -> matrix; see `smooth`. None: plain torch does it.
     smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
@@ -104,8 +106,8 @@ _PLAIN = ("cpu", "float32")  # what plain torch computes in there
 
 def torch_only(reason: str, dtype: torch.dtype = torch.float32) -> Ops:
     """Plain torch for every operation."""
-    decoder: DecoderOps[Tensor] = definition
-    encoder: EncoderOps[Tensor] = definition
+    decoder: DecoderOps[Tensor] = reference_ops
+    encoder: EncoderOps[Tensor] = reference_ops
     return Ops("torch", reason, dtype, False, False, decoder, encoder)
 
 
@@ -253,7 +255,7 @@ def _has_bulk_copies(device: torch.device) -> bool:
 
 def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
     if not _has_bulk_copies(device):
-        return definition
+        return reference_ops
     from serve.native.kernels.encoder import (  # noqa: PLC0415 - only where triton is
         Fp8Encoder,
         TritonEncoder,
@@ -268,14 +270,14 @@ def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
     from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - only where triton is
-    from serve.native.kernels.pending import Pending  # noqa: PLC0415 - only where triton is
+    from serve.native.kernels.partial_sums import PartialSums  # noqa: PLC0415 - only where triton is
     from serve.native.kernels.probability import (  # noqa: PLC0415 - only where triton is
         token_probability,
     )
     from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - only where triton is
     from serve.native.kernels.warp import warp  # noqa: PLC0415 - only where triton is
 
-    decoder: DecoderOps[Tensor | Pending]
+    decoder: DecoderOps[Tensor | PartialSums]
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
     encoder = _encoder(device, fp8)
     return Ops(

@@ -36,8 +36,8 @@ from serve.native.kernels.splits import (
     RAISED,
     RUNS,
     SUBNORMAL,
-    Keys,
-    Shared,
+    CrossCache,
+    SplitGroups,
     Workspace,
     add_run,
     group_of,
@@ -51,8 +51,8 @@ from serve.native.kernels.splits import (
 @gluon.jit(do_not_specialize=("feeds", "begin", "end"))
 def cross_kernel(
     q: Sums,
-    cache: Keys,
-    groups: Shared,
+    cache: CrossCache,
+    groups: SplitGroups,
     out,
     workspace: Workspace,
     feeds: int,
@@ -137,7 +137,7 @@ def _sum_of_runs(
 
 @gluon.jit
 def _next_split(
-    groups: Shared,
+    groups: SplitGroups,
     item: int,
     items: int,
     begin: int,
@@ -172,7 +172,7 @@ def _attend(
     query,
     keys,
     values,
-    cache: Keys,
+    cache: CrossCache,
     at,
     there: int,
     n_at,
@@ -239,8 +239,8 @@ def _store_part(
 @gluon.jit(do_not_specialize=("feeds", "begin", "end", "items"))
 def cross_stream_kernel(
     q: Sums,
-    cache: Keys,
-    groups: Shared,
+    cache: CrossCache,
+    groups: SplitGroups,
     out,
     workspace: Workspace,
     feeds: int,

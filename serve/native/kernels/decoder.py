@@ -14,15 +14,13 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.contract.engine import HEAD_DIM
-from serve.native.kernels import definition
+from serve.native.kernels import reference_ops
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
 from serve.native.kernels.cross import cross_kernel, cross_stream_kernel
-from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
-from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.launch import Overlap, launch
 from serve.native.kernels.linear import (
-    Ending,
-    Steps,
+    Epilogue,
+    EpilogueSteps,
     few_rows_kernel,
     finish_kernel,
     many_rows_kernel,
@@ -30,11 +28,13 @@ from serve.native.kernels.linear import (
     wide_rows_kernel,
 )
 from serve.native.kernels.packed import pack
-from serve.native.kernels.pending import Flow, Pending, given, unfinished
-from serve.native.kernels.splits import RUNS, Form, Keys, Shared, Workspace
+from serve.native.kernels.partial_sums import Flow, PartialSums, given, unfinished
+from serve.native.kernels.prefill_attention import attend_to_audio, attend_to_texts
+from serve.native.kernels.reference_ops import LAYER_NORM_EPS, CrossKV, Matrix, Norm
+from serve.native.kernels.skinny_gemm import THIN_ROWS, multiply_thin, normalises
+from serve.native.kernels.splits import RUNS, CrossCache, SplitConfig, SplitGroups, Workspace
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.store import quantize_kernel
-from serve.native.kernels.texts import attend_to_audio, attend_to_texts
-from serve.native.kernels.thin import THIN_ROWS, multiply_thin, normalises
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
 _FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
@@ -81,7 +81,7 @@ class TritonOps:
         )
 
     def _norm(
-        self, x: torch.Tensor, delta: Pending | None, params: Norm
+        self, x: torch.Tensor, delta: PartialSums | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, layer norm of that); without delta, (x, layer norm)."""
         added, parts, quantized = unfinished(x if delta is None else delta)
@@ -127,7 +127,7 @@ class TritonOps:
         """(Norm of) x times a matrix, finished; None if x has more rows than one kernel takes."""
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
-        assert not isinstance(residual, Pending)
+        assert not isinstance(residual, PartialSums)
         if params is not None and not (len(x) == 1 and normalises(x.shape[1])):
             x, params = self._norm(x, None, params)[1], None
         out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
@@ -148,13 +148,15 @@ class TritonOps:
         normed = self._normed(x, params)
         if len(normed) > FEW_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
-        return self._finish(Pending(self._parts(normed, matrix), matrix, normed.dtype), gelu=True)
+        return self._finish(
+            PartialSums(self._parts(normed, matrix), matrix, normed.dtype), gelu=True
+        )
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
         """See `definition.linear_residual`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, residual=residual)) is not None:
             return thin
-        if isinstance(residual, Pending):
+        if isinstance(residual, PartialSums):
             assert residual.value is not None, "a residual is normalised before it is used again"
             residual = residual.value
         return self._linear(x, matrix, residual)
@@ -173,7 +175,7 @@ class TritonOps:
         if len(normed) > _FEWEST_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
         parts = self._parts(normed, matrix)
-        return self._finish(Pending(parts, matrix, torch.float32), gelu=False)
+        return self._finish(PartialSums(parts, matrix, torch.float32), gelu=False)
 
     def finish(self, x: Flow) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
@@ -181,7 +183,7 @@ class TritonOps:
         value = self._finish(x, gelu=False)
         return value if x.residual is None else value + x.residual
 
-    def _finish(self, x: Pending, gelu: bool) -> torch.Tensor:
+    def _finish(self, x: PartialSums, gelu: bool) -> torch.Tensor:
         parts, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
         steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
@@ -203,7 +205,7 @@ class TritonOps:
     ) -> Flow:
         if len(x) > FEW_ROWS:
             return self._finished_linear(x, matrix, residual, gelu=False, dtype=x.dtype)
-        return Pending(self._parts(x, matrix), matrix, x.dtype, residual)
+        return PartialSums(self._parts(x, matrix), matrix, x.dtype, residual)
 
     def _parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         """The unfinished sums of a linear layer: float32 (parts, rows, out)."""
@@ -235,11 +237,11 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        ending = Ending(
+        ending = Epilogue(
             given(matrix.scale, matrix.weight), given(matrix.bias, x), given(residual, x)
         )
         has = (matrix.scale is not None, matrix.bias is not None)
-        steps = Steps(*has, gelu, has_residual=residual is not None)
+        steps = EpilogueSteps(*has, gelu, has_residual=residual is not None)
         sizes = (rows, n_out, depth, part_of(depth))
         wide = matrix.wide if gains_from_wide(rows, n_out) else None
         if wide is None:
@@ -275,7 +277,7 @@ class TritonOps:
         return out
 
     def self_attention(
-        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: Feed
+        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: StepBatch
     ) -> torch.Tensor:
         """See `definition.self_attention`; of each row's past only what it has is read."""
         _, n_ctx, heads, head_dim = k_cache.shape
@@ -315,7 +317,7 @@ class TritonOps:
         )
         return out
 
-    def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> torch.Tensor:
+    def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
         """See `definition.cross_attention`; what a feed gets depends on nothing but its slot.
 
         Triton's interpreter knows no Gluon: under it this is plain torch.
@@ -323,8 +325,8 @@ class TritonOps:
         if groups.whole and isinstance(q, torch.Tensor):
             return attend_to_audio(q, cross, groups)
         if not self._on_gpu:
-            return definition.cross_attention(self.finish(q), cross, groups)
-        feeds = q.parts.shape[1] if isinstance(q, Pending) else len(q)
+            return reference_ops.cross_attention(self.finish(q), cross, groups)
+        feeds = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
         width = cross.k.shape[1] * cross.k.shape[3]
         out = torch.empty((feeds, width), dtype=q.dtype, device=cross.k.device)
         assert not groups.direct or (groups.most == 1 and feeds <= self._room)
@@ -333,7 +335,7 @@ class TritonOps:
         return out
 
     def _attend_across(
-        self, q: Flow, cross: CrossKV, groups: Groups, out: torch.Tensor, begin: int, end: int
+        self, q: Flow, cross: CrossKV, groups: SlotGroups, out: torch.Tensor, begin: int, end: int
     ) -> None:
         """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
         _, heads, n_keys, _ = cross.k.shape
@@ -343,12 +345,12 @@ class TritonOps:
         assert k.is_contiguous() and v.is_contiguous()
         pdl = self._overlap.gains(len(out))
         run = _CROSS_RUN[cross.k.dtype]
-        form = Form(
+        form = SplitConfig(
             parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)
         )
         k_scale, v_scale = (given(x, numbers.numbers) for x in (cross.k_scale, cross.v_scale))
-        shared = Shared(groups.slots, groups.first, groups.count)
-        arguments = (numbers, Keys(k, v, k_scale, v_scale), shared, out, self._workspace)
+        shared = SplitGroups(groups.slots, groups.first, groups.count)
+        arguments = (numbers, CrossCache(k, v, k_scale, v_scale), shared, out, self._workspace)
         sizes = (len(out), begin, end, heads, n_keys)
         pairs = len(groups.slots) * heads
         items, resident = form.splits * pairs, _STREAM_WARPS * self.processors
@@ -372,7 +374,7 @@ class TritonOps:
         scale: torch.Tensor | None,
     ) -> None:
         if scale is None:
-            definition.store_cross(x, slots, cache, scale)
+            reference_ops.store_cross(x, slots, cache, scale)
             return
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
@@ -382,7 +384,7 @@ class TritonOps:
             x, slots, cache, scale, *sizes, num_warps=8
         )
 
-    def embed(self, feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def embed(self, feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         assert feed.ids.is_contiguous()
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         feeds, width = len(feed.rows), tokens.shape[1]

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from serve.native.kernels import definition
-from serve.native.kernels.definition import FP8_MAX, Matrix, Norm, Scaled
+from serve.native.kernels import reference_ops
 from serve.native.kernels.flash import flash_attention
 from serve.native.kernels.launch import launch
 from serve.native.kernels.linear import exact_gelu
+from serve.native.kernels.reference_ops import FP8_MAX, Matrix, Norm, Scaled
 from serve.native.kernels.stream import (
     empty_scaled,
     scale_rows,
@@ -169,7 +169,7 @@ class _Rows:
         return _Rows(x, x.numel() // depth, depth, depth)
 
 
-class _Encoder:
+class _EncoderKernels:
     """The operations that both precisions share: attention, and convolutions by products.
 
     Args:
@@ -185,7 +185,7 @@ class _Encoder:
     def encoder_attention(self, qkv: torch.Tensor, n_head: int) -> torch.Tensor:
         """See `definition.encoder_attention`; by the library where there is no kernel for it."""
         if not self._is_hopper:
-            return definition.encoder_attention(qkv, n_head)
+            return reference_ops.encoder_attention(qkv, n_head)
         return flash_attention(qkv, n_head, self._processors)
 
     def stem(
@@ -247,7 +247,7 @@ class _Encoder:
         )
 
 
-class TritonEncoder(_Encoder):
+class TritonEncoder(_EncoderKernels):
     """The encoder's operations in FP16; see the functions of the same names in `definition`."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
@@ -257,7 +257,7 @@ class TritonEncoder(_Encoder):
         return stream_norm(x, None, None, params)
 
     def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        return definition.linear(x, matrix)
+        return reference_ops.linear(x, matrix)
 
     def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         n_out = len(matrix.weight)
@@ -279,7 +279,7 @@ class TritonEncoder(_Encoder):
     add_linear_last_norm = add_linear_norm
 
 
-class Fp8Encoder(_Encoder):
+class Fp8Encoder(_EncoderKernels):
     """The same with FP8 products, but for the convolutions; what they read is `Scaled`."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:

@@ -28,7 +28,7 @@ class Sums(NamedTuple):
     bias: torch.Tensor
 
 
-class Ending(NamedTuple):
+class Epilogue(NamedTuple):
     """Operands of the steps that follow a product of many rows; any tensor where there is none."""
 
     scale: torch.Tensor
@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class EpilogueSteps:
     """Which steps follow it; kernels are compiled for them."""
 
     quantized: bool
@@ -264,7 +264,7 @@ def few_rows_kernel(
 
 @triton.jit
 def _store_tile(
-    total, ending: Ending, out, rows: int, n_out: int, m, n, steps: tl.constexpr
+    total, ending: Epilogue, out, rows: int, n_out: int, m, n, steps: tl.constexpr
 ) -> None:
     """Finish the sums of outputs n for rows m, (n, m), and put them into `out`, (rows, n_out)."""
     column = tl.where(n < n_out, n, 0)
@@ -282,7 +282,7 @@ def _store_tile(
 def many_rows_kernel(
     x,
     weight,
-    ending: Ending,
+    ending: Epilogue,
     out,
     rows: int,
     n_out: int,
@@ -327,7 +327,7 @@ def many_rows_kernel(
 def wide_rows_kernel(
     x,
     weight,
-    ending: Ending,
+    ending: Epilogue,
     out,
     rows: int,
     n_out: int,

@@ -11,9 +11,9 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
-from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV, Matrix, Norm
-from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels import reference_ops
+from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 Tensor = torch.Tensor
 _INT8_MAX = 127.0
@@ -33,11 +33,11 @@ class OneDnnOps:
         dtype: of matrices and what they are multiplied with: float32 or bfloat16.
     """
 
-    embed = staticmethod(definition.embed)
-    finish = staticmethod(definition.finish)
-    store_cross = staticmethod(definition.store_cross)
-    stem = staticmethod(definition.stem)
-    encoder_attention = staticmethod(definition.encoder_attention)
+    embed = staticmethod(reference_ops.embed)
+    finish = staticmethod(reference_ops.finish)
+    store_cross = staticmethod(reference_ops.store_cross)
+    stem = staticmethod(reference_ops.stem)
+    encoder_attention = staticmethod(reference_ops.encoder_attention)
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -54,7 +54,7 @@ class OneDnnOps:
 
     def norm(self, x: Tensor, params: Norm) -> Tensor:
         """See `definition.norm`; the result is what matrices are multiplied with."""
-        return definition.norm(x, params).to(self._dtype)
+        return reference_ops.norm(x, params).to(self._dtype)
 
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         return _product(x, matrix)
@@ -79,17 +79,19 @@ class OneDnnOps:
     def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor) -> Tensor:
         return residual + _product(x, matrix)
 
-    def self_attention(self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor:
-        return definition.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
+    def self_attention(
+        self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: StepBatch
+    ) -> Tensor:
+        return reference_ops.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
 
-    def cross_attention(self, q: Tensor, cross: CrossKV, groups: Groups) -> Tensor:
-        attend = definition.attend_audio if self._dtype == torch.float32 else _attend_audio
-        return definition.cross_attention(q, cross, groups, attend)
+    def cross_attention(self, q: Tensor, cross: CrossKV, groups: SlotGroups) -> Tensor:
+        attend = reference_ops.attend_audio if self._dtype == torch.float32 else _attend_audio
+        return reference_ops.cross_attention(q, cross, groups, attend)
 
     def logits(
         self, x: Tensor, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor:
-        rows = definition.norm(x if wanted is None else x[wanted], params)
+        rows = reference_ops.norm(x if wanted is None else x[wanted], params)
         if matrix.scale is None:
             return _product(rows, matrix)
         return _times_int8(rows, matrix.weight, matrix.scale)

@@ -20,7 +20,7 @@ TURN = gl.constexpr(256)  # of the depth, at most: for more a thread has not eno
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class PackedConfig:
     """Compile-time parameters."""
 
     depth: int
@@ -91,13 +91,13 @@ def _bits(begin: int, end: int) -> list[int]:
 
 
 @triton.constexpr_function
-def tile_layout(shape: Shape) -> gl.BlockedLayout:
+def tile_layout(shape: PackedConfig) -> gl.BlockedLayout:
     """Of a tile's sums, (16, 8)."""
     return gl.BlockedLayout([1, 1], [16, 2], [1, shape.warps], [0, 1])
 
 
 @triton.constexpr_function
-def words_layout(shape: Shape) -> gl.DistributedLinearLayout:
+def words_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
     """Of a program's weights, (warps, words)."""
     registers = [[0, bit] for bit in _bits(1, 4) + _bits(128, shape.words)]
     warps = [[bit, 0] for bit in _bits(1, shape.warps)]
@@ -106,7 +106,7 @@ def words_layout(shape: Shape) -> gl.DistributedLinearLayout:
 
 
 @triton.constexpr_function
-def rows_layout(shape: Shape) -> gl.DistributedLinearLayout:
+def rows_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
     """Of a turn's rows, (8, warps * turn), as the matrix unit wants them."""
     registers = [[0, bit] for bit in [1, 8, *_bits(16, shape.turn)]]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]

@@ -30,7 +30,7 @@ _LARGER = gl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too 
 SUBNORMAL, RAISED = gl.constexpr(16777216.0), gl.constexpr(128.0)
 
 
-class Keys(NamedTuple):
+class CrossCache(NamedTuple):
     """Keys and values of every slot, (slots, heads, keys, 64); INT8 in words of four."""
 
     k: torch.Tensor
@@ -39,7 +39,7 @@ class Keys(NamedTuple):
     v_scale: torch.Tensor
 
 
-class Shared(NamedTuple):
+class SplitGroups(NamedTuple):
     """Which feeds share a slot; see `feed.Groups`."""
 
     slots: torch.Tensor
@@ -56,7 +56,7 @@ class Workspace(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class SplitConfig:
     """Compile-time parameters of both kernels."""
 
     parts: int  # of the queries, which are unfinished sums; 0: they are finished
@@ -154,7 +154,7 @@ def add_run(peak, total, acc, new_peak, new_total, new) -> tuple[gl.tensor, gl.t
 
 
 @gluon.jit
-def group_of(groups: Shared, group: int, begin: int, end: int) -> tuple[int, int, int]:
+def group_of(groups: SplitGroups, group: int, begin: int, end: int) -> tuple[int, int, int]:
     """(slot, low, high): the group's feeds [low, high) among [begin, end)."""
     size = gl.load(groups.size + group).to(gl.int32)
     low = gl.load(groups.first + group).to(gl.int32)

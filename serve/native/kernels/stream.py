@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from serve.native.kernels.definition import FP8_MAX, LAYER_NORM_EPS, Norm, Scaled
 from serve.native.kernels.launch import launch
+from serve.native.kernels.reference_ops import FP8_MAX, LAYER_NORM_EPS, Norm, Scaled
 
 _MOST = 256  # numbers of a piece
 

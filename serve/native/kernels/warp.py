@@ -1,7 +1,8 @@
 """Dynamic time warping of many windows, as a Triton-language kernel.
 
-`serve.speech.words.handovers` is its definition. The host's threads could not keep up with a GPU
-that times every window's words: they share the interpreter's lock with the thread that feeds it.
+`serve.speech.words.monotonic_path` is the reference implementation. The host's threads cannot keep
+up with a GPU that times every window's words: they share the interpreter's lock with the thread
+that launches its work.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 

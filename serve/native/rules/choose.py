@@ -5,11 +5,11 @@ from typing import Protocol
 import torch
 
 from serve.contract.config import KernelsName
-from serve.native.rules.definition import Rules
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import Picks, RowState
 
 
-class Advance(Protocol):
+class Sampler(Protocol):
     """A function that chooses the next tokens of rows from logits."""
 
     def __call__(
@@ -17,7 +17,7 @@ class Advance(Protocol):
     ) -> None: ...
 
 
-class Guess(Protocol):
+class DraftSampler(Protocol):
     """A function that writes draft tokens from the draft decoder's logits."""
 
     def __call__(
@@ -25,18 +25,18 @@ class Guess(Protocol):
     ) -> None: ...
 
 
-def choose_guess(kernels: KernelsName, rules: Rules) -> Guess:
+def choose_guess(kernels: KernelsName, rules: TokenRules) -> DraftSampler:
     """Return the draft sampler for a network's kernels."""
     if kernels != "triton":
         return rules.guess
     from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - only where triton is
-        TritonGuess,
+        TritonDraftSampler,
     )
 
-    return TritonGuess(rules).guess
+    return TritonDraftSampler(rules).guess
 
 
-def choose_advance(kernels: KernelsName, rules: Rules, most: int, searching: bool) -> Advance:
+def choose_advance(kernels: KernelsName, rules: TokenRules, most: int, searching: bool) -> Sampler:
     """Return the sampler for a network's kernels.
 
     Args:
@@ -47,6 +47,6 @@ def choose_advance(kernels: KernelsName, rules: Rules, most: int, searching: boo
     """
     if kernels != "triton":
         return rules.advance
-    from serve.native.rules.kernel import TritonChoice  # noqa: PLC0415 - only where triton is
+    from serve.native.rules.kernel import TritonSampler  # noqa: PLC0415 - only where triton is
 
-    return TritonChoice(rules, most, searching).advance
+    return TritonSampler(rules, most, searching).advance

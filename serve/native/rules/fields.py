@@ -12,7 +12,7 @@ WIDEST = tl.constexpr(8)  # rows of a search; a power of two
 SUMS = tl.constexpr(4)  # numbers that a tile leaves: peak, mass, best score and its logit
 
 
-class Fields(NamedTuple):
+class RowPointers(NamedTuple):
     """A `RowState` as kernels take it; bool is uint8."""
 
     tokens: torch.Tensor
@@ -47,10 +47,10 @@ class Fields(NamedTuple):
     trusted: torch.Tensor
 
 
-def fields_of(state: RowState) -> Fields:
+def fields_of(state: RowState) -> RowPointers:
     """Return the state's tensors."""
-    tensors = (getattr(state, name) for name in Fields._fields)
-    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
+    tensors = (getattr(state, name) for name in RowPointers._fields)
+    return RowPointers(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
 
 
 class Scan(NamedTuple):
@@ -65,7 +65,7 @@ class Scan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class SamplingConfig:
     """Compile-time parameters of the rules' kernels."""
 
     eot: int

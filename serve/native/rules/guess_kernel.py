@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from serve.native.kernels.launch import launch
-from serve.native.rules.definition import Rules
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import RowState
 
 _BLOCK = 8192  # tokens a turn
@@ -43,10 +43,10 @@ def _guess_kernel(
         tl.store(tokens + row * n_ctx + place, token.to(tl.int64))
 
 
-class TritonGuess:
+class TritonDraftSampler:
     """Guesses under a checkpoint's rules."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: TokenRules) -> None:
         self._suppress = rules.suppress
 
     def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:

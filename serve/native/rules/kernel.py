@@ -12,11 +12,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from serve.native.kernels.launch import Overlap, launch
-from serve.native.rules.definition import Rules
-from serve.native.rules.fields import SUMS, WIDEST, Fields, Form, Scan, fields_of
+from serve.native.rules.fields import SUMS, WIDEST, RowPointers, SamplingConfig, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
 from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.search_kernel import settle_search, total
 from serve.native.rules.state import LATER, Picks, RowState
 
@@ -37,7 +37,7 @@ def _mix(x) -> tl.tensor:
 
 
 @triton.jit
-def _penalise(state: Fields, row, raw, id, at, n_ctx: int) -> tl.tensor:
+def _penalise(state: RowPointers, row, raw, id, at, n_ctx: int) -> tl.tensor:
     """See `Rules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
     penalty = tl.load(state.repetition_penalty + row)
     size = tl.load(state.no_repeat_ngram + row)
@@ -60,7 +60,9 @@ def _penalise(state: Fields, row, raw, id, at, n_ctx: int) -> tl.tensor:
 
 
 @triton.jit
-def _forbidden(state: Fields, row, id, at, length, n_ctx: int, form: tl.constexpr) -> tl.tensor:
+def _forbidden(
+    state: RowPointers, row, id, at, length, n_ctx: int, form: tl.constexpr
+) -> tl.tensor:
     """Tell the tokens that timestamp rules forbid, but for what timestamps together decide."""
     is_timestamp = id >= form.timestamp_begin
     last = tl.load(state.tokens + row * n_ctx + at)
@@ -75,7 +77,7 @@ def _forbidden(state: Fields, row, id, at, length, n_ctx: int, form: tl.constexp
 
 
 @triton.jit
-def _live(state: Fields, row, drafted: tl.constexpr) -> tl.tensor:
+def _live(state: RowPointers, row, drafted: tl.constexpr) -> tl.tensor:
     there = row >= 0  # else `NO_ROW`
     live = tl.load(state.finished + row, mask=there, other=1) == 0
     if drafted:
@@ -100,7 +102,7 @@ def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) 
 
 
 @triton.jit
-def _drawn(state: Fields, row, at, allowed, id) -> tl.tensor:
+def _drawn(state: RowPointers, row, at, allowed, id) -> tl.tensor:
     """See `Rules._draw`: scores of which the largest is chosen."""
     score = allowed
     heat = tl.load(state.temperature + row)
@@ -118,7 +120,7 @@ def _scan_kernel(
     logits,
     pick_rows,
     pick_at,
-    state: Fields,
+    state: RowPointers,
     suppress,
     lists,
     scan: Scan,
@@ -178,7 +180,7 @@ def _scan_kernel(
 
 @triton.jit
 def _settle_kernel(
-    pick_rows, state: Fields, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
+    pick_rows, state: RowPointers, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
     if form.pdl:
         gdc_wait()
@@ -197,7 +199,7 @@ def _settle_kernel(
 
 @triton.jit
 def _limit_of(
-    state: Fields, row, n_ctx: int, timestamp_begin: tl.constexpr, ctx_padded: tl.constexpr
+    state: RowPointers, row, n_ctx: int, timestamp_begin: tl.constexpr, ctx_padded: tl.constexpr
 ) -> tl.tensor:
     """Return the row's limit; see `loops.end_loops`, which lowers it."""
     limit = tl.load(state.limit + row)
@@ -228,7 +230,7 @@ def _limit_of(
 
 @triton.jit
 def _settle_one(
-    state: Fields, row, limit, pick, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
+    state: RowPointers, row, limit, pick, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
     """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
     tiles: tl.constexpr = form.tiles
@@ -265,7 +267,7 @@ def _settle_one(
     tl.store(state.position + row, follow)
 
 
-class TritonChoice:
+class TritonSampler:
     """Chooses the next token of rows under a checkpoint's rules, all on the device.
 
     Args:
@@ -274,7 +276,7 @@ class TritonChoice:
         searching: whether any row may be part of a search; without, nobody pays for it.
     """
 
-    def __init__(self, rules: Rules, most: int, searching: bool) -> None:
+    def __init__(self, rules: TokenRules, most: int, searching: bool) -> None:
         self._rules = rules
         n_vocab, device = rules.suppress.shape[0], rules.suppress.device
         begin = rules.facts.timestamp_begin
@@ -315,9 +317,9 @@ class TritonChoice:
             launch_pdl=form.pdl,
         )
 
-    def _form(self, picks: int, n_ctx: int, drafted: bool) -> Form:
+    def _form(self, picks: int, n_ctx: int, drafted: bool) -> SamplingConfig:
         facts = self._rules.facts
-        return Form(
+        return SamplingConfig(
             eot=facts.eot,
             no_timestamps=facts.no_timestamps,
             timestamp_begin=facts.timestamp_begin,

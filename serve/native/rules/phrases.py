@@ -77,7 +77,7 @@ class Phrasebook:
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class TrieSteps:
     """What becomes of rows with each of some tokens; all of one shape."""
 
     nodes: torch.Tensor  # int64: where they are in their trie then
@@ -86,7 +86,7 @@ class Steps:
 
 def steps(
     book: Phrasebook, state: RowState, rows: torch.Tensor, tokens: torch.Tensor, near: torch.Tensor
-) -> Steps:
+) -> TrieSteps:
     """Follow lists with tokens.
 
     Args:
@@ -105,7 +105,7 @@ def steps(
     gains = torch.where(begins, refund + book.gains[anew], refund)
     gains = torch.where(there, book.gains[onward], gains)
     none = root < 0
-    return Steps(torch.where(none, node, nodes.long()), gains.masked_fill(none, 0.0))
+    return TrieSteps(torch.where(none, node, nodes.long()), gains.masked_fill(none, 0.0))
 
 
 def _edge(

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from serve.contract.phrases import MAX_NODES
-from serve.native.rules.fields import WIDEST, Fields, Scan
+from serve.native.rules.fields import WIDEST, RowPointers, Scan
 from serve.native.rules.phrases import MARGIN, TOKEN_BITS, Phrasebook
 
 _HALF = tl.constexpr(MAX_NODES // 2)
@@ -69,7 +69,7 @@ def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def choose_boosted(
-    book: Tables, state: Fields, row, pick, must, scan: Scan, form: tl.constexpr
+    book: Tables, state: RowPointers, row, pick, must, scan: Scan, form: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """See `definition._boosted`, of one row; notes where the row is in its trie then.
 
@@ -110,7 +110,7 @@ def choose_boosted(
 
 @triton.jit
 def likeliest_of_beams(
-    book: Tables, state: Fields, row, pick, width, rest, lowest, scan: Scan, form: tl.constexpr
+    book: Tables, state: RowPointers, row, pick, width, rest, lowest, scan: Scan, form: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Each beam's likeliest candidates, phrases counted in; the others cannot be among the best.
 

@@ -8,7 +8,7 @@ before, with a barrier between the two.
 import triton
 import triton.language as tl
 
-from serve.native.rules.fields import SUMS, WIDEST, Fields, Scan
+from serve.native.rules.fields import SUMS, WIDEST, RowPointers, Scan
 from serve.native.rules.phrases import MARGIN
 from serve.native.rules.phrases_kernel import Tables, likeliest_of_beams, steps
 
@@ -25,7 +25,7 @@ def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
+def _sums_of(state: RowPointers, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
     """Summed log-probability of each beam with each candidate of its tiles, -inf where none is.
 
     Returns:
@@ -66,7 +66,7 @@ def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) ->
 
 @triton.jit
 def _keep_best(
-    state: Fields,
+    state: RowPointers,
     row,
     at,
     hypothesis,
@@ -109,7 +109,7 @@ def _keep_best(
 
 @triton.jit
 def _go_on(
-    state: Fields,
+    state: RowPointers,
     row,
     at,
     width,
@@ -171,7 +171,7 @@ def _ranked(rest, width, keep: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def _best_of(
-    state: Fields, row, pick, width, scan: Scan, book: Tables, form: tl.constexpr
+    state: RowPointers, row, pick, width, scan: Scan, book: Tables, form: tl.constexpr
 ) -> tl.tuple:
     """(sum, beam, token, near), each (keep,): the best 2 * width candidates, the best first.
 
@@ -197,7 +197,15 @@ def _best_of(
 
 @triton.jit
 def settle_search(
-    state: Fields, row, limit, pick, width, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
+    state: RowPointers,
+    row,
+    limit,
+    pick,
+    width,
+    scan: Scan,
+    book: Tables,
+    n_ctx: int,
+    form: tl.constexpr,
 ) -> None:
     """See `search.extend`; what is of one row is the leader's."""
     sum, parent, token, near = _best_of(state, row, pick, width, scan, book, form)

@@ -28,13 +28,13 @@ from serve.contract.errors import (
 from serve.contract.messages import AudioFile, Samples
 from serve.speech.containers import Bytes
 from serve.speech.downmix import COLUMNS
-from serve.speech.meter import Limits, ignore, never
+from serve.speech.meter import AudioLimits, ignore, never
 from serve.speech.sandbox.wire import (
     BLOCK_SAMPLES,
     ERRORS,
     HEAD,
     STATUS,
-    Kind,
+    MessageType,
     died,
     no_memory,
     pack_limits,
@@ -70,7 +70,7 @@ def start() -> None:
 
 def decode(
     audio: Bytes,
-    limits: Limits,
+    limits: AudioLimits,
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
@@ -81,16 +81,16 @@ def decode(
         UnavailableError: the decoder's process cannot be started or reached, or was ended.
         DeadlineError: the decoder's process does not respond.
     """
-    with contextlib.closing(_File(audio, limits, warn)) as file:
+    with contextlib.closing(_DecodeTask(audio, limits, warn)) as file:
         file.begin(audio)
         while (block := file.next(stopped)) is not None:
             yield block
 
 
-class _File:
+class _DecodeTask:
     """A file in decoding."""
 
-    def __init__(self, audio: Bytes, limits: Limits, warn: Callable[[str], None]) -> None:
+    def __init__(self, audio: Bytes, limits: AudioLimits, warn: Callable[[str], None]) -> None:
         self._size, self._limits, self._warn = len(audio), limits, warn
         self._refusal: EarshotError | None = None
         self._open = contextlib.ExitStack()  # closing it ends the file's process
@@ -135,15 +135,15 @@ class _File:
                 raise died(self._read_status(), self._limits)
             kind, taken = HEAD.unpack(head)
             _memory.note(self, taken)
-            if kind in (Kind.SAMPLES, Kind.COLUMNS):
+            if kind in (MessageType.SAMPLES, MessageType.COLUMNS):
                 values = block[: (count - HEAD.size) // block.itemsize]
-                return values if kind == Kind.SAMPLES else values.reshape(-1, COLUMNS)
-            if kind == Kind.WHOLE:
+                return values if kind == MessageType.SAMPLES else values.reshape(-1, COLUMNS)
+            if kind == MessageType.WHOLE:
                 return None
-            if kind == Kind.NO_MEMORY:
+            if kind == MessageType.NO_MEMORY:
                 raise no_memory(self._size)
             text = block.tobytes()[: count - HEAD.size].decode()
-            if kind != Kind.WARNING:
+            if kind != MessageType.WARNING:
                 raise ERRORS[kind](text)
             self._warn(text)
 
@@ -184,16 +184,16 @@ class _File:
         return STATUS.unpack(status)[0] if status else None
 
 
-class _Memory:
+class _MemoryBudget:
     """The memory of all files in decoding, as reported by their processes."""
 
     most_bytes = 1 << 30
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[_File, int] = {}
+        self._taken: dict[_DecodeTask, int] = {}
 
-    def note(self, file: _File, taken: int) -> None:
+    def note(self, file: _DecodeTask, taken: int) -> None:
         """Record a file's bytes of memory; if the total is too large, reject the largest file."""
         with self._lock:
             self._taken[file] = taken
@@ -208,13 +208,13 @@ class _Memory:
             )
         )
 
-    def forget(self, file: _File) -> None:
+    def forget(self, file: _DecodeTask) -> None:
         """Remove a file that has ended."""
         with self._lock:
             self._taken.pop(file, None)
 
 
-class _Server:
+class _ForkServerClient:
     """The sandbox server's process, which forks one process per file."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class _Server:
         with self._lock:
             self._running()
 
-    def send(self, limits: Limits, descriptors: Sequence[int]) -> None:
+    def send(self, limits: AudioLimits, descriptors: Sequence[int]) -> None:
         """Send a file to the process.
 
         Args:
@@ -314,6 +314,6 @@ def _descriptor(audio: Bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-_memory = _Memory()
-_server = _Server()
+_memory = _MemoryBudget()
+_server = _ForkServerClient()
 atexit.register(_server.stop)

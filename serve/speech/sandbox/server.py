@@ -27,7 +27,7 @@ import soundfile
 from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.pcm import BLOCK_VALUES
 from serve.speech.sandbox.wire import (
     BLOCK_SAMPLES,
@@ -36,7 +36,7 @@ from serve.speech.sandbox.wire import (
     LIMITS,
     MEMORY_BYTES,
     STATUS,
-    Kind,
+    MessageType,
     unpack_limits,
 )
 
@@ -55,10 +55,10 @@ def main(descriptor: int) -> None:
     _warm_up()
     gc.collect()
     gc.freeze()  # keep the collector from writing to pages that forks share
-    _Server(socket.socket(fileno=descriptor)).run()
+    _ForkServer(socket.socket(fileno=descriptor)).run()
 
 
-class _Server:
+class _ForkServer:
     """A loop that assigns a process to each file and reports its exit status.
 
     All events arrive through descriptors in `run`; signal handlers do nothing.
@@ -73,7 +73,7 @@ class _Server:
         self._looks = select.poll()
         self._looks.register(self._control, select.POLLIN)
         self._looks.register(self._ended, select.POLLIN)
-        self._spare: _Spare | None = None
+        self._spare: _WarmChild | None = None
 
     def run(self) -> None:
         """Accept files until the client closes the control socket."""
@@ -128,17 +128,17 @@ class _Server:
                 del self._files[status]
                 os.close(status)
 
-    def _start(self) -> "_Spare":
+    def _start(self) -> "_WarmChild":
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             if pid := os.fork():
-                return _Spare(pid, ours)
+                return _WarmChild(pid, ours)
             # Copies kept open by this process would hide that the parent closed its own.
             parents = (self._control.fileno(), ours.fileno(), self._ended, self._wake)
             _work(theirs, (*parents, *self._files))
 
 
-class _Spare(NamedTuple):
+class _WarmChild(NamedTuple):
     """A process that waits for a file."""
 
     pid: int
@@ -171,14 +171,14 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         os._exit(status)
 
 
-class _Results:
+class _SampleWriter:
     """A buffer that sends a file's samples in messages of the maximum size."""
 
     def __init__(self, results: socket.socket) -> None:
         self._socket = results
         self._block = np.empty(BLOCK_SAMPLES, np.float32)
         self._count = 0  # unsent samples in the block
-        self._kind = Kind.SAMPLES
+        self._kind = MessageType.SAMPLES
         self._first_kb = _peak_kb()
         self._hung_up = select.poll()
         self._hung_up.register(results, 0)
@@ -191,7 +191,7 @@ class _Results:
         """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
         most = BLOCK_SAMPLES
         if samples.ndim > 1:
-            self._kind, most = Kind.COLUMNS, most - most % samples.shape[1]
+            self._kind, most = MessageType.COLUMNS, most - most % samples.shape[1]
         samples = samples.reshape(-1)
         while len(samples):
             part = samples[: most - self._count]
@@ -203,9 +203,9 @@ class _Results:
 
     def warn(self, text: str) -> None:
         """Send a warning about the file."""
-        self._send(Kind.WARNING, text.encode())
+        self._send(MessageType.WARNING, text.encode())
 
-    def end(self, kind: Kind, text: str = "") -> None:
+    def end(self, kind: MessageType, text: str = "") -> None:
         """Send the buffered samples and the final message."""
         self._flush()
         self._send(kind, text.encode())
@@ -215,27 +215,27 @@ class _Results:
             self._send(self._kind, self._block[: self._count].data)
             self._count = 0
 
-    def _send(self, kind: Kind, data: bytes | memoryview) -> None:
+    def _send(self, kind: MessageType, data: bytes | memoryview) -> None:
         taken_kb = max(0, _peak_kb() - self._first_kb)
         self._socket.sendmsg([HEAD.pack(kind, taken_kb * 1024), data])
 
 
-def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
-    results = _Results(to)
+def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
+    results = _SampleWriter(to)
     _limit_this_process(len(file), limits)
     try:
         for samples in sources.decode(file, limits, results.gone, results.warn):
             results.put(samples)
-        results.end(Kind.WHOLE)
+        results.end(MessageType.WHOLE)
     except (AudioError, OptionError) as error:
         results.end(next(kind for kind, of in ERRORS.items() if isinstance(error, of)), str(error))
     except MemoryError:
-        results.end(Kind.NO_MEMORY)
+        results.end(MessageType.NO_MEMORY)
     except CancelledError:
         pass
 
 
-def _limit_this_process(size: int, limits: Limits) -> None:
+def _limit_this_process(size: int, limits: AudioLimits) -> None:
     """Limit this process: no new files, no file growth, no new processes, memory and CPU time."""
     with open("/proc/self/statm", "rb") as statm:
         taken = int(statm.read().split()[0]) * resource.getpagesize()
@@ -262,4 +262,4 @@ def _warm_up() -> None:
     for format in ("FLAC", "AU"):  # decoded by libsndfile and by FFmpeg
         file = io.BytesIO()
         soundfile.write(file, np.zeros(BLOCK_VALUES, np.float32), 8_000, format=format)
-        list(sources.decode(file.getvalue(), Limits(math.inf)))
+        list(sources.decode(file.getvalue(), AudioLimits(math.inf)))

@@ -19,7 +19,7 @@ from serve.contract.errors import (
     OptionError,
     UnavailableError,
 )
-from serve.speech.meter import Limits, too_slow
+from serve.speech.meter import AudioLimits, too_slow
 
 MAX_TRACK_BYTES = 64  # maximum bytes of `Limits.track`
 LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `Limits`
@@ -32,7 +32,7 @@ BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket ho
 MEMORY_BYTES = 128 << 20
 
 
-class Kind(enum.IntEnum):
+class MessageType(enum.IntEnum):
     """The kind of a message from the sandbox."""
 
     SAMPLES = 0  # float32 follows
@@ -47,26 +47,26 @@ class Kind(enum.IntEnum):
     CUT_SHORT_ERROR = 9  # the same
 
 
-ERRORS: dict[Kind, type[EarshotError]] = {
-    Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
-    Kind.CHANNEL_ERROR: ChannelError,
-    Kind.CUT_SHORT_ERROR: CutShortError,
-    Kind.AUDIO_ERROR: AudioError,
-    Kind.OPTION_ERROR: OptionError,
+ERRORS: dict[MessageType, type[EarshotError]] = {
+    MessageType.AUDIO_LIMIT_ERROR: AudioLimitError,
+    MessageType.CHANNEL_ERROR: ChannelError,
+    MessageType.CUT_SHORT_ERROR: CutShortError,
+    MessageType.AUDIO_ERROR: AudioError,
+    MessageType.OPTION_ERROR: OptionError,
 }
 
 
-def pack_limits(limits: Limits) -> bytes:
+def pack_limits(limits: AudioLimits) -> bytes:
     """Serialize a file's limits."""
     *numbers, track = dataclasses.astuple(limits)
     return LIMITS.pack(*numbers, track.encode()[:MAX_TRACK_BYTES])
 
 
-def unpack_limits(message: bytes) -> Limits:
+def unpack_limits(message: bytes) -> AudioLimits:
     """Parse a message of `pack_limits`."""
     max_s, max_values, max_cpu_s, partial, channel, track = LIMITS.unpack(message)
     track = track.rstrip(b"\0").decode(errors="replace")
-    return Limits(max_s, max_values, max_cpu_s, partial, channel, track)
+    return AudioLimits(max_s, max_values, max_cpu_s, partial, channel, track)
 
 
 def no_memory(size: int) -> AudioError:
@@ -77,7 +77,7 @@ def no_memory(size: int) -> AudioError:
     )
 
 
-def died(status: int | None, limits: Limits) -> EarshotError:
+def died(status: int | None, limits: AudioLimits) -> EarshotError:
     """Return the error of a file whose process ended early.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from build.__main__ import main as build_main
 from build.builders import up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, Config, load_config
+from build.config import BuildConfig, BuildProduct, load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.engines import check, commands, commands_for, planned_limits
 from serve.contract.config import RuntimeConfig
@@ -43,7 +43,7 @@ def parse(monkeypatch, words):
 @pytest.mark.parametrize("size", ["tiny", "large-v3", "large-v3-turbo"])
 def test_commands_use_documented_flags_and_computed_lengths(monkeypatch, size):
     runtime = RuntimeConfig(slots=64, encoder_batch=16, tensorrt_llm=TrtllmConfig(beam_width=3))
-    lines = commands(dims_of(size), Config(runtime=runtime))
+    lines = commands(dims_of(size), BuildProduct(runtime=runtime))
     assert [line[0] for line in lines] == ["trtllm-build", "trtllm-build"]
     encoder, decoder = (parse(monkeypatch, line[1:]) for line in lines)
 
@@ -81,13 +81,13 @@ def test_the_builder_sees_only_the_gpu_that_is_configured(monkeypatch, device, s
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    config = Config(runtime=RuntimeConfig(device=device))
+    config = BuildProduct(runtime=RuntimeConfig(device=device))
     before = [] if shown is None else ["env", f"CUDA_VISIBLE_DEVICES={shown}"]
     for line in commands(dims_of("tiny"), config):
         assert line[: len(before) + 1] == [*before, "trtllm-build"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(ConfigError, match=r"cuda:2', but CUDA_VISIBLE_DEVICES = '7' shows 1 GPUs"):
-        commands(dims_of("tiny"), Config(runtime=RuntimeConfig(device="cuda:2")))
+        commands(dims_of("tiny"), BuildProduct(runtime=RuntimeConfig(device="cuda:2")))
 
 
 def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
@@ -98,7 +98,7 @@ def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
     assert build_main(["engine", "--config", str(config), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [shlex.split(line) for line in lines if line.startswith("trtllm-build ")]
-    assert shown == commands(open_checkpoint(Config().build.checkpoint).dims, Config())
+    assert shown == commands(open_checkpoint(BuildProduct().build.checkpoint).dims, BuildProduct())
     assert "--max_num_tokens 6000" in lines[-2]
     assert not engine.exists()
     config.write_text("")
@@ -106,7 +106,7 @@ def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
 
 
 def test_an_encoder_batch_beyond_the_slots_is_refused():
-    config = Config(runtime=RuntimeConfig(slots=4, encoder_batch=8))
+    config = BuildProduct(runtime=RuntimeConfig(slots=4, encoder_batch=8))
     with pytest.raises(ConfigError, match=r"encoder_batch = 8 exceeds runtime\.slots = 4"):
         check(config)
 
@@ -141,7 +141,9 @@ def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
     def current(runtime=config.runtime, precision="fp16"):
         build = BuildConfig(runtime="tensorrt_llm", precision=precision)
         return up_to_date(
-            checkpoint, Config(engine=str(target), runtime=runtime, build=build), verified=True
+            checkpoint,
+            BuildProduct(engine=str(target), runtime=runtime, build=build),
+            verified=True,
         )
 
     assert not current()
@@ -246,7 +248,7 @@ def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
 
 def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path)
-    cpu = Config(runtime=RuntimeConfig(device="cpu"))
+    cpu = BuildProduct(runtime=RuntimeConfig(device="cpu"))
     with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU; runtime\.device = 'cpu'"):
         compile_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e")
     (tmp_path / "fake-bin" / "trtllm-build").unlink()

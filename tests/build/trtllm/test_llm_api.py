@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from build.__main__ import main as build_main
 from build.builders import build_engine, up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, Config, load_config
+from build.config import BuildConfig, BuildProduct, load_config
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config
 from serve.trtllm.release import api_version
@@ -65,7 +65,7 @@ def test_up_to_date_until_something_changes(checkpoint, tmp_path):
     source, target = copy_of(checkpoint, tmp_path), tmp_path / "engine"
 
     build = BuildConfig(runtime="tensorrt_llm_api", precision="fp16")
-    config = Config(engine=str(target), build=build)
+    config = BuildProduct(engine=str(target), build=build)
 
     def fresh():
         return up_to_date(open_checkpoint(str(source)), config, verified=True)

@@ -7,7 +7,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from build.names import foreign_name
+from build.tensor_names import source_tensor_name
 from build.trtllm.weights import (
     decoder_config,
     decoder_tensors,
@@ -107,7 +107,7 @@ def test_a_plain_network_from_the_written_tensors_equals_transformers(tmp_path, 
     dims = Dims(**{**vars(DIMS), **sizes, **ffn, "n_mels": mels})
     network = hugging_face_network(dims)
     theirs = network.state_dict()
-    tensors = {name: theirs[foreign_name(name, "hf")] for name, _, _ in tensor_kinds(dims)}
+    tensors = {name: theirs[source_tensor_name(name, "hf")] for name, _, _ in tensor_kinds(dims)}
     write_checkpoint(dims, tensors, "fp16", tmp_path)
     plain = PlainWhisper(*(read_half(tmp_path / half) for half in ("encoder", "decoder")))
 

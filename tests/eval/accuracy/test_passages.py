@@ -7,9 +7,9 @@ import soundfile
 from build.clips import Clip
 from eval.accuracy import passages
 from eval.accuracy.passages import PAUSES_S, join_clips
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
-LIMITS = Limits(60.0)
+LIMITS = AudioLimits(60.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from eval.bench import runtime_load as load_module
 from eval.bench.runtime_load import WindowLoad, closed_loop, offline, open_loop
 from serve.contract.errors import DeadlineError, DeviceError
-from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
+from serve.runtime.protocol import DecodingOptions, Gauges, Job, JobEvent
 
 
 class Clock:
@@ -40,16 +40,18 @@ class OneSecondEach:
         self.most = max(self.most, len(self._waiting))
 
     def poll(self, timeout_s):
-        events = [Event(i, finished="cancelled") for i in self._cancelled]
+        events = [JobEvent(i, finished="cancelled") for i in self._cancelled]
         self._cancelled = []
         self._clock.now += 1.0
         if self._waiting and self._waiting[0].id not in self._stuck:
             job = self._waiting.popleft()
             self.steps += 1
             tokens = (7,) * (job.options.max_tokens - self._short_by)
-            events.append(Event(job.id, tokens[:1]))
+            events.append(JobEvent(job.id, tokens[:1]))
             events.append(
-                Event(job.id, tokens[1:], "error" if self._error else "length", error=self._error)
+                JobEvent(
+                    job.id, tokens[1:], "error" if self._error else "length", error=self._error
+                )
             )
         return events
 
@@ -122,7 +124,7 @@ def test_windows_that_end_together_are_counted_by_whole_rounds(clock):
             if self._clock.now % 4:
                 return []
             ended, self._waiting = list(self._waiting), collections.deque()
-            return [Event(job.id, (7,) * job.options.max_tokens, "length") for job in ended]
+            return [JobEvent(job.id, (7,) * job.options.max_tokens, "length") for job in ended]
 
     load = WindowLoad(AllAtOnce(clock), Numbers())
     found = closed_loop(load, itertools.repeat(5), slots=4, in_flight=4, seconds=10.0)

@@ -29,7 +29,7 @@ from serve.contract.engine import open_engine
 from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
 from serve.contract.messages import Timings, Transcript
 from serve.speech.tokenizer import Tokenizer
-from serve.supervisor.run import free_ports
+from serve.supervisor.supervisor import free_ports
 
 
 @pytest.fixture(scope="module")

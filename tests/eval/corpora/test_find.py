@@ -5,7 +5,7 @@ import pytest
 from eval.corpora.find import duration_s, find_clips
 from serve.contract.errors import ConfigError, FileError
 from serve.speech.audio import decode
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 
 
 def texts(found):
@@ -161,7 +161,7 @@ def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
     (tmp_path / "1.wav").write_bytes(b"no audio at all")
 
     def read(path):
-        list(decode(path.read_bytes(), Limits(30.0)))
+        list(decode(path.read_bytes(), AudioLimits(30.0)))
 
     found = find_clips(str(tmp_path), read=read)
     assert [clip.file for clip in found.clips] == ["0.wav", "2.wav"]

@@ -13,7 +13,7 @@ from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.speech.audio import decode
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 from tests.checkpoints import write_engine
 from tests.serve.gateway.live.conftest import LoudIsSpeech
@@ -130,7 +130,7 @@ def demo(tmp_path_factory):
 @pytest.mark.nightly
 def test_the_text_is_that_of_real_time(demo):
     clip = {clip.file: clip for clip in load_clips("tests/data/manifest.jsonl")}["en_question.wav"]
-    samples = np.concatenate(list(decode(clip.path.read_bytes(), Limits(60.0))))
+    samples = np.concatenate(list(decode(clip.path.read_bytes(), AudioLimits(60.0))))
     with open_system(demo, DECODE_S) as system:
         simulated = run(told(system, samples))
         real = asyncio.run(told(system, samples))

@@ -15,11 +15,11 @@ from eval.speakers.conversations import Planned, compose
 from eval.speakers.recordings import Utterance, read_recordings, to_rttm, to_stm
 from eval.speakers.run import speakers
 from serve.contract.errors import ConfigError
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
 from tests.eval.fakes import printed
 
-TURNS = (Turn(0.5, 2.0, "ann"), Turn(1.5, 3.25, "bob"))
+TURNS = (SpeakerTurn(0.5, 2.0, "ann"), SpeakerTurn(1.5, 3.25, "bob"))
 SAID = (Utterance("ann", 0.5, 2.0, "good morning"), Utterance("bob", 1.5, 3.25, ""))
 
 

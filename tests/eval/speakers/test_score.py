@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from eval.speakers.score import best_pairs, counts_as_one, cp_counts, errors
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import SpeakerTurn
 
 
 def turns(*said):
-    return [Turn(*one) for one in said]
+    return [SpeakerTurn(*one) for one in said]
 
 
 RIGHT = turns((0.0, 4.0, "ann"), (4.0, 8.0, "bob"), (7.0, 10.0, "ann"))  # 11 s of speech

@@ -3,8 +3,8 @@
 import pytest
 
 from serve.bulk import store
-from serve.bulk.plan import Output, Shard
-from serve.bulk.worker import Report
+from serve.bulk.sharding import BulkOutput, Shard
+from serve.bulk.worker import ShardReport
 from serve.contract.config import Config
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Request
@@ -17,7 +17,7 @@ def played(tmp_path, monkeypatch):
     """Runs all shards by a function that plays what one is; gives the reports and the passes."""
     from serve.bulk import cluster  # which takes seconds, Ray's
 
-    output = Output(str(tmp_path), "jsonl")
+    output = BulkOutput(str(tmp_path), "jsonl")
     passes = []
 
     def run(play):
@@ -27,7 +27,7 @@ def played(tmp_path, monkeypatch):
                 yield from play(shard, alone, output)
 
         monkeypatch.setattr(cluster, "_pass", one_pass)
-        engines = cluster.Engines(1, Config(), 1, 0)
+        engines = cluster.EngineCapacity(1, Config(), 1, 0)
         return list(cluster.transcribe(SHARDS, engines, Request(b""), output))
 
     return run, passes
@@ -36,7 +36,7 @@ def played(tmp_path, monkeypatch):
 def do(shard, output):
     output.keep_tries(shard.number, {})
     store.write(output.transcripts(shard.number), b"")
-    return Report(shard.number, len(shard.files))
+    return ShardReport(shard.number, len(shard.files))
 
 
 def test_what_ends_its_process_is_done_file_by_file_until_it_is_found(played):
@@ -62,7 +62,7 @@ def test_what_nobody_can_do_ends_the_run_and_is_named(played):
         if shard.number == 0:
             yield do(shard, output)
         else:
-            yield Report(shard.number, undone="the device is gone")
+            yield ShardReport(shard.number, undone="the device is gone")
 
     with pytest.raises(EarshotError, match=r"2 shards are left .*000001, .*1a: the device is gone"):
         run(play)

@@ -7,8 +7,8 @@ import pytest
 from pyarrow import parquet
 
 from serve.bulk import worker
-from serve.bulk.plan import Output
-from serve.bulk.worker import Worker
+from serve.bulk.sharding import BulkOutput
+from serve.bulk.worker import ShardWorker
 from serve.contract.config import Config
 from serve.contract.errors import DeviceError, EngineError, OptionError, OverloadedError
 from serve.contract.messages import Request
@@ -43,9 +43,9 @@ def start(tmp_path, monkeypatch):
     def start(raises=None, format="jsonl", **more):
         transcriber = Scripted(raises)
         monkeypatch.setattr(worker, "open_transcriber", lambda config: transcriber)
-        output = Output(str(tmp_path / "out"), format, **more)
+        output = BulkOutput(str(tmp_path / "out"), format, **more)
         monkeypatch.setattr(worker, "MAX_AUDIO_MB", 1)
-        do = Worker(Config(), Request(b"", language="es"), output)
+        do = ShardWorker(Config(), Request(b"", language="es"), output)
         return lambda row: do({"alone": False, "places": [], **row}), output, transcriber
 
     return start
@@ -172,7 +172,7 @@ def test_an_engine_that_cannot_be_opened_is_told_by_each_shard(monkeypatch, tmp_
         raise EngineError("no engine at /no")
 
     monkeypatch.setattr(worker, "open_transcriber", fail)
-    do = Worker(Config(), Request(b""), Output(str(tmp_path), "jsonl"))
+    do = ShardWorker(Config(), Request(b""), BulkOutput(str(tmp_path), "jsonl"))
     row = {"number": 0, "files": ["a"], "places": [], "alone": False}
     assert do(row)["refused"].startswith("no engine at /no (on ")
 

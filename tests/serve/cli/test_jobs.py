@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from serve.cli.api import Api, LostAnswerError
+from serve.cli.api import ApiClient, ResponseLostError
 from serve.cli.main import main
 from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
@@ -184,16 +184,16 @@ def test_a_job_that_is_refused_is_not_sent_again(answering, capsys):
 
 def test_a_job_that_is_sent_twice_is_one(jobs, running, talk, monkeypatch):
     """The first answer is lost behind the server, which has kept the job."""
-    ask, lost = Api.object, []
+    ask, lost = ApiClient.object, []
 
     def lose(api, method, path, **sent):
         answer = ask(api, method, path, **sent)
         if method == "POST" and not lost:
             lost.append(answer["id"])
-            raise LostAnswerError("gone")
+            raise ResponseLostError("gone")
         return answer
 
-    monkeypatch.setattr(Api, "object", lose)
+    monkeypatch.setattr(ApiClient, "object", lose)
     status, id, _ = jobs("submit", talk, "--prompt", "one")
     assert (status, [id.strip()]) == (0, lost)
     assert len(jobs("list")[1].splitlines()) == 2

@@ -26,14 +26,14 @@ from serve.cli.main import main
 from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
-from serve.contract.messages import Finished, Request, RequestHandle, SegmentReady
+from serve.contract.messages import Request, RequestFinished, RequestHandle, SegmentReady
 from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
-from serve.supervisor.run import free_ports
 from serve.supervisor.server import config_to_toml
+from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from tests.fakes import FakeTranscriber
 from tests.serving import SEGMENT, TRANSCRIPT, audio_file, wait_until
 
@@ -282,9 +282,9 @@ def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkey
 def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
     monkeypatch.setattr(backend, "LOOK_S", 0.0)
     states = iter(["silent", "not ready", "ready"])
-    monkeypatch.setattr(Client, "state", lambda client, timeout_s: next(states))
-    answer = [SegmentReady(SEGMENT), Finished(TRANSCRIPT)]
-    monkeypatch.setattr(Client, "stream", lambda client, request: iter(answer))
+    monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s: next(states))
+    answer = [SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)]
+    monkeypatch.setattr(TritonClient, "stream", lambda client, request: iter(answer))
     assert run(toml, files["a.wav"]) == 0
     output = capsys.readouterr()
     assert "did not answer within 2 s; waiting for it, at most 60 s" in output.err
@@ -296,10 +296,10 @@ def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeyp
         yield SegmentReady(SEGMENT)
         raise UnavailableError("the engine died")
 
-    monkeypatch.setattr(Client, "state", lambda client, timeout_s: "ready")
-    monkeypatch.setattr(Client, "stream", lost)
+    monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s: "ready")
+    monkeypatch.setattr(TritonClient, "stream", lost)
     whole = SimpleNamespace(result=lambda: TRANSCRIPT)
-    monkeypatch.setattr(Client, "start", lambda client, request: whole)
+    monkeypatch.setattr(TritonClient, "start", lambda client, request: whole)
     assert run(toml, files["a.wav"]) == 0
     assert capsys.readouterr().out == "¿Qué?\n¿Qué?\n"
 
@@ -315,7 +315,7 @@ def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
     def transcribe(on_event):
         on_event(SegmentReady(dataclasses.replace(SEGMENT, end=30.0)))
         wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
-        on_event(Finished(TRANSCRIPT))
+        on_event(RequestFinished(TRANSCRIPT))
 
     def submit(request, on_event):
         threading.Thread(target=transcribe, args=[on_event]).start()
@@ -678,7 +678,7 @@ def test_a_second_ctrl_c_ends_it_with_requests_unanswered(nano_config, tmp_path)
     toml.write_text(config_to_toml(config), encoding="utf-8")
     with (
         triton(toml) as server,
-        Client(f"127.0.0.1:{config.server.grpc_port}", timeout_s=WAIT_S) as client,
+        TritonClient(f"127.0.0.1:{config.server.grpc_port}", timeout_s=WAIT_S) as client,
     ):
         assert server.stdout.readline().startswith("ready: ")
         (whisper,) = [

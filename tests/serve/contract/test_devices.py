@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.devices import CORES, counted, first_of, names_of, places_of, usable_cores
+from serve.contract.devices import CORES, counted, first_of, names_of, placements, usable_cores
 from serve.contract.errors import UnavailableError
 
 
@@ -45,7 +45,7 @@ def test_an_engine_sees_its_gpu_alone(seen, gpus, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    places = places_of(RuntimeConfig(device="cuda:0,2", slots=5))
+    places = placements(RuntimeConfig(device="cuda:0,2", slots=5))
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": g} for g in gpus]
     assert {place.runtime for place in places} == {RuntimeConfig(device="cuda", slots=5)}
 
@@ -75,17 +75,17 @@ def machine(monkeypatch, tmp_path):
     ],
 )
 def test_engines_on_the_processor_share_its_cores(machine, engines, cores):
-    places = places_of(RuntimeConfig(device=",".join(["cpu"] * engines)))
+    places = placements(RuntimeConfig(device=",".join(["cpu"] * engines)))
     assert [place.environment for place in places] == [{CORES: own} for own in cores]
     threads = [place.runtime.threads for place in places]
     assert threads == [8 // engines or 1] * engines
-    (place,) = places_of(RuntimeConfig(device="cuda:1"))
+    (place,) = placements(RuntimeConfig(device="cuda:1"))
     assert (place.runtime.device, place.environment) == ("cuda:1", {})
 
 
 def test_without_a_topology_cores_are_taken_by_number(machine, monkeypatch):
     monkeypatch.setattr("serve.contract.devices.TOPOLOGY", machine / "none")
-    places = places_of(RuntimeConfig(device="cpu,cpu", threads=3))
+    places = placements(RuntimeConfig(device="cpu,cpu", threads=3))
     assert [place.environment[CORES] for place in places] == ["0,1,2,3", "4,5,6,7"]
     assert {place.runtime.threads for place in places} == {3}
 
@@ -96,7 +96,7 @@ def test_without_a_topology_cores_are_taken_by_number(machine, monkeypatch):
 def test_a_containers_quota_counts(machine, quota, cores):
     (machine / "cpu.max").write_text(quota + "\n")
     assert usable_cores() == cores
-    places = places_of(RuntimeConfig(device="cpu,cpu"))
+    places = placements(RuntimeConfig(device="cpu,cpu"))
     assert [place.runtime.threads for place in places] == [max(1, cores // 2)] * 2
 
 

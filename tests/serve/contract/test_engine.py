@@ -16,10 +16,10 @@ from serve.contract.engine import (
     MEL_FILTERS_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
+    CheckpointSource,
     Dims,
     Draft,
     Engine,
-    Source,
     checked_meanwhile,
     manifest_from_json,
     manifest_to_json,
@@ -52,7 +52,7 @@ def test_a_manifest_comes_back_whole(nano_engine):
     manifest = dataclasses.replace(
         open_engine(nano_engine).manifest,
         runtime_options={"gpu": "H200", "sizes": [1, 2], "deep": {"x": None}},
-        draft=Draft(Source("a/möhre", "ef" * 32), n_text_layer=1, n_text_ffn=256),
+        draft=Draft(CheckpointSource("a/möhre", "ef" * 32), n_text_layer=1, n_text_ffn=256),
     )
     assert manifest_from_json(manifest_to_json(manifest), "engine.json") == manifest
     assert manifest.tokenizer.multilingual
@@ -78,7 +78,7 @@ def test_tensors_of_an_int8_engine_have_a_scale_for_each_row():
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_a_drafts_tensors_are_those_of_a_decoder_of_its_sizes(precision):
-    draft = Draft(Source("", ""), n_text_layer=1, n_text_ffn=256)
+    draft = Draft(CheckpointSource("", ""), n_text_layer=1, n_text_ffn=256)
     small = tensor_specs(dataclasses.replace(DIMS, n_text_layer=1, n_text_ffn=256), precision)
     specs = tensor_specs(DIMS, precision, draft)
     plain = tensor_specs(DIMS, precision)

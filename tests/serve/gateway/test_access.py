@@ -23,7 +23,7 @@ from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.headers import may_be_called
 from serve.gateway.engine import SERVICE
 from serve.supervisor.gateway import is_live, is_ready
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from serve.wire.folder import gateway_door
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
 
@@ -88,11 +88,11 @@ def test_clients_with_a_key(shared):
     with pytest.raises(InferenceServerException, match="AccessError"):
         shared.http_client().infer("whisper", inputs(triton_http))
     shared.http_client().infer("whisper", inputs(triton_http), headers=dict(KEY))
-    with Client(shared.grpc) as client:
+    with TritonClient(shared.grpc) as client:
         assert client.ready()
         with pytest.raises(AccessError):
             client.transcribe(b"RIFF")
-    with Client(shared.grpc, key="secret-a") as client:
+    with TritonClient(shared.grpc, key="secret-a") as client:
         assert client.transcribe(b"RIFF", prompt="one two").text == "one two"
     base = f"http://{shared.http}/v1"
     for key, kind in (("secret-c", openai.AuthenticationError), ("secret-a", None)):
@@ -107,7 +107,7 @@ def test_clients_with_a_key(shared):
 
 def test_a_keys_share_is_one_at_all_addresses(shared):
     """Its second request of a minute waits, wherever it comes."""
-    with Client(shared.grpc, key="secret-b") as client:
+    with TritonClient(shared.grpc, key="secret-b") as client:
         assert client.transcribe(b"RIFF", prompt="one two").text == "one two"
         with pytest.raises(OverloadedError, match="the key bob has used up"):
             client.transcribe(b"RIFF")

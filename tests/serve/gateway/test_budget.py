@@ -14,8 +14,8 @@ from serve.gateway.edge.budget import (
     SharedBudget,
     ThrottledConnection,
 )
-from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive
+from serve.wire.liveness import heartbeat_age_s
 from tests.gateways import until
 
 
@@ -225,7 +225,7 @@ def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
 
     seen, still = asyncio.run(watched())
     assert seen >= 0.3 and still >= seen
-    assert age_s(tmp_path / "alive") < 60.0
+    assert heartbeat_age_s(tmp_path / "alive") < 60.0
 
 
 def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):
@@ -236,4 +236,4 @@ def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):
     found = r"earshot_gateway_longest_turn_seconds (0\.[2-9]|[1-9])"
     until(lambda: re.search(found, running.page()))
     assert "earshot_gateway_waiting_turns 0.0" in running.page()
-    assert age_s(gateway_alive(running.folder)) < 60.0
+    assert heartbeat_age_s(gateway_alive(running.folder)) < 60.0

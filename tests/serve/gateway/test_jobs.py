@@ -21,7 +21,7 @@ from serve.contract.jobs_config import JobsConfig
 from serve.gateway.jobs.fetch import is_private
 from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed
-from serve.supervisor.run import free_ports
+from serve.supervisor.supervisor import free_ports
 from tests.gateways import WAIT_S, Running, full_disk, until
 from tests.jobs import (
     ALICE,

@@ -14,7 +14,7 @@ from serve.gateway.engine import SERVICE
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.grpc import InferStream
 from serve.gateway.observe.log import LogRecord
-from serve.triton.keys import owner_of
+from serve.triton.cancellation import owner_of
 from serve.wire import tensors
 from tests.fake_upstream import LEAK
 from tests.gateways import WAIT_S, inputs, message, until

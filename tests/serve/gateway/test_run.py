@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.gateway.engine import SERVICE
 from serve.gateway.observe.metrics import joined
-from serve.supervisor.run import free_ports
+from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import folder_of
 from tests.gateways import WAIT_S, json_request, message, until

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.http2 import PREFACE, frame, head
 from tests.serve.gateway.live.conftest import Talk
@@ -143,7 +143,7 @@ def test_a_stream_that_its_client_leaves_counts_what_was_sent(start, keys_file):
 
 def test_so_does_a_stream_over_grpc(start, keys_file):
     running = start(keys_file=str(keys_file))
-    with Client(running.grpc, key="secret-a") as client:
+    with TritonClient(running.grpc, key="secret-a") as client:
         stream = client.stream(Request(b"RIFF", prompt="wait for it"))
         next(stream)
         stream.close()
@@ -165,7 +165,7 @@ def test_a_stream_whose_key_is_removed_goes_on_to_its_end(start, keys_file):
 def test_a_grpc_stream_whose_key_expires_answers_what_it_took_and_nothing_more(start, keys_file):
     running = start(keys_file=str(keys_file))
     calls, answers = [], []
-    with Client(running.grpc, key="secret-a") as client:
+    with TritonClient(running.grpc, key="secret-a") as client:
         calls.append(client.start(Request(b"RIFF", prompt="wait")))
         until(lambda: running.triton.waiting)
         keys_file.write_text(keys_file.read_text() + '\nexpires = "2020-01-01"\n')

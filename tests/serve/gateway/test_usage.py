@@ -19,7 +19,7 @@ from serve.contract.server_config import ServerConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey
 from serve.gateway.usage import FILE, Usage, UsageFile, UsageRecord
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
 
 MIDNIGHT_S = 1_798_761_600.0  # of 2027-01-01
@@ -168,7 +168,7 @@ def check_refused_everywhere(running):
         running.call()(message(), timeout=WAIT_S, metadata=tuple(ALICE.items()))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert int(dict(caught.value.trailing_metadata())["retry-after"]) > 0
-    stream = Client(running.grpc, key="secret-a")
+    stream = TritonClient(running.grpc, key="secret-a")
     with stream as client, pytest.raises(OverloadedError, match="audio_s_per_day"):
         list(client.stream(Request(b"RIFF")))
     with pytest.raises(InvalidStatus) as denied:
@@ -178,7 +178,7 @@ def check_refused_everywhere(running):
 
 def test_a_key_whose_day_is_used_up(start, keys_file):
     running = start(keys_file=keys_file)
-    with Client(running.grpc, key="secret-a") as client:
+    with TritonClient(running.grpc, key="secret-a") as client:
         client.transcribe(b"RIFF")
         with pytest.raises(OverloadedError, match="none"):
             client.transcribe(b"RIFF", prompt="error:OverloadedError: none")  # did no work
@@ -201,7 +201,7 @@ def test_a_key_whose_day_is_used_up(start, keys_file):
 def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_file, path):
     first = start(keys_file=keys_file, usage_file=str(path))
     beside = start(keys_file=keys_file, usage_file=str(path))
-    with Client(first.grpc, key="secret-a") as client:
+    with TritonClient(first.grpc, key="secret-a") as client:
         for _ in range(2):
             client.transcribe(b"RIFF")
     until(lambda: beside.ask("POST", INFER, b"{}", ALICE)[0] == 429)  # within a second or two
@@ -251,7 +251,7 @@ def test_requests_are_answered_where_nothing_can_be_written(
     other.write_text("this is no database, " * 100)
     path = {"unwritable": UNWRITABLE, "folder": tmp_path, "other": other}[kind]
     running = start(keys_file=keys_file, usage_file=str(path))
-    with Client(running.grpc, key="secret-a") as client:
+    with TritonClient(running.grpc, key="secret-a") as client:
         for _ in range(2):
             client.transcribe(b"RIFF")
     check_refused_everywhere(running)

@@ -14,7 +14,7 @@ from serve.contract.config import RuntimeConfig
 from serve.native.runtime import NativeRuntime
 from serve.speech.audio import decode
 from serve.speech.cutting import cut
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import features_of
 from tests.serve.native.kernels.parity import ON_GPU
@@ -59,7 +59,7 @@ def windows():
     found = []
     for line in (DATA / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        blocks = decode((DATA / entry["file"]).read_bytes(), Limits(3600))
+        blocks = decode((DATA / entry["file"]).read_bytes(), AudioLimits(3600))
         found += [
             (entry["file"], entry["language"] or "en", features_of(window.samples))
             for window in cut(blocks)

@@ -11,11 +11,11 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
 from serve.native.alignment import Aligner, EndedWindow, smoothed
-from serve.native.forced import MOST_WINDOWS, Forced, ForcedStep
+from serve.native.forced import MOST_WINDOWS, ForcedSequence, TeacherForcedStep
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
-from serve.native.slots import Place
-from serve.runtime.protocol import DecodingOptions, Event, Job
+from serve.native.slots import SlotAllocation
+from serve.runtime.protocol import DecodingOptions, Job, JobEvent
 from serve.speech.tokenizer import Tokenizer
 from tests.serve.native.decoding import prompt_of, run
 from tests.serve.native.kernels.parity import nightly
@@ -194,14 +194,18 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
     network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     aligner = Aligner(network, network.new_cache(3, 3), facts, rows=3)
     ended = [
-        EndedWindow(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8), "eot"))
+        EndedWindow(
+            dataclasses.replace(jobs[0], id=id),
+            SlotAllocation(id, id, 1),
+            JobEvent(id, (7, 8), "eot"),
+        )
         for id in range(3)
     ]
     assert aligner.launch(ended) == []
     assert aligner.drop(1) and not aligner.drop(5)
     assert [event.job_id for event in aligner.collect(wait=False)] == [0, 2]
     assert aligner.collect(wait=True) == [] and not aligner.drop(0)
-    silent = dataclasses.replace(ended[1], event=Event(1, (), "eot"))
+    silent = dataclasses.replace(ended[1], event=JobEvent(1, (), "eot"))
     assert aligner.launch([silent]) == [silent.event]
 
 
@@ -211,14 +215,24 @@ def test_steps_that_are_filled_up_find_the_same(engine):
     network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     generator = torch.Generator().manual_seed(2)
     windows = [
-        Forced(Event(0), Place(2, 3, 1), (facts.sot, 5, 9, 8, 7, facts.eot), 2, (9,), (8, 7), 90),
-        Forced(Event(1), Place(0, 0, 1), (facts.sot, 6, 11, facts.eot), 1, (), (11,), 1500),
+        ForcedSequence(
+            JobEvent(0),
+            SlotAllocation(2, 3, 1),
+            (facts.sot, 5, 9, 8, 7, facts.eot),
+            2,
+            (9,),
+            (8, 7),
+            90,
+        ),
+        ForcedSequence(
+            JobEvent(1), SlotAllocation(0, 0, 1), (facts.sot, 6, 11, facts.eot), 1, (), (11,), 1500
+        ),
     ]
     found, caches = [], []
     for sizes in ((), ((32, 4), (16, 2), (8, 3), (16, 1))):
         cache = network.new_cache(3, 4)
         cache.cross.copy_(torch.randn(cache.cross.shape, generator=generator.manual_seed(3)))
-        step = ForcedStep(network, cache, facts.alignment_heads, facts.eot, 4, sizes)
+        step = TeacherForcedStep(network, cache, facts.alignment_heads, facts.eot, 4, sizes)
         probs, queries = step.run(windows)
         found.append((probs, queries[:10]))
         caches.append(cache)
@@ -237,8 +251,10 @@ def test_an_abridged_network_stands_for_the_whole(engine, monkeypatch):
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
     network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
     cache, features = network.new_cache(1, 1), torch.zeros(1, dims.n_mels, 3000)
-    window = Forced(Event(0), Place(0, 0, 1), (facts.sot, 6, facts.eot), 1, (), (6,), 90)
-    step = ForcedStep(network, cache, facts.alignment_heads, facts.eot, 1)
+    window = ForcedSequence(
+        JobEvent(0), SlotAllocation(0, 0, 1), (facts.sot, 6, facts.eot), 1, (), (6,), 90
+    )
+    step = TeacherForcedStep(network, cache, facts.alignment_heads, facts.eot, 1)
     calls, shapes = [], []
     attend = network.ops.decoder.cross_attention
     monkeypatch.setattr(
@@ -259,7 +275,9 @@ def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
     aligner = Aligner(network, network.new_cache(count, count), facts, rows=count)
     ended = [
         EndedWindow(
-            dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8 + id), "eot")
+            dataclasses.replace(jobs[0], id=id),
+            SlotAllocation(id, id, 1),
+            JobEvent(id, (7, 8 + id), "eot"),
         )
         for id in range(count)
     ]

@@ -12,14 +12,14 @@ from eval.random_whisper import published_shape, random_engine
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import UnavailableError
+from serve.native.prefill import rows_of
 from serve.native.runtime import NativeRuntime
-from serve.native.start import rows_of
 from serve.runtime.protocol import DecodingOptions, Detection, Job
-from serve.speech.words import handovers
+from serve.speech.words import monotonic_path
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import ends, prompt_of, run
-from tests.serve.native.test_drafting import only_last_layer, whole, write_drafted
 from tests.serve.native.test_phrases import pairs_of
+from tests.serve.native.test_speculative import only_last_layer, whole, write_drafted
 
 pytestmark = pytest.mark.gpu
 CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)
@@ -233,8 +233,8 @@ def test_words_are_where_the_cpu_finds_them(way, cross_kv, int8_engine, jobs):
     apart, probs = [], []
     for i, event in gpu.items():
         if event.tokens == cpu[i].tokens and event.alignment is not None:
-            ours, theirs = event.alignment, handovers(cpu[i].alignment.matrix)
-            found = handovers(ours.matrix) if way == "torch" else ours.begins
+            ours, theirs = event.alignment, monotonic_path(cpu[i].alignment.matrix)
+            found = monotonic_path(ours.matrix) if way == "torch" else ours.begins
             apart += np.abs(found - theirs).tolist()
             probs += np.abs(event.alignment.token_probs - cpu[i].alignment.token_probs).tolist()
     assert len(apart) > 200

@@ -9,7 +9,7 @@ from serve.native import replay
 from serve.native.encoders import SILENCE, GraphEncoder
 from serve.native.graphs import GraphLoop
 from serve.native.rules.state import RowState, new_state
-from serve.native.slots import Slots
+from serve.native.slots import SlotPool
 from tests.fake_trtllm.install import DIMS
 
 
@@ -93,7 +93,7 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
 
 
 def busy(counts, slots=20, rows=20):
-    owners = Slots(slots, rows)
+    owners = SlotPool(slots, rows)
     for job, count in enumerate(counts, 100):
         owners.acquire(job, count)
     return owners

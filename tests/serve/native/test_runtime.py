@@ -14,7 +14,7 @@ from serve.contract.engine import mel_filters
 from serve.contract.errors import UnavailableError
 from serve.native.encoders import SILENCE, EagerEncoder
 from serve.native.kernels.choose import choose
-from serve.native.kernels.definition import attend_audio
+from serve.native.kernels.reference_ops import attend_audio
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.native.slots import Place, Slots
+from serve.native.slots import SlotAllocation, SlotPool
 
 STEADY = settings(derandomize=True, deadline=None, database=None)
 CALLS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60)
@@ -12,7 +12,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60)
 @STEADY
 @given(st.integers(1, 6), st.integers(0, 9), CALLS)
 def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
-    slots = Slots(count, count + more)
+    slots = SlotPool(count, count + more)
     owned = {}
     for rows, job in calls:
         if rows and job not in owned and slots.fit([rows]):
@@ -33,7 +33,7 @@ def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
 @STEADY
 @given(st.integers(1, 6), st.integers(0, 9), CALLS, st.lists(st.integers(1, 4), max_size=9))
 def test_as_many_fit_as_can_be_acquired(count, more, calls, wanted):
-    slots = Slots(count, count + more)
+    slots = SlotPool(count, count + more)
     for rows, job in calls:
         slots.release(job)
         if rows and slots.fit([rows]):
@@ -45,34 +45,34 @@ def test_as_many_fit_as_can_be_acquired(count, more, calls, wanted):
 
 
 def test_the_lowest_free_slot_and_rows_are_given_first():
-    slots = Slots(3, 8)
-    assert slots.acquire(10, 2) == Place(0, 0, 2)
-    assert slots.acquire(11) == Place(1, 2, 1)
-    assert slots.acquire(12, 5) == Place(2, 3, 5)
+    slots = SlotPool(3, 8)
+    assert slots.acquire(10, 2) == SlotAllocation(0, 0, 2)
+    assert slots.acquire(11) == SlotAllocation(1, 2, 1)
+    assert slots.acquire(12, 5) == SlotAllocation(2, 3, 5)
     slots.release(10)
     slots.release(11)
-    assert slots.acquire(13, 3) == Place(0, 0, 3)
+    assert slots.acquire(13, 3) == SlotAllocation(0, 0, 3)
     assert slots.span == 8
 
 
 def test_who_rests_keeps_what_it_owns_and_is_left_out():
-    slots = Slots(3, 8)
+    slots = SlotPool(3, 8)
     for job, count in ((10, 2), (11, 1)):
         slots.acquire(job, count)
     version = slots.version
     slots.rest({10})
     assert slots.version > version
-    assert slots.owners() == [(Place(1, 2, 1), 11)]
+    assert slots.owners() == [(SlotAllocation(1, 2, 1), 11)]
     assert not slots.several
     assert (slots.busy, slots.fit([2])) == (2, 1)
-    assert slots.acquire(12) == Place(2, 3, 1)
+    assert slots.acquire(12) == SlotAllocation(2, 3, 1)
     slots.rest(())
     assert [job for _, job in slots.owners()] == [10, 11, 12]
     slots.check()
 
 
 def test_where_each_takes_one_row_slots_and_rows_go_together():
-    slots = Slots(4, 4)
+    slots = SlotPool(4, 4)
     for job in range(4):
         slots.acquire(job)
     for job in (2, 0):

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serve.speakers.clusters import Rules, assign, centroids, unit
+from serve.speakers.clusters import ClusteringSettings, assign, centroids, unit
 
-RULES = Rules(alike=0.5, least_s=3.0, distinct_s=100.0)
+RULES = ClusteringSettings(alike=0.5, least_s=3.0, distinct_s=100.0)
 
 
 def voices(*counts, spread=0.03):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import RequestError
-from serve.speakers.diarize import Known, open_diarizer
+from serve.speakers.diarize import KnownSpeaker, open_diarizer
 from serve.speech.audio import decode, whole
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
 HUMAN = Path(__file__).parents[2] / "data" / "human"
@@ -23,7 +23,7 @@ def clips(speaker):
     lines = (HUMAN / "manifest.jsonl").read_text("utf-8").splitlines()
     entries = [one for one in map(json.loads, lines) if one["speaker"] == speaker]
     files = [one["file"] for one in entries if 3.0 <= one["duration"] <= 6.0]
-    return [whole(decode((HUMAN / file).read_bytes(), Limits(60.0))) for file in files[:6]]
+    return [whole(decode((HUMAN / file).read_bytes(), AudioLimits(60.0))) for file in files[:6]]
 
 
 def quiet(seconds):
@@ -129,7 +129,7 @@ def test_pauses_between_words_are_nobodys(diarizer):
 
 def test_who_is_known_has_a_name(diarizer, conversation):
     samples, spans = conversation
-    known = [Known("Kathleen", clips(WOMAN)[4]), Known("Li", clips(MAN)[4])]
+    known = [KnownSpeaker("Kathleen", clips(WOMAN)[4]), KnownSpeaker("Li", clips(MAN)[4])]
     assert speakers(diarizer.diarize(samples, known=known)) == {"Kathleen", "Li"}
     turns = diarizer.diarize(samples, known=known[1:])
     assert speakers(turns) == {"A", "Li"}
@@ -139,13 +139,15 @@ def test_who_is_known_has_a_name(diarizer, conversation):
 
 @pytest.mark.nightly
 def test_a_known_speaker_who_is_not_heard_names_nobody(diarizer):
-    turns = diarizer.diarize(np.concatenate(clips(WOMAN)[:2]), known=[Known("Li", clips(MAN)[4])])
+    turns = diarizer.diarize(
+        np.concatenate(clips(WOMAN)[:2]), known=[KnownSpeaker("Li", clips(MAN)[4])]
+    )
     assert speakers(turns) == {"A"}
 
 
 @pytest.mark.nightly
 def test_a_letter_is_never_somebody_elses_name(diarizer, conversation):
-    turns = diarizer.diarize(conversation[0], known=[Known("A", clips(MAN)[4])])
+    turns = diarizer.diarize(conversation[0], known=[KnownSpeaker("A", clips(MAN)[4])])
     assert turns[0].speaker == "B" and speakers(turns) == {"A", "B"}
 
 
@@ -159,4 +161,4 @@ def test_a_letter_is_never_somebody_elses_name(diarizer, conversation):
 )
 def test_a_reference_holds_one_voice(diarizer, reference, said):
     with pytest.raises(RequestError, match=said):
-        diarizer.diarize(quiet(1.0), known=[Known("Ann", reference())])
+        diarizer.diarize(quiet(1.0), known=[KnownSpeaker("Ann", reference())])

@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from serve.speakers.fbank import fbank
-from serve.speakers.hearing import EMBEDDING, SEGMENTATION, Ear, Listening
+from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels, InferenceSettings
 from serve.speakers.segmentation import FRAMES, SAMPLES
 
 DATA = Path(__file__).parents[2] / "data"
@@ -37,7 +37,7 @@ LENGTH = 7.4150
 
 @pytest.fixture(scope="module")
 def ear():
-    return Ear(torch.device("cpu"), Listening())
+    return DiarizationModels(torch.device("cpu"), InferenceSettings())
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from serve.contract.messages import Segment, Word
-from serve.speakers.diarize import Turn
+from serve.speakers.diarize import SpeakerTurn
 from serve.speakers.words import label, lettered, split
 
 
@@ -22,7 +22,7 @@ def segment(words):
 
 
 def turns(*said):
-    return [Turn(*one) for one in said]
+    return [SpeakerTurn(*one) for one in said]
 
 
 def test_a_word_is_said_by_who_speaks_for_most_of_it():

@@ -11,15 +11,15 @@ import soundfile
 from av.stream import Disposition
 
 from serve.speech import audio
-from serve.speech.activity import FRAME
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
+from serve.speech.vad import FRAME
 
 RATE = 16_000
 SECONDS = 3.0
 
 
 class Ear:
-    """Hear speech wherever samples are not 0; stands for the model of `serve.speech.activity`."""
+    """Hear speech wherever samples are not 0; stands for the model of `serve.speech.vad`."""
 
     def probabilities(self, samples: np.ndarray) -> np.ndarray:
         return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
@@ -41,7 +41,7 @@ def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
 def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
     """All samples of a file, and the warnings; keywords are those of `Limits`."""
     told: list[str] = []
-    return audio.whole(audio.decode(data, Limits(max_s, **limits), warn=told.append)), told
+    return audio.whole(audio.decode(data, AudioLimits(max_s, **limits), warn=told.append)), told
 
 
 def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:

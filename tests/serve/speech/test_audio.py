@@ -13,7 +13,7 @@ import soxr
 
 from serve.contract.errors import AudioError, CancelledError, CutShortError
 from serve.speech import audio, ffmpeg, pcm, sources
-from serve.speech.meter import Limits, Meter, MeteredFile
+from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile
 from tests.serve.speech.sounds import (
     FFMPEG,
     PHONES,
@@ -34,11 +34,11 @@ LIMIT_S = 60.0
 
 def decode(data: bytes, max_s: float) -> np.ndarray:
     """All of a file."""
-    return audio.whole(audio.decode(data, Limits(max_s)))
+    return audio.whole(audio.decode(data, AudioLimits(max_s)))
 
 
 def from_samples(samples: np.ndarray, rate: int, max_s: float) -> np.ndarray:
-    return audio.whole(audio.from_samples(samples, rate, Limits(max_s)))
+    return audio.whole(audio.from_samples(samples, rate, AudioLimits(max_s)))
 
 
 def assert_is_tone(samples: np.ndarray, level: float = 0.5, slack_s: float = 0.0) -> None:
@@ -93,7 +93,7 @@ def test_a_broadcast_whose_streams_change_is_refused_by_name():
     first = encode_ffmpeg("mpegts", "aac")
     later = encode_ffmpeg("mpegts", "aac", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
     with pytest.raises(AudioError, match=r"cut short or damaged: .* can be decoded") as refused:
-        list(sources.decode(first * 20 + later, Limits(600.0)))
+        list(sources.decode(first * 20 + later, AudioLimits(600.0)))
     assert isinstance(refused.value.__cause__, IndexError)
 
 
@@ -105,7 +105,7 @@ def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
     odd = b"LIST" + struct.pack("<I", 5) + b"INFOx\0"
     data = data[:12] + odd + data[12:36] + odd + data[36:] + odd
     expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    assert isinstance(sources.open_source(data, Meter(Limits(LIMIT_S))), pcm.Pcm16)
+    assert isinstance(sources.open_source(data, DecodeBudget(AudioLimits(LIMIT_S))), pcm.Pcm16)
     np.testing.assert_array_equal(decode(data, LIMIT_S), expected.mean(axis=1))
 
 
@@ -192,7 +192,7 @@ def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name:
     whole, warnings = recording(name), []
     if name == "OGG-VORBIS":
         whole = encode(noisy_tone(), "OGG")  # of several pages
-    cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
+    cut, limits = whole[: int(0.7 * len(whole)) + 1], AudioLimits(LIMIT_S, partial=True)
     with pytest.raises(CutShortError, match=r"cut short.*; send the whole file, or set partial"):
         decode(cut, LIMIT_S)
     samples = audio.whole(audio.decode(cut, limits, warn=warnings.append))
@@ -209,7 +209,7 @@ def test_nothing_is_nothing_in_part_either():
     """An MP4 whose index stood at its end."""
     data = encode_ffmpeg("mp4", "aac")
     with pytest.raises(AudioError, match="begins as an MP4, M4A or 3GP file, but cannot be read"):
-        list(audio.decode(data[: len(data) // 2], Limits(LIMIT_S, partial=True)))
+        list(audio.decode(data[: len(data) // 2], AudioLimits(LIMIT_S, partial=True)))
 
 
 def test_streamed_flac_without_a_length():
@@ -294,7 +294,7 @@ def test_a_bomb_does_not_exhaust_memory(declared: bool):
         data[22:26] = bytes(4)
     tracemalloc.start()
     with pytest.raises(AudioError, match="expected at most 20 s"):
-        list(sources.decode(bytes(data), Limits(20.0)))
+        list(sources.decode(bytes(data), AudioLimits(20.0)))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 20 * RATE * 4 + len(data) + 4_000_000
@@ -304,21 +304,21 @@ def test_a_bomb_does_not_exhaust_memory(declared: bool):
 
 
 def first_block(data: bytes) -> np.ndarray:
-    return next(audio.decode(data, Limits(LIMIT_S)))
+    return next(audio.decode(data, AudioLimits(LIMIT_S)))
 
 
 @pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "mp4-aac"])
 def test_closing_the_blocks_frees_the_decoder(monkeypatch: pytest.MonkeyPatch, name: str):
     data, closed = recording(name), []
-    kind = type(sources.open_source(data, Meter(Limits(LIMIT_S))))
+    kind = type(sources.open_source(data, DecodeBudget(AudioLimits(LIMIT_S))))
     honest = kind.close
     monkeypatch.setattr(kind, "close", lambda self: closed.append(1) or honest(self))
-    blocks = sources.decode(data, Limits(LIMIT_S))
+    blocks = sources.decode(data, AudioLimits(LIMIT_S))
     next(blocks)
     assert closed == []
     blocks.close()
     assert closed == [1]
-    list(sources.decode(data, Limits(LIMIT_S)))
+    list(sources.decode(data, AudioLimits(LIMIT_S)))
     assert closed == [1, 1], "and so does the end"
 
 
@@ -332,7 +332,7 @@ def test_what_the_header_tells_is_refused_before_the_first_block(fmt: str, subty
 @pytest.mark.parametrize("fmt", ["FLAC", "MP3"])
 def test_what_only_decoding_tells_comes_after_good_blocks(fmt: str):
     data = encode(tone(seconds=30), fmt)
-    blocks = audio.decode(data[: int(len(data) * 0.9)], Limits(LIMIT_S))
+    blocks = audio.decode(data[: int(len(data) * 0.9)], AudioLimits(LIMIT_S))
     assert len(next(blocks))
     with pytest.raises(AudioError, match=r"of the 30\.00 s it declares"):
         list(blocks)
@@ -341,7 +341,7 @@ def test_what_only_decoding_tells_comes_after_good_blocks(fmt: str):
 def test_samples_of_a_bad_value_come_after_good_blocks():
     samples = tone(seconds=20)
     samples[-1] = np.nan
-    blocks = audio.from_samples(samples, RATE, Limits(LIMIT_S))
+    blocks = audio.from_samples(samples, RATE, AudioLimits(LIMIT_S))
     assert len(next(blocks))
     with pytest.raises(AudioError, match="NaN or infinite"):
         list(blocks)
@@ -353,18 +353,18 @@ def test_samples_of_a_bad_value_come_after_good_blocks():
 def test_more_values_than_allowed_are_refused_by_the_header():
     eight = np.repeat(tone()[:, None], 8, axis=1)
     for data in (encode(eight, "WAV", "PCM_16"), encode(eight, "FLAC"), encode(eight, "RF64")):
-        assert len(audio.whole(audio.decode(data, Limits(LIMIT_S, max_values=eight.size))))
+        assert len(audio.whole(audio.decode(data, AudioLimits(LIMIT_S, max_values=eight.size))))
         with pytest.raises(AudioError, match=r"expected at most 0\.3 million"):
-            next(audio.decode(data, Limits(LIMIT_S, max_values=3e5)))
+            next(audio.decode(data, AudioLimits(LIMIT_S, max_values=3e5)))
     with pytest.raises(AudioError, match="million samples"):
-        next(audio.from_samples(tone(), RATE, Limits(LIMIT_S, max_values=tone().size - 1)))
+        next(audio.from_samples(tone(), RATE, AudioLimits(LIMIT_S, max_values=tone().size - 1)))
 
 
 def test_more_values_than_allowed_are_refused_while_decoding():
     data = bytearray(encode(np.repeat(tone(seconds=20)[:, None], 2, axis=1), "FLAC"))
     data[21] &= 0xF0  # the 36 bits of the number of samples
     data[22:26] = bytes(4)
-    blocks = audio.decode(bytes(data), Limits(LIMIT_S, max_values=3e5))
+    blocks = audio.decode(bytes(data), AudioLimits(LIMIT_S, max_values=3e5))
     assert len(next(blocks))
     with pytest.raises(AudioError, match=r"0\.3 million samples .* at most 0\.3 million"):
         list(blocks)
@@ -386,13 +386,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4-aac"])
 def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
     data = recording(name, 50.0)
-    assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
+    assert len(audio.whole(sources.decode(data, AudioLimits(LIMIT_S, max_cpu_s=10.0))))
     with pytest.raises(AudioError, match=r"than the 0\.01 s allowed"):
-        list(sources.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
+        list(sources.decode(data, AudioLimits(LIMIT_S, max_cpu_s=0.01)))
 
 
 def test_time_between_the_blocks_is_not_decodings(clock: list[float]):
-    for _ in audio.from_samples(tone(seconds=50), RATE, Limits(LIMIT_S, max_cpu_s=1.0)):
+    for _ in audio.from_samples(tone(seconds=50), RATE, AudioLimits(LIMIT_S, max_cpu_s=1.0)):
         clock[0] += 5.0
 
 
@@ -400,7 +400,7 @@ def test_time_between_the_blocks_is_not_decodings(clock: list[float]):
 def test_decoding_that_nobody_wants_ends_at_the_next_block(fmt: str):
     stopped = threading.Event()
     data = encode(tone(seconds=50), fmt, "PCM_16")
-    blocks = audio.decode(data, Limits(LIMIT_S), stopped.is_set)
+    blocks = audio.decode(data, AudioLimits(LIMIT_S), stopped.is_set)
     assert len(next(blocks))
     stopped.set()
     with pytest.raises(CancelledError):
@@ -419,6 +419,6 @@ def test_headers_that_never_end():
 @pytest.mark.parametrize(("offset", "whence"), [(-1, 0), (-(2**63), 0), (2**63, 0), (2**63 - 1, 1)])
 def test_a_file_asked_for_a_place_that_is_none_stays_where_it_is(offset: int, whence: int):
     """An error would be printed with its traceback by the library's callback, each time."""
-    file = MeteredFile(bytes(10), Meter(Limits(1.0)))
+    file = MeteredFile(bytes(10), DecodeBudget(AudioLimits(1.0)))
     assert file.seek(3) == 3
     assert file.seek(offset, whence) == file.tell() == 3

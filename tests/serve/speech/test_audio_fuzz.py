@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from tests.serve.speech.sounds import FFMPEG, PHONES, SNDFILE, recording, wide_amr
 
-LIMITS = Limits(max_s=5.0, max_values=2e6, max_cpu_s=1.0)
+LIMITS = AudioLimits(max_s=5.0, max_values=2e6, max_cpu_s=1.0)
 SHORT_S = 0.25
 SIZES = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0, 0xFFFFFFFF)
 NAMES = (*SNDFILE, *FFMPEG, *PHONES, "amr-wb")

@@ -9,7 +9,7 @@ import soxr
 
 from serve.speech import audio
 from serve.speech.bandwidth import Bandwidth
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from tests.serve.speech.sounds import RATE, encode, tone
 
 DATA = Path(__file__).parents[2] / "data"
@@ -24,7 +24,7 @@ def heard(samples: np.ndarray) -> Bandwidth:
 
 
 def decode(data: bytes) -> np.ndarray:
-    return audio.whole(audio.decode(data, Limits(200.0)))
+    return audio.whole(audio.decode(data, AudioLimits(200.0)))
 
 
 @pytest.fixture(scope="module")

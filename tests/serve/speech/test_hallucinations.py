@@ -4,8 +4,8 @@ import pytest
 
 from serve.contract.messages import Segment, Word
 from serve.speech.hallucinations import is_odd, without_hallucinations
-from serve.speech.timeline import Pause, Timeline
-from serve.speech.windows import Attempt, Decoded
+from serve.speech.timeline import Pause, WindowTimeline
+from serve.speech.windows import Attempt, DecodedWindow
 
 LIKELY, UNLIKELY = 0.9, 0.1
 
@@ -49,7 +49,7 @@ def test_words_are_odd_that_are_unlikely_or_too_short_or_long(words, expected):
 
 def window(duration_s=30.0, timeline=None):
     attempt = Attempt((), None, None, 0.0, 1.0)
-    return Decoded(timeline or Timeline(60.0), duration_s, attempt, ())
+    return DecodedWindow(timeline or WindowTimeline(60.0), duration_s, attempt, ())
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_odd_segments_need_silence_on_both_sides_or_odd_ones_behind_them(segment
 
 def test_the_end_of_a_short_window_is_no_silence_but_what_is_left_of_it_may_be():
     for end_s, kept in ((3.0, [odd(1.5)]), (4.5, [])):
-        found = without_hallucinations([odd(1.5)], window(end_s, Timeline(0.0)), 0.0, 1.9)
+        found = without_hallucinations([odd(1.5)], window(end_s, WindowTimeline(0.0)), 0.0, 1.9)
         assert found == kept
 
 
 def test_a_pause_that_was_cut_out_is_silence():
     segments = [plain(61.0), odd(73.0)]
-    cut = Timeline(60.0, [Pause(5.0, 5.0), Pause(13.0, 9.0)])
+    cut = WindowTimeline(60.0, [Pause(5.0, 5.0), Pause(13.0, 9.0)])
     assert without_hallucinations(segments, window(14.5, cut), 60.0, 2.0) == segments[:1]
     assert without_hallucinations(segments, window(14.5), 60.0, 2.0) == segments
 

@@ -7,7 +7,7 @@ import pytest
 
 from serve.contract.errors import AudioError, AudioLimitError, CancelledError
 from serve.speech import joined, sources
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from tests.serve.speech.sounds import (
     RATE,
     SECONDS,
@@ -18,7 +18,7 @@ from tests.serve.speech.sounds import (
     tones_of,
 )
 
-LIMITS = Limits(60.0)
+LIMITS = AudioLimits(60.0)
 
 
 def wav(hertz: int = 300, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> bytes:

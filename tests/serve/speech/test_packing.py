@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.speech.activity import FRAME, Listener, Options
 from serve.speech.cutting import cut
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.intervals import cut_stretches
 from serve.speech.packing import APART_S, cut_long, pack
-from serve.speech.stretches import cut_stretches
+from serve.speech.vad import FRAME, SpeechFilter, VadOptions
 from tests.serve.speech.sounds import Ear
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
@@ -20,7 +20,7 @@ def blocks(samples, size=30_000):
 
 
 def listener():
-    return Listener(Options(), Ear())
+    return SpeechFilter(VadOptions(), Ear())
 
 
 def numbered(parts):
@@ -40,9 +40,9 @@ def assert_voice_is_where_somebody_speaks(window):
         start, end = round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE)
         assert not heard[max(0, start - 1) : end].any(), "stretches are apart from each other"
         # What is cut may be cut in a pause that is too short to be one.
-        begun = start + FRAME + (0 if start else Options().min_silence)
+        begun = start + FRAME + (0 if start else VadOptions().min_silence)
         assert window.samples[start:begun].any()
-        assert window.samples[max(0, end - Options().min_silence - FRAME) : end].any()
+        assert window.samples[max(0, end - VadOptions().min_silence - FRAME) : end].any()
         heard[start:end] = True
     assert heard[window.samples > 0].all()
 

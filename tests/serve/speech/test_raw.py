@@ -8,7 +8,7 @@ import soundfile
 
 from serve.contract.errors import AudioError
 from serve.speech import audio, raw
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from tests.serve.speech.sounds import RATE, tone
 
 
@@ -35,7 +35,7 @@ def encoded(subtype: str, endian: str, channels: int, rate: int) -> bytes:
 )
 def test_raw_samples_are_read_as_their_type_says(media_type, subtype, endian, channels, rate):
     whole = raw.with_header(encoded(subtype, endian, channels, rate), media_type)
-    samples = audio.whole(audio.decode(whole, Limits(60.0)))
+    samples = audio.whole(audio.decode(whole, AudioLimits(60.0)))
     assert len(samples) == pytest.approx(3 * RATE, abs=1)
     assert np.argmax(np.abs(np.fft.rfft(samples[RATE : 2 * RATE]))) == 300
     assert np.abs(samples).max() == pytest.approx(0.5, rel=0.1)
@@ -43,7 +43,9 @@ def test_raw_samples_are_read_as_their_type_says(media_type, subtype, endian, ch
 
 def test_half_a_sample_at_the_end_is_left_out():
     data = encoded("PCM_16", "LITTLE", 1, RATE)
-    found = list(audio.decode(raw.with_header(data + b"x", "audio/L16;rate=16000"), Limits(60.0)))
+    found = list(
+        audio.decode(raw.with_header(data + b"x", "audio/L16;rate=16000"), AudioLimits(60.0))
+    )
     assert len(audio.whole(found)) == 3 * RATE
 
 

@@ -9,8 +9,8 @@ from playwright.sync_api import sync_playwright
 
 from serve.contract.errors import AudioError
 from serve.speech import audio
-from serve.speech.ends import is_cut_off
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
+from serve.speech.truncation import is_cut_off
 from tests.programs import path_of
 
 pytestmark = [pytest.mark.needs_program("chromium"), pytest.mark.nightly]
@@ -62,7 +62,7 @@ def test_it_is_whole_and_so_is_each_slice_with_those_before_it(recorded):
     lengths = []
     for end in ends[1:]:
         assert not is_cut_off(data[:end])
-        blocks = audio.decode(data[:end], Limits(60.0))
+        blocks = audio.decode(data[:end], AudioLimits(60.0))
         lengths.append(len(audio.whole(blocks)) / 16_000)
     assert lengths == sorted(lengths)
     assert SECONDS / 2 < lengths[-1] < 2 * SECONDS
@@ -76,6 +76,6 @@ def test_it_is_known_to_be_cut_nearly_anywhere_else(recorded):
     warnings = []
     cut = data[: places[known.index(True)]]
     with pytest.raises(AudioError, match="audio is cut short"):
-        list(audio.decode(cut, Limits(60.0)))
-    assert list(audio.decode(cut, Limits(60.0, partial=True), warn=warnings.append))
+        list(audio.decode(cut, AudioLimits(60.0)))
+    assert list(audio.decode(cut, AudioLimits(60.0, partial=True), warn=warnings.append))
     assert warnings

@@ -23,13 +23,13 @@ from serve.contract.errors import (
 )
 from serve.contract.messages import AudioFile
 from serve.speech import audio, sources
-from serve.speech.meter import Limits
+from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client, wire
 from serve.speech.sandbox import server as process
 from tests.serve.speech.sounds import RATE, encode, encode_ffmpeg, recording, tone
 from tests.serving import wait_until
 
-LIMITS = Limits(60.0)
+LIMITS = AudioLimits(60.0)
 LONG = encode(tone(seconds=50), "FLAC")
 """More than a socket holds, so that its process waits for whoever takes the samples."""
 
@@ -108,7 +108,7 @@ def test_samples_are_those_that_are_decoded_here(name, tmp_path):
 
 def test_errors_keep_their_kind_and_words():
     with pytest.raises(AudioLimitError, match="expected at most 2 s"):
-        decode(encode(tone(), "FLAC"), Limits(2.0))
+        decode(encode(tone(), "FLAC"), AudioLimits(2.0))
     with pytest.raises(AudioError, match="an unknown format") as caught:
         decode(b"RIFF" + bytes(500))
     assert type(caught.value) is AudioError
@@ -123,7 +123,7 @@ def test_errors_keep_their_kind_and_words():
     ],
 )
 def test_the_end_of_a_files_process_is_an_error_by_name(ended_by, kind, words):
-    blocks = audio.decode(LONG, Limits(60.0, max_cpu_s=30.0))
+    blocks = audio.decode(LONG, AudioLimits(60.0, max_cpu_s=30.0))
     next(blocks)
     one_of_its_processes().send_signal(ended_by)
     with pytest.raises(kind, match=words) as caught:
@@ -134,7 +134,7 @@ def test_the_end_of_a_files_process_is_an_error_by_name(ended_by, kind, words):
 
 def test_processor_time_ends_a_process_that_reads_nothing():
     """A limit of the system's, since a library that loops asks nobody."""
-    blocks = audio.decode(LONG, Limits(60.0, max_cpu_s=5.0))
+    blocks = audio.decode(LONG, AudioLimits(60.0, max_cpu_s=5.0))
     next(blocks)
     its = one_of_its_processes()
     assert its.rlimit(psutil.RLIMIT_CPU) == (7, 8)

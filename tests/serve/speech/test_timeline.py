@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Segment, Word
-from serve.speech.timeline import Pause, Timeline
+from serve.speech.timeline import Pause, WindowTimeline
 
 FIXED = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
@@ -18,7 +18,9 @@ SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
 def timelines(draw):
     places = sorted(draw(st.lists(st.floats(0.0, 30.0), max_size=6, unique=True)))
     pauses = tuple(Pause(at, draw(st.floats(0.01, 1000.0))) for at in places)
-    return Timeline(draw(st.floats(0.0, 3600.0)), pauses, draw(st.sampled_from([0.0, 0.4, 2.0])))
+    return WindowTimeline(
+        draw(st.floats(0.0, 3600.0)), pauses, draw(st.sampled_from([0.0, 0.4, 2.0]))
+    )
 
 
 TIMES = st.lists(st.floats(0.0, 30.0), min_size=2, max_size=8).map(sorted)
@@ -46,7 +48,7 @@ def test_words_keep_their_order_and_never_last_longer(timeline, times):
         assert end - start <= b - a + 1e-6
 
 
-TALK = Timeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
+TALK = WindowTimeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
 
 
 @pytest.mark.parametrize(

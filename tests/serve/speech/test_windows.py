@@ -17,15 +17,21 @@ from serve.contract.config import TranscriberConfig
 from serve.speech import audio
 from serve.speech.cutting import cut as cut_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.judging import Verdict, best_attempt, compression_ratio, judge, loop_tokens
-from serve.speech.meter import Limits
-from serve.speech.timeline import Timeline
+from serve.speech.judging import (
+    AttemptDecision,
+    best_attempt,
+    compression_ratio,
+    decide,
+    loop_tokens,
+)
+from serve.speech.meter import AudioLimits
+from serve.speech.timeline import WindowTimeline
 from serve.speech.windows import (
     TIMESTAMP_STEP_S,
     Attempt,
-    Decoded,
-    Piece,
-    Window,
+    AudioWindow,
+    DecodedWindow,
+    WindowSegment,
     join_text,
     split_segments,
     spoken,
@@ -46,7 +52,7 @@ def at(time_s: float) -> int:
     return TIMES + round(time_s / TIMESTAMP_STEP_S)
 
 
-def cut(samples: np.ndarray) -> list[Window]:
+def cut(samples: np.ndarray) -> list[AudioWindow]:
     """Windows of audio that is there as a whole."""
     return list(cut_blocks([samples]))
 
@@ -187,7 +193,7 @@ def test_sound_below_the_last_bit_of_24_is_silence():
 def test_long_clips_are_cut_between_sentences(file: str):
     lines = (DATA / "manifest.jsonl").read_text("utf-8").splitlines()
     clip = next(clip for clip in map(json.loads, lines) if clip["file"] == file)
-    windows = cut(audio.whole(audio.decode((DATA / file).read_bytes(), Limits(120.0))))
+    windows = cut(audio.whole(audio.decode((DATA / file).read_bytes(), AudioLimits(120.0))))
     assert len(windows) > 1
     for window in windows[1:]:
         inside = [s for s in clip["segments"] if s["start"] < window.start_s < s["end"]]
@@ -237,7 +243,7 @@ def test_silence_costs_no_more_windows_than_needed():
 )
 def test_split(tokens: list[int], expected: list[tuple[float, float, tuple[int, ...]]]):
     pieces = split_segments(tokens, FACTS, 10.0)
-    assert pieces == [Piece(*row) for row in expected]
+    assert pieces == [WindowSegment(*row) for row in expected]
 
 
 TOKENS = st.lists(st.one_of(st.integers(0, EOT - 1), st.integers(TIMES, TIMES + 1500)), max_size=60)
@@ -289,7 +295,7 @@ def attempt(
     ],
 )
 def test_judge(scores: dict[str, float], outcome: str, temperature: float | None):
-    verdict = judge(attempt(**scores), CONFIG, fixed_temperature=False)
+    verdict = decide(attempt(**scores), CONFIG, fixed_temperature=False)
     assert verdict.outcome == outcome
     assert verdict.temperature == temperature
 
@@ -307,16 +313,16 @@ def test_judge(scores: dict[str, float], outcome: str, temperature: float | None
 )
 def test_where_hardly_a_voice_is_heard_the_model_need_not_be_unsure(scores, voice_s, outcome):
     for fixed in (False, True):
-        assert judge(attempt(**scores), CONFIG, fixed, voice_s).outcome == outcome
+        assert decide(attempt(**scores), CONFIG, fixed, voice_s).outcome == outcome
 
 
 def test_a_loop_counts_only_where_the_text_compresses_as_one():
     for fixed in (False, True):
-        goes_on = Verdict("retry", 0.4)
+        goes_on = AttemptDecision("retry", 0.4)
         unsure = {"no_speech": 0.9, "logprob": -3.0, "temperature": 0.4}
-        assert judge(dataclasses.replace(attempt(**unsure), looped=True), CONFIG, fixed) == goes_on
+        assert decide(dataclasses.replace(attempt(**unsure), looped=True), CONFIG, fixed) == goes_on
         looped = dataclasses.replace(attempt(ratio=2.5), looped=True)
-        assert judge(looped, CONFIG, fixed) == judge(attempt(ratio=2.5), CONFIG, fixed)
+        assert decide(looped, CONFIG, fixed) == decide(attempt(ratio=2.5), CONFIG, fixed)
 
 
 def test_the_more_repetition_passes_the_longer_a_loop_has_to_be():
@@ -328,14 +334,14 @@ def test_the_more_repetition_passes_the_longer_a_loop_has_to_be():
 
 def test_temperatures_that_are_repeated_come_to_an_end():
     config = TranscriberConfig(temperatures=(0.5, 0.0, 0.5))
-    assert judge(attempt(ratio=9.0, temperature=0.5), config, False).outcome == "give up"
+    assert decide(attempt(ratio=9.0, temperature=0.5), config, False).outcome == "give up"
 
 
 def test_a_fixed_temperature_is_the_only_one():
     for scores in ({"logprob": -5.0}, {"ratio": 9.0}, {"temperature": 0.3, "logprob": -5.0}):
-        assert judge(attempt(**scores), CONFIG, fixed_temperature=True).outcome == "accept"
+        assert decide(attempt(**scores), CONFIG, fixed_temperature=True).outcome == "accept"
     silent = attempt(no_speech=0.9, logprob=-2.0)
-    assert judge(silent, CONFIG, fixed_temperature=True).outcome == "silence"
+    assert decide(silent, CONFIG, fixed_temperature=True).outcome == "silence"
 
 
 @pytest.mark.parametrize(
@@ -373,9 +379,19 @@ def stitched(windows):
 
 def test_stitch_gives_absolute_times_and_keeps_spaces():
     windows = [
-        Decoded(Timeline(0.0), 20.0, attempt(), (Piece(0.5, 2.0, (1, 2)), Piece(2.0, 20.0, (3,)))),
-        Decoded(Timeline(20.0), 25.0, attempt(no_speech=0.9), ()),
-        Decoded(Timeline(45.0), 10.0, attempt(-0.7, 0.2, 1.1, 0.4), (Piece(1.26, 9.9, (4,)),)),
+        DecodedWindow(
+            WindowTimeline(0.0),
+            20.0,
+            attempt(),
+            (WindowSegment(0.5, 2.0, (1, 2)), WindowSegment(2.0, 20.0, (3,))),
+        ),
+        DecodedWindow(WindowTimeline(20.0), 25.0, attempt(no_speech=0.9), ()),
+        DecodedWindow(
+            WindowTimeline(45.0),
+            10.0,
+            attempt(-0.7, 0.2, 1.1, 0.4),
+            (WindowSegment(1.26, 9.9, (4,)),),
+        ),
     ]
     segments = stitched(windows)
     assert [(s.start, s.end, s.text, s.tokens) for s in segments] == [
@@ -390,6 +406,13 @@ def test_stitch_gives_absolute_times_and_keeps_spaces():
 
 
 def test_stitch_leaves_out_blank_text():
-    windows = [Decoded(Timeline(0.0), 5.0, attempt(), (Piece(0, 1, (0,)), Piece(1, 2, (1,))))]
+    windows = [
+        DecodedWindow(
+            WindowTimeline(0.0),
+            5.0,
+            attempt(),
+            (WindowSegment(0, 1, (0,)), WindowSegment(1, 2, (1,))),
+        )
+    ]
     assert [s.text for s in stitched(windows)] == [" w1"]
     assert join_text([]) == ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serve.contract.messages import Alignment, Segment
 from serve.speech.word_parts import split_words
-from serve.speech.words import FRAMES_PER_S, give_words, handovers, time_words
+from serve.speech.words import FRAMES_PER_S, assign_words, monotonic_path, time_words
 
 CHECKPOINT = Path(__file__).parents[2] / "fixture" / "checkpoint"
 PIECES = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -68,7 +68,7 @@ def test_the_warping_is_the_plain_definitions(rows: int, frames: int, seed: int)
     real = rng.normal(size=(rows, frames)).astype(np.float32)
     whole = rng.integers(-2, 3, size=(rows, frames)).astype(np.float32)  # equals everywhere
     for matrix in (real, whole):
-        assert handovers(matrix).tolist() == begins(plain_path(matrix))
+        assert monotonic_path(matrix).tolist() == begins(plain_path(matrix))
 
 
 def test_words_behind_a_prefix_are_where_they_are_without_it():
@@ -90,7 +90,7 @@ def test_a_clear_diagonal_is_followed():
     matrix = np.full((4, 20), -1.0, np.float32)
     for row, (low, high) in enumerate([(0, 3), (3, 11), (11, 12), (12, 20)]):
         matrix[row, low:high] = 2.0
-    assert handovers(matrix).tolist() == [0, 3, 11, 12]
+    assert monotonic_path(matrix).tolist() == [0, 3, 11, 12]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -157,7 +157,7 @@ def test_words_last_from_their_first_part_to_their_last_as_faster_whisper_times_
         for piece, (start, end) in zip(pieces, times, strict=True)
     ]
     words = time_words(alignment, pieces, decode, "en")
-    mine = give_words(segments, words, float(offset), until_s)
+    mine = assign_words(segments, words, float(offset), until_s)
 
     for ours, other in zip(mine, theirs, strict=True):
         assert "".join(word.word for word in ours.words) == ours.text
@@ -180,7 +180,7 @@ def joined(text: str, language: str) -> list[str]:
     tokens = encode(text)
     alignment = Alignment(np.ones(len(tokens), np.float32), None, np.arange(len(tokens) + 1))
     segment = Segment(0.0, 9.0, text, tuple(tokens), None, None, 0.0, 1.0)
-    (given,) = give_words([segment], time_words(alignment, [tokens], decode, language), 0.0, 0.0)
+    (given,) = assign_words([segment], time_words(alignment, [tokens], decode, language), 0.0, 0.0)
     assert "".join(word.word for word in given.words) == text
     return [word.word.strip() for word in given.words]
 
@@ -219,7 +219,7 @@ def test_no_word_goes_over_the_end_of_a_segment():
         Segment(float(i), i + 1.0, decode(piece), tuple(piece), None, None, 0.0, 1.0)
         for i, piece in enumerate(pieces)
     ]
-    given = give_words(segments, time_words(alignment, pieces, decode, "en"), 0.0, 0.0)
+    given = assign_words(segments, time_words(alignment, pieces, decode, "en"), 0.0, 0.0)
     assert ["".join(word.word for word in one.words) for one in given] == [s.text for s in given]
 
 

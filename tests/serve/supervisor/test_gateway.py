@@ -13,8 +13,8 @@ import pytest
 from serve.contract.config import Config
 from serve.contract.server_config import GatewayConfig, ServerConfig
 from serve.supervisor.gateway import GatewayProcess
-from serve.supervisor.run import free_ports
 from serve.supervisor.server import config_to_toml
+from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import CONFIG, engine_links
 from tests.serving import WAIT_S, wait_until
 

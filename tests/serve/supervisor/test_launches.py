@@ -9,8 +9,8 @@ import pytest
 from serve.contract.config import Config, RuntimeConfig, load_config
 from serve.contract.server_config import LiveConfig, ShadowConfig
 from serve.supervisor.launches import prepare_reference
-from serve.supervisor.run import running_server
-from serve.wire.client import Client
+from serve.supervisor.supervisor import running_server
+from serve.wire.client import TritonClient
 from serve.wire.folder import CONFIG, reference_folder, run_folder
 from tests.serving import CLIP, metrics_page, wait_until
 
@@ -63,7 +63,7 @@ def test_answers_are_compared_with_an_engine_of_its_own_which_may_die(nano_confi
         line = rf"^earshot_shadow_compared_total{{.*}} {count}\.0$"
         return lambda: re.search(line, metrics_page(server), re.MULTILINE)
 
-    with running_server(config) as server, Client(server.grpc, timeout_s=60) as client:
+    with running_server(config) as server, TritonClient(server.grpc, timeout_s=60) as client:
         client.transcribe(CLIP, language="en")
         wait_until(compared(1), "a comparison")
         assert 'earshot_shadow_cer{language="all"} 0.0' in metrics_page(server)

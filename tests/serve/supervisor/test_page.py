@@ -1,11 +1,11 @@
 """What the supervisor adds to the metrics page."""
 
-from serve.supervisor.page import Page
+from serve.supervisor.page import SupervisorMetrics
 from serve.wire.folder import SUPERVISOR_PAGE
 
 
 def test_a_full_disk_does_not_end_the_server(tmp_path, caplog):
-    page = Page(tmp_path)
+    page = SupervisorMetrics(tmp_path)
     blocked = tmp_path / f"{SUPERVISOR_PAGE}.new"
     blocked.mkdir()  # nothing can be written there
     for _ in range(3):

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Finished, Request
+from serve.contract.messages import Request, RequestFinished
 from serve.contract.server_config import GatewayConfig
-from serve.supervisor.run import running_server
+from serve.supervisor.supervisor import running_server
 from serve.wire import uploads
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
@@ -68,7 +68,7 @@ def page_if_any(server):
 
 def test_both_take_requests_and_one_page_counts_them(server):
     def ask():
-        with Client(server.grpc, timeout_s=120) as client:
+        with TritonClient(server.grpc, timeout_s=120) as client:
             assert client.transcribe(CLIP).duration == 1.0
 
     asked = 0
@@ -99,7 +99,7 @@ def test_either_hands_large_files_over(server):
 def test_a_cancel_by_one_leaves_the_others_requests(server):
     request = Request(audio=audio_file(119.0))
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(Client(server.grpc, timeout_s=120)) for _ in range(12)]
+        clients = [stack.enter_context(TritonClient(server.grpc, timeout_s=120)) for _ in range(12)]
         streams = [client.stream(request) for client in clients]
         for stream in streams:
             stack.callback(stream.close)
@@ -109,7 +109,7 @@ def test_a_cancel_by_one_leaves_the_others_requests(server):
                 stream.close()
             kept = [stream for i, stream in enumerate(streams) if i % 4]
             ends = list(pool.map(lambda stream: type(list(stream)[-1]), kept))
-    assert set(ends) == {Finished}
+    assert set(ends) == {RequestFinished}
 
 
 def test_one_that_stands_still_leaves_the_other(server):
@@ -129,7 +129,7 @@ def test_one_that_dies_is_started_again_and_the_other_answers_meanwhile(server):
     wait_until(lambda: all(is_live(server) for _ in range(16)), "the other does not answer")
     until = time.monotonic() + 120.0
     while 'earshot_restarts_total{part="gateway"} 1' not in page_if_any(server):
-        with Client(server.grpc, timeout_s=120) as client:
+        with TritonClient(server.grpc, timeout_s=120) as client:
             assert client.transcribe(CLIP).duration == 1.0
         assert time.monotonic() < until
     wait_until(lambda: len(processes(server)) == 2, "it did not come back")

@@ -11,8 +11,8 @@ import pytest
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Request
 from serve.supervisor.control import give, order_for
-from serve.supervisor.run import running_server
-from serve.wire.client import Client
+from serve.supervisor.supervisor import running_server
+from serve.wire.client import TritonClient
 from tests.serving import CLIP, LONG, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server
@@ -42,7 +42,7 @@ def server(config):
 
 @pytest.fixture
 def client(server):
-    with Client(server.grpc, timeout_s=120) as client:
+    with TritonClient(server.grpc, timeout_s=120) as client:
         yield client
 
 

@@ -20,7 +20,7 @@ from serve.contract.server_config import ServerConfig
 from serve.supervisor import server as server_module
 from serve.supervisor.processes import is_alive, live_children
 from serve.supervisor.server import TritonServer, cause, config_to_toml, prepare
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from serve.wire.folder import FAILURE, grpc_target, run_folder, shared_memory
 from tests.serving import CLIP, WAIT_S, ask_triton, audio_request, wait_until
 
@@ -161,7 +161,7 @@ def test_calls_that_change_or_reveal_it_are_locked(running):
                 getattr(stub, name)(request, timeout=WAIT_S)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, name
             assert "protocol is restricted" in refused.value.details()
-    with Client(grpc_target(folder)) as client, asking(folder) as ask:
+    with TritonClient(grpc_target(folder)) as client, asking(folder) as ask:
         assert client.ready() and not ask().error_message
 
 

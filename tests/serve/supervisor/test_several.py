@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from serve.contract.errors import EarshotError, UnavailableError
-from serve.contract.messages import Finished, Request
+from serve.contract.messages import Request, RequestFinished
 from serve.supervisor.gateway import is_ready
-from serve.supervisor.run import running_server
-from serve.wire.client import Client
+from serve.supervisor.supervisor import running_server
+from serve.wire.client import TritonClient
 from tests.serving import CLIP, LONG, WAIT_S, audio_file, metrics_page, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
@@ -35,7 +35,7 @@ def server(nano_config):
 
 @pytest.fixture
 def client(server):
-    with Client(server.grpc, timeout_s=120) as client:
+    with TritonClient(server.grpc, timeout_s=120) as client:
         yield client
 
 
@@ -110,7 +110,7 @@ def test_one_that_dies_is_avoided_and_comes_back(server, client):
         # What has not begun to answer the other engine answers.
         assert {ending(call) for call in calls} <= {119.0, UnavailableError}
         ends = [ending_of(stream) for stream in streams]
-    assert {Finished, UnavailableError} == set(ends)
+    assert {RequestFinished, UnavailableError} == set(ends)
     wait_until(lambda: all(health(server)["engines"].values()), "it did not come back", 120.0)
     both = dict.fromkeys(DEVICES, 1)
     wait_until(lambda: counts(server, "engine_up") == both, "the supervisor does not see it")

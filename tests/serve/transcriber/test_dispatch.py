@@ -8,10 +8,10 @@ import torch
 
 from serve.contract.errors import OptionError
 from serve.runtime.protocol import DecodingOptions
-from serve.speech.windows import Window
+from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.dispatch import Dispatcher
-from serve.transcriber.plan import Plan
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
 
 SLOTS = 2
@@ -32,11 +32,11 @@ def make(script=lambda job: Play(), **capabilities):
 
 def make_active(id, windows, prompt_tokens=1, priority="file"):
     options = DecodingOptions(max_tokens=10)
-    plan = Plan((1,) * prompt_tokens, "en", options, False)
+    plan = DecodingPlan((1,) * prompt_tokens, "en", options, False)
     made = ActiveRequest(id, plan, print, 0.0, 1e9, priority=priority)
     samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
     for i, part in enumerate(samples):
-        made.add_window(Window(i * 30.0, part, last=i == windows - 1))
+        made.add_window(AudioWindow(i * 30.0, part, last=i == windows - 1))
     return made
 
 

@@ -16,10 +16,10 @@ from serve.contract.errors import (
     EarshotError,
     OverloadedError,
 )
-from serve.contract.messages import Failed, Finished, SegmentReady
+from serve.contract.messages import RequestFailed, RequestFinished, SegmentReady
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.transcriber import intake, ledger
+from serve.transcriber import audio_decoder_pool, request_tracker
 from tests.fakes import CAPABILITIES, Echo
 from tests.harness import (
     FOREVER,
@@ -75,7 +75,7 @@ def send_many(transcriber, user, sent):
 
 def ending(kind, i, client):
     """How a request ended, having checked that it may end so."""
-    if isinstance(client.terminal, Finished):
+    if isinstance(client.terminal, RequestFinished):
         words = client.transcript.text.split()
         windows = len(words) // 2
         assert words == [kind, str(i)] * windows, "another request's answer"
@@ -103,7 +103,9 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.transcriber.intake.cut_and_listen", lambda blocks, _: 1 / 0)
+            patch.setattr(
+                "serve.transcriber.audio_decoder_pool.cut_and_listen", lambda blocks, _: 1 / 0
+            )
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -123,7 +125,7 @@ class TestEndings(TranscriberTests):
     def test_too_much_audio_is_refused_until_some_is_decoded(self, start, tokenizer, monkeypatch):
         """What counts is the audio as it was sent, and only until its last window is cut."""
         script = Echo(tokenizer, delay=FOREVER)
-        monkeypatch.setattr(ledger, "MAX_PENDING_MB", 20)
+        monkeypatch.setattr(request_tracker, "MAX_PENDING_MB", 20)
         transcriber, _ = start(script)
         go_on = threading.Event()
         honest = audio.check_values
@@ -148,7 +150,7 @@ class TestEndings(TranscriberTests):
 
     def test_audio_counts_until_it_is_decoded(self, start, tokenizer, monkeypatch):
         script = Echo(tokenizer, delay=FOREVER)
-        monkeypatch.setattr(ledger, "MAX_PENDING_MB", 1)
+        monkeypatch.setattr(request_tracker, "MAX_PENDING_MB", 1)
         transcriber, runtime = start(script)
         for slots in (1, 2):
             Client().send(transcriber, request(audio=noise(14.0)))  # 0.85 MiB
@@ -166,7 +168,7 @@ class TestEndings(TranscriberTests):
         self, start, echo, monkeypatch, limit, message
     ):
         for name, value in limit.items():
-            monkeypatch.setattr(intake, name, value)
+            monkeypatch.setattr(audio_decoder_pool, name, value)
         transcriber, runtime = start(echo, max_audio_s=3600.0 if limit else 99.0)
         client = Client().send(transcriber, request(audio=noise(100.0)))
         assert isinstance(client.error, AudioError)
@@ -238,7 +240,8 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.transcriber.intake.cut_and_listen", lambda blocks, _: go_on.wait(WAIT_S)
+            "serve.transcriber.audio_decoder_pool.cut_and_listen",
+            lambda blocks, _: go_on.wait(WAIT_S),
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())
@@ -303,7 +306,7 @@ class TestEndings(TranscriberTests):
         begun, slow, delivered = threading.Event(), threading.Event(), threading.Event()
 
         def on_event(event):
-            if isinstance(event, Finished):
+            if isinstance(event, RequestFinished):
                 begun.set()
                 slow.wait(0.3)
                 delivered.set()
@@ -326,7 +329,7 @@ class TestEndings(TranscriberTests):
         with pytest.raises(OverloadedError):
             transcriber.transcribe(request())
 
-    @pytest.mark.parametrize("fails_on", [SegmentReady, Finished])
+    @pytest.mark.parametrize("fails_on", [SegmentReady, RequestFinished])
     def test_a_client_that_raises_harms_nobody_else(self, start, echo, fails_on):
         transcriber, runtime = start(echo)
         seen = []
@@ -340,10 +343,10 @@ class TestEndings(TranscriberTests):
         until(lambda: transcriber.stats().ended == 1)
         until(lambda: seen[-1] is not SegmentReady)
         if fails_on is SegmentReady:
-            assert seen == [SegmentReady, Failed]
+            assert seen == [SegmentReady, RequestFailed]
             assert transcriber.stats().cancelled == 1
         else:
-            assert seen.count(Finished) == 1
+            assert seen.count(RequestFinished) == 1
         quiescent(transcriber, runtime)
 
     def test_an_interrupted_wait_cancels_its_request(self, start, tokenizer, monkeypatch):

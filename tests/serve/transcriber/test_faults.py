@@ -8,7 +8,7 @@ import torch
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError
-from serve.contract.messages import Finished
+from serve.contract.messages import RequestFinished
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import active
 from serve.transcriber.active import ActiveRequest
@@ -122,7 +122,7 @@ class TestOneRequestsBug(TranscriberTests):
         assert (stats.accepted, stats.ok, stats.failed, stats.pending) == (2, 1, 1, 0)
         quiescent(transcriber, runtime)
         one_error(bad)  # nothing came after it
-        assert isinstance(good.terminal, Finished)
+        assert isinstance(good.terminal, RequestFinished)
 
     def test_its_other_windows_are_withdrawn(self, start, tokenizer, monkeypatch):
         plant(monkeypatch, "decode", tokenizer)
@@ -202,7 +202,9 @@ class TestTheRuntimesFault(TranscriberTests):
 
     def test_a_broken_invariant_ends_the_server(self, start, echo, monkeypatch, caplog):
         transcriber, _ = start(echo)
-        monkeypatch.setattr("serve.transcriber.intake.Intake.held_ids", lambda _: {99})
+        monkeypatch.setattr(
+            "serve.transcriber.audio_decoder_pool.AudioDecoderPool.held_ids", lambda _: {99}
+        )
         Client().send(transcriber, request())  # the check is before the next sleep
         until(lambda: not transcriber.healthy)
         with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):

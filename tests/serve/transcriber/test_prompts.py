@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from serve.transcriber.prompts import Texts
+from serve.transcriber.prompts import PromptTexts
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
     FOREVER,
@@ -18,7 +18,7 @@ from tests.harness import (
 )
 
 START = (100, 101)
-TEXTS = Texts(99, limit=8, previous_limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
+TEXTS = PromptTexts(99, limit=8, previous_limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
 
 
 class TestPrompts:
@@ -29,7 +29,7 @@ class TestPrompts:
         assert TEXTS.prompt(START, ()).ids == (99, 1, 2, *START)
         full = dataclasses.replace(TEXTS, hotwords=tuple(range(6)))
         assert full.prompt(START, TEXTS.before).ids == (99, *range(6), *START)
-        assert Texts(99, 6, 6).prompt(START, ()).ids == START
+        assert PromptTexts(99, 6, 6).prompt(START, ()).ids == START
 
     def test_a_prefix_takes_its_room_from_what_precedes(self):
         prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError, EarshotError, RequestError
-from serve.contract.messages import Finished, SegmentReady
-from serve.speakers.diarize import Turn
+from serve.contract.messages import RequestFinished, SegmentReady
+from serve.speakers.diarize import SpeakerTurn
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import speakers
 from tests.fakes import CAPABILITIES
@@ -89,7 +89,7 @@ class Voices:
 
 @pytest.fixture
 def voices(monkeypatch):
-    made = Voices((Turn(0.0, 1.5, "A"), Turn(1.5, 9.0, "B")))
+    made = Voices((SpeakerTurn(0.0, 1.5, "A"), SpeakerTurn(1.5, 9.0, "B")))
     monkeypatch.setattr(speakers, "open_diarizer", lambda device: made)
     return made
 
@@ -115,7 +115,11 @@ class TestVoices(TranscriberTests):
             assert tokenizer.decode(part.tokens) == part.text
             assert "".join(piece.token for piece in part.token_logprobs) == part.text
             assert part.words[0].start >= part.start and part.words[-1].end <= part.end
-        assert [type(event) for event in client.events] == [SegmentReady, SegmentReady, Finished]
+        assert [type(event) for event in client.events] == [
+            SegmentReady,
+            SegmentReady,
+            RequestFinished,
+        ]
         assert voices.calls[0][0] == 3 * SAMPLE_RATE
         quiescent(transcriber, runtime)
 

@@ -8,10 +8,10 @@ from serve.contract.config import TranscriberConfig
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import Window
+from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan
+from serve.transcriber.decoding_plan import DecodingPlan
+from serve.transcriber.request_tracker import RequestTracker
 from tests.fakes import fake_engine
 from tests.harness import clock_of
 
@@ -28,14 +28,14 @@ SCORES = Scores(
 def test_samples_go_with_their_job_and_times_add_up(tmp_path, monkeypatch):
     tokenizer = Tokenizer.open(fake_engine(tmp_path))
     prompt = tokenizer.prompt_ids("en", "transcribe", True, "")
-    active = ActiveRequest(1, Plan(prompt, "en", DecodingOptions(), False), print, 5.0, 1e9)
+    active = ActiveRequest(1, DecodingPlan(prompt, "en", DecodingOptions(), False), print, 5.0, 1e9)
     times = iter([7.0, 9.0])
     monkeypatch.setattr("serve.transcriber.active.time", clock_of(lambda: next(times)))
     active.mark_started()
     begin = tokenizer.facts.timestamp_begin
     for index, text in enumerate((" one", " two")):
         samples = np.zeros(10 * SAMPLE_RATE, np.float32)
-        active.add_window(Window(10.0 * index, samples, last=index == 1))
+        active.add_window(AudioWindow(10.0 * index, samples, last=index == 1))
         _, window = active.next_window()
         kept = weakref.ref(window)
         del window
@@ -51,8 +51,11 @@ def test_samples_go_with_their_job_and_times_add_up(tmp_path, monkeypatch):
 
 def test_busy_time_is_that_with_something_pending(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("serve.transcriber.ledger.time", clock_of(lambda: now[0]))
-    ledger, plan = Ledger(TranscriberConfig()), Plan((1,), "en", DecodingOptions(), False)
+    monkeypatch.setattr("serve.transcriber.request_tracker.time", clock_of(lambda: now[0]))
+    ledger, plan = (
+        RequestTracker(TranscriberConfig()),
+        DecodingPlan((1,), "en", DecodingOptions(), False),
+    )
 
     def end(active):
         ledger.remove(active, "ok")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.speech import activity
+from serve.speech import vad
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import TranscriberTests, noise, quiescent, request
 from tests.serve.speech.sounds import Ear
@@ -31,7 +31,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def ear(monkeypatch):
-    monkeypatch.setattr(activity, "Detector", Ear)
+    monkeypatch.setattr(vad, "Detector", Ear)
 
 
 class TestUntold(TranscriberTests):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import OptionError
-from serve.speech import activity
+from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
 from tests.fakes import CAPABILITIES
 from tests.harness import Client, TranscriberTests, noise, quiescent, request
@@ -22,7 +22,7 @@ def talk(*parts):
 
 @pytest.fixture(autouse=True)
 def ear(monkeypatch):
-    monkeypatch.setattr(activity, "Detector", Ear)
+    monkeypatch.setattr(vad, "Detector", Ear)
 
 
 class TestVoiceActivity(TranscriberTests):
@@ -84,7 +84,7 @@ class TestVoiceActivity(TranscriberTests):
         assert len(runtime.jobs) == jobs
 
     def test_nothing_listens_where_the_request_says_who_speaks(self, start, echo, monkeypatch):
-        monkeypatch.setattr(activity, "Detector", lambda: 1 / 0)
+        monkeypatch.setattr(vad, "Detector", lambda: 1 / 0)
         transcriber, _ = start(echo, vad="auto")
         asked = request("so", audio=talk((0.2, 0), (0.8, 1)), voice=(0.2, 1.0))
         assert transcriber.transcribe(asked).text == "so"

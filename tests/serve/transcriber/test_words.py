@@ -89,7 +89,7 @@ class TestWords(TranscriberTests):
     def test_windows_come_in_order_whichever_is_timed_first(self, start, echo, monkeypatch):
         """The first window's words are held up until those of a later one are there."""
         later, order = threading.Event(), []
-        whole = words.handovers
+        whole = words.monotonic_path
 
         def slow(matrix):
             order.append(matrix.shape)

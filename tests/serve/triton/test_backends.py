@@ -15,7 +15,7 @@ from serve.contract.errors import (
     OptionError,
     OverloadedError,
 )
-from serve.contract.messages import Failed, Finished, Request
+from serve.contract.messages import Request, RequestFailed, RequestFinished
 from serve.speech.tokenizer import Tokenizer
 from serve.triton import metrics
 from serve.triton.backends import EngineBackend
@@ -78,8 +78,8 @@ def backend(transcriber, folder, monkeypatch):
 @pytest.mark.parametrize(
     "end",
     [
-        Finished(TRANSCRIPT),
-        Failed(AudioError("silent")),
+        RequestFinished(TRANSCRIPT),
+        RequestFailed(AudioError("silent")),
         OverloadedError("full"),
         OptionError("bad"),
     ],
@@ -94,7 +94,7 @@ def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
     lies = path.stat()
     inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
     del inputs["AUDIO"]
-    if isinstance(end, Finished | Failed):
+    if isinstance(end, RequestFinished | RequestFailed):
         backend.start(inputs, lambda event: None, "0-ab-1")
         ((_, on_event),) = transcriber.submitted
         assert is_open(lies)

@@ -11,8 +11,8 @@ import pytest
 
 from serve.triton import heartbeat
 from serve.triton.heartbeat import Heartbeat
-from serve.wire import alive
-from serve.wire.alive import age_s, beat
+from serve.wire import liveness
+from serve.wire.liveness import heartbeat_age_s, touch_heartbeat
 from tests.serving import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -65,12 +65,12 @@ def test_a_process_that_keeps_the_interpreters_lock_for_good_is_ended(tmp_path):
 
 def test_silence_is_counted_by_the_clock_that_nobody_sets(tmp_path, monkeypatch):
     now, path = 1000 * 10**9, tmp_path / "alive"
-    monkeypatch.setattr(alive.time, "monotonic_ns", lambda: now)
-    monkeypatch.setattr(alive.time, "time", lambda: 0.0)  # set back by years
-    assert age_s(path) == float("inf"), "no beat yet"
-    beat(path)
-    assert age_s(path) == 0.0
+    monkeypatch.setattr(liveness.time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(liveness.time, "time", lambda: 0.0)  # set back by years
+    assert heartbeat_age_s(path) == float("inf"), "no beat yet"
+    touch_heartbeat(path)
+    assert heartbeat_age_s(path) == 0.0
     now += 7 * 10**9
-    assert age_s(path) == 7.0
-    beat(path)
-    assert age_s(path) == 0.0
+    assert heartbeat_age_s(path) == 7.0
+    touch_heartbeat(path)
+    assert heartbeat_age_s(path) == 0.0

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from serve.triton import metrics
-from serve.triton.metrics import FAMILIES, Offers, Publisher
+from serve.triton.metrics import FAMILIES, EngineAbilities, Publisher
 from tests import fake_triton
 from tests.serving import STATS, WAIT_S, wait_until
 
@@ -36,7 +36,7 @@ EXPECTED = {
     ("slots", None): 8,
     ("engine_info", None): 1,
 }
-OFFERS = Offers(("en", "es"), detects_language=True, words=False, beams=5, slots=8)
+OFFERS = EngineAbilities(("en", "es"), detects_language=True, words=False, beams=5, slots=8)
 FACTS = ["earshot_engine_info", "earshot_slots"]
 
 

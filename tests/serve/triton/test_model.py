@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import EarshotError, OverloadedError
-from serve.contract.messages import Finished, Phase, Request, SegmentReady
+from serve.contract.messages import Phase, Request, RequestFinished, SegmentReady
 from serve.triton import heartbeat
 from serve.wire import tensors
 from tests import fake_triton
@@ -109,7 +109,7 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
     model.execute([request])
     ((inputs, on_event),) = backend.started
     assert tensors.request_from_inputs(inputs) == Request(audio=b"RIFF")
-    for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
+    for event in (SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)):
         on_event(event)
     if stream:
         response, final = request.sender.sent.get(timeout=WAIT_S)
@@ -124,7 +124,7 @@ def test_the_phases_of_a_requests_time_are_told_where_it_is_traced(start, backen
     model.execute([request])
     ((_, on_event),) = backend.started
     phases = (Phase("encode", 1764.25, 1764.5, 0.25, 1),)
-    on_event(Finished(dataclasses.replace(TRANSCRIPT, phases=phases)))
+    on_event(RequestFinished(dataclasses.replace(TRANSCRIPT, phases=phases)))
     outputs = last(request).outputs
     assert tensors.transcript_from_outputs(outputs.get).phases == (phases if traced else ())
     assert ("PHASES" in outputs) is traced
@@ -199,7 +199,7 @@ def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start)
 def test_the_end_sends_what_the_drain_still_answers(start, backend):
     model, request = start(), asked()
     model.execute([request])
-    backend.close = lambda: backend.started[0][1](Finished(TRANSCRIPT))
+    backend.close = lambda: backend.started[0][1](RequestFinished(TRANSCRIPT))
     model.finalize()
     assert "TIMINGS" in last(request).outputs
     assert "earshot-responses" not in threads()

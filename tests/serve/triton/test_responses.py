@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.contract.messages import Finished, SegmentReady
+from serve.contract.messages import RequestFinished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import tensors
 from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
 
-SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), Finished(TRANSCRIPT)
+SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)
 
 
 class Sender:

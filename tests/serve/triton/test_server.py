@@ -21,7 +21,7 @@ from serve.contract.errors import (
     EarshotError,
     OverloadedError,
 )
-from serve.contract.messages import Finished, Request, SegmentReady
+from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.wire import tensors
 from tests.serving import (
@@ -74,7 +74,7 @@ def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
     assert expected.language_prob is None and len(expected.segments) >= 3
 
     *pieces, last = client.stream(Request(audio=LONG, language="en"))
-    assert isinstance(last, Finished)
+    assert isinstance(last, RequestFinished)
     assert [type(piece) for piece in pieces] == [SegmentReady] * len(expected.segments)
     assert tuple(piece.segment for piece in pieces) == last.transcript.segments
 
@@ -104,7 +104,7 @@ def test_a_stream_has_segments_and_then_the_answer(server, client):
     for call in with_slow_company:
         call.result()
     assert len(kinds) >= 4
-    assert set(kinds[:-1]) == {SegmentReady} and kinds[-1] is Finished
+    assert set(kinds[:-1]) == {SegmentReady} and kinds[-1] is RequestFinished
 
 
 def test_options_reach_the_model(client):

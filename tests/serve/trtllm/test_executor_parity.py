@@ -10,7 +10,7 @@ import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.native.runtime import NativeRuntime
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from tests.runtimes import SLOTS, TRTLLM, mel_job, opener, run
 
 

@@ -18,7 +18,7 @@ from serve.contract.errors import (
     UnavailableError,
 )
 from serve.contract.tensorrt_llm import TrtllmConfig
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import worker

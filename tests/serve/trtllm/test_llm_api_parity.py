@@ -11,7 +11,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
 from serve.native.runtime import NativeRuntime
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from tests.checkpoints import NANO
 from tests.runtimes import LLM_API, SLOTS, api_engine, opener, run, samples_job

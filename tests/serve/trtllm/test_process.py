@@ -17,12 +17,12 @@ from serve.contract.errors import ConfigError, DeviceError, UnavailableError
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.contract.tensorrt_llm import TrtllmConfig
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.speech.features import SAMPLE_RATE
-from serve.supervisor.run import free_ports, running_server
+from serve.supervisor.supervisor import free_ports, running_server
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import llm_api
-from serve.wire.client import Client
+from serve.wire.client import TritonClient
 from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api
 from tests.runtimes import TRTLLM, run, samples_job
 
@@ -201,7 +201,7 @@ def test_a_real_server_has_it_decode(engine, python, monkeypatch):
     here = open_runtime(engine, settings())
     with Transcriber(engine, here, config.transcriber) as transcriber:
         expected = transcriber.transcribe(request)
-    with running_server(config) as server, Client(server.grpc) as client:
+    with running_server(config) as server, TritonClient(server.grpc) as client:
         calls = [client.start(request) for _ in range(5)]
         found = [call.result() for call in calls]
     assert [transcript.tokens for transcript in found] == [expected.tokens] * 5

@@ -9,7 +9,7 @@ import torch
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.contract.errors import UnavailableError as Unavailable
-from serve.runtime.open import open_runtime
+from serve.runtime.loader import open_runtime
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.limits import ENGINES_FOLDER
 from serve.trtllm.runtime import ExecutorRequest

@@ -20,9 +20,9 @@ from serve.contract.errors import (
     RequestError,
     UnavailableError,
 )
-from serve.contract.messages import Finished, Request, SegmentReady
+from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.wire import tensors
-from serve.wire.client import Client, PendingTranscript
+from serve.wire.client import PendingTranscript, TritonClient
 from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S
 
 
@@ -94,7 +94,7 @@ def address(script):
 
 @pytest.fixture
 def client(address):
-    with Client(address, timeout_s=WAIT_S) as client:
+    with TritonClient(address, timeout_s=WAIT_S) as client:
         yield client
 
 
@@ -115,7 +115,7 @@ def test_a_stream_gives_segments_before_the_answer_exists(client, script):
     events = client.stream(Request(audio=b"audio"))
     assert [next(events), next(events)] == [SegmentReady(SEGMENT)] * 2
     script.hold.set()
-    assert list(events) == [Finished(TRANSCRIPT)]
+    assert list(events) == [RequestFinished(TRANSCRIPT)]
     assert script.asked[0].model_name == "whisper_stream"
 
 
@@ -164,7 +164,7 @@ def test_a_stream_that_is_left_early_ends_at_the_server(client, script):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_waiting_has_an_end(address, script, streamed):
     script.hold.clear()
-    with Client(address, timeout_s=0.3) as client, pytest.raises(DeadlineError):
+    with TritonClient(address, timeout_s=0.3) as client, pytest.raises(DeadlineError):
         if streamed:
             list(client.stream(Request(audio=b"audio")))
         else:
@@ -240,7 +240,7 @@ def test_a_wait_that_is_given_up_cancels_the_request(interruption, error):
 
 def test_hanging_up_ends_streams(address, script):
     script.hold.clear()
-    client = Client(address, timeout_s=WAIT_S)
+    client = TritonClient(address, timeout_s=WAIT_S)
     events = client.stream(Request(audio=b"audio"))
     assert [next(events).segment for _ in TRANSCRIPT.segments] == list(TRANSCRIPT.segments)
     client.close()
@@ -253,9 +253,9 @@ def test_hanging_up_ends_streams(address, script):
 def test_a_server_that_says_nothing_is_told_from_none():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with Client(address) as client:
+        with TritonClient(address) as client:
             assert client.state(1.0) == "silent"
-    with Client(address) as client:
+    with TritonClient(address) as client:
         assert client.state(WAIT_S) == "absent" and client.ready() is False
         for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):
             with pytest.raises(UnavailableError, match=f"server at {address}"):

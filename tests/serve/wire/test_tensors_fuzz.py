@@ -12,7 +12,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.errors import EarshotError, RequestError
 from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.plan import plan_request
+from serve.transcriber.decoding_plan import plan_request
 from serve.wire import tensors
 from tests.fakes import CAPABILITIES, fake_engine
 from tests.serving import SEGMENT, TRANSCRIPT

@@ -20,8 +20,8 @@ from wyoming.ping import Ping, Pong
 from serve.wyoming import bridge as bridges
 from serve.wyoming import utterance
 from serve.wyoming.bridge import Bridge
-from serve.wyoming.session import Settings
-from serve.wyoming.upstream import Upstream
+from serve.wyoming.session import BridgeSettings
+from serve.wyoming.upstream import SpeechApiClient
 from tests.serve.wyoming.stub import Stub
 from tests.serving import WAIT_S
 
@@ -54,9 +54,11 @@ def in_house(**settings):
         async def run(given):
             async with Stub().running() as stub:
                 key, timeout_s = settings.get("key", ""), settings.get("timeout_s", WAIT_S)
-                upstream = Upstream(settings.get("url", stub.url), key, timeout_s)
+                upstream = SpeechApiClient(settings.get("url", stub.url), key, timeout_s)
                 known = {"languages": ("en", "es"), "language": settings.get("language")}
-                bridge = Bridge(Settings(upstream, **known, idle_s=settings.get("idle_s", WAIT_S)))
+                bridge = Bridge(
+                    BridgeSettings(upstream, **known, idle_s=settings.get("idle_s", WAIT_S))
+                )
                 house = House(stub, bridge, await bridge.start("127.0.0.1", 0))
                 try:
                     await test(house, **given)

@@ -11,7 +11,7 @@ from openai.types.realtime import RealtimeServerEvent
 from websockets.sync.client import connect
 
 from serve.contract.server_config import LiveConfig
-from serve.speech.activity import FRAME
+from serve.speech.vad import FRAME
 from tests.gateways import WAIT_S
 
 LIVE = LiveConfig(update_s=0.05)

@@ -14,7 +14,7 @@ import soxr
 
 from serve.gateway.live.hearing import Arrivals, Hearing, StreamResampler
 from serve.gateway.live.settings import Format
-from serve.speech.activity import FRAME, Options
+from serve.speech.vad import FRAME, VadOptions
 from tests.serve.gateway.live.conftest import LoudIsSpeech
 
 FORMATS = {
@@ -61,7 +61,7 @@ def hear(pieces, detector=None, options=None):
 
     async def listen():
         with ThreadPoolExecutor(1, "hearing") as pool:
-            hearing = Hearing(PCM_16K, options or Options(), detector or LoudIsSpeech(), pool)
+            hearing = Hearing(PCM_16K, options or VadOptions(), detector or LoudIsSpeech(), pool)
             blocks = [await hearing.hear(pcm(piece)) for piece in pieces]
             blocks.append(await hearing.flush())
             return blocks, [len(hearing.rest()) for _ in range(2)]
@@ -79,7 +79,7 @@ def test_speech_begins_and_ends_and_a_pause_is_no_end(size):
     plan = [quiet, *[loud] * 2, *[quiet] * 4, loud, *[quiet] * 6]
     audio = np.concatenate(plan)
     pieces = [audio[i : i + size] for i in range(0, len(audio), size)]
-    blocks, rests = hear(pieces, options=Options(0.5, 4 * FRAME, 0))
+    blocks, rests = hear(pieces, options=VadOptions(0.5, 4 * FRAME, 0))
     frames = list(itertools.chain(*blocks))
     assert [frame.speech for frame in frames] == [block is loud for block in plan]
     assert [i for i, frame in enumerate(frames) if frame.ends] == [12]

@@ -14,15 +14,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from serve.native.kernels.decoder import TritonOps
-from serve.native.kernels.definition import CrossKV, Matrix, Norm
 from serve.native.kernels.encoder import Fp8Encoder, TritonEncoder
-from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.flash import flash_attention
 from serve.native.kernels.launch import Overlap
+from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm
 from serve.native.kernels.smooth import smooth
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.warp import warp
-from serve.native.rules.definition import Rules
-from serve.native.rules.kernel import TritonChoice
+from serve.native.rules.kernel import TritonSampler
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import new_state
 from tests.serve.native.rules.rows import DIMS, FACTS, picks_of
 
@@ -66,12 +66,12 @@ def compile_only(capability):
 def feeds(count, several, source, each):
     """So many feeds of two slots' rows."""
     rows = torch.arange(count)
-    groups = Groups(
+    groups = SlotGroups(
         torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, count - 1]), max(1, count - 1)
     )
     ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
     table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
-    return Feed(ids, rows, torch.full_like(rows, 9), groups, table, several, 10, each)
+    return StepBatch(ids, rows, torch.full_like(rows, 9), groups, table, several, 10, each)
 
 
 def matrix(n_out, n_in, int8):
@@ -133,7 +133,7 @@ def choice(searching, drafted, overlap):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
     state = new_state(3, DIMS.n_text_ctx, cpu)
-    chooser = TritonChoice(Rules(FACTS, DIMS, cpu), 3, searching)
+    chooser = TritonSampler(TokenRules(FACTS, DIMS, cpu), 3, searching)
     chooser._overlap = overlap
     chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from serve.native.kernels.definition import Matrix, Norm
-from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels.reference_ops import Matrix, Norm
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -46,14 +46,14 @@ def matrix_of(random, n_out, depth, dtype, int8, bias=True):
 def groups_of(*groups, most=None):
     """Groups from (slot, first feed, count)."""
     columns = [torch.tensor(column, device=DEVICE) for column in zip(*groups, strict=True)]
-    return Groups(*columns, most or int(columns[2].max()))
+    return SlotGroups(*columns, most or int(columns[2].max()))
 
 
 def feed_of(rows, positions, ids=None, source=None, several=False):
     """Feeds of rows at positions, each in a slot of its own; up to twenty rows."""
     if ids is None:
         ids = torch.zeros((20, CTX), dtype=torch.int64, device=DEVICE)
-    return Feed(
+    return StepBatch(
         ids=ids,
         rows=torch.tensor(rows, device=DEVICE),
         positions=torch.tensor(positions, device=DEVICE),

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV
+from serve.native.kernels import reference_ops
+from serve.native.kernels.reference_ops import CrossKV
 from tests.serve.native.kernels.parity import (
     CTX,
     DEVICE,
@@ -33,7 +33,7 @@ def check_self_attention(ops, qkv, caches, feed):
     """The twin's results, and the same numbers in the caches; returns the kernel's."""
     mine, twins = ([cache.clone() for cache in caches] for _ in range(2))
     got = ops.self_attention(qkv, *mine, feed)
-    close(got, definition.self_attention(qkv, *twins, feed))
+    close(got, reference_ops.self_attention(qkv, *twins, feed))
     for a, b in zip(mine, twins, strict=True):
         assert torch.equal(a, b)  # what is new, and nothing else, was written
     return got
@@ -120,7 +120,10 @@ def cross_of(ops, random, slots, dtype, int8):
 
 def check_cross_attention(ops, q, cross, groups):
     """The twin's results for all feeds that a group names; returns the kernel's."""
-    got, twin = ops.cross_attention(q, cross, groups), definition.cross_attention(q, cross, groups)
+    got, twin = (
+        ops.cross_attention(q, cross, groups),
+        reference_ops.cross_attention(q, cross, groups),
+    )
     pairs = zip(groups.first.tolist(), groups.count.tolist(), strict=True)
     named = [feed for first, count in pairs for feed in range(first, first + count)]
     close(got[named], twin[named])
@@ -131,7 +134,10 @@ def check_cross_attention(ops, q, cross, groups):
 @pytest.mark.parametrize("int8", [True, False])
 def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
     """Slots in any order, a free one, and a feed that nobody owns."""
-    cross, q = cross_of(definition, random, 3, dtype, int8), random(4, D, dtype=dtype, spread=0.5)
+    cross, q = (
+        cross_of(reference_ops, random, 3, dtype, int8),
+        random(4, D, dtype=dtype, spread=0.5),
+    )
     for groups in (groups_of((0, 0, 1)), groups_of((2, 3, 1), (1, 9, 0), (0, 0, 1), (1, 1, 1))):
         for _ in range(2):  # the counters are zero again
             check_cross_attention(ops, q, cross, groups)
@@ -141,7 +147,7 @@ def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
 @pytest.mark.parametrize("int8", [True, False])
 def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
     """Beams, a prompt longer than a tile, one token, a free slot, feeds of nobody."""
-    cross = cross_of(definition, random, 4, dtype, int8)
+    cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype, spread=0.5)
     groups = groups_of(
         (3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3), (2, 28, 1), (2, 30, 2), most=30
@@ -154,7 +160,7 @@ def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
 def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypatch, int8, dtype):
-    cross = cross_of(definition, random, 4, dtype, int8)
+    cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype)
 
     def ask(*groups, of=ops, most=None):
@@ -192,7 +198,7 @@ def test_both_ways_through_the_splits_give_the_same_bits(
     ops, kernels, random, monkeypatch, processors, int8, dtype
 ):
     """One program for many splits, a program for each, and free slots between busy ones."""
-    cross = cross_of(definition, random, 6, dtype, int8)
+    cross = cross_of(reference_ops, random, 6, dtype, int8)
     q = random(40, D, dtype=dtype)
     some = ((5, 0, 5), (0, 9, 0), (2, 12, 1), (3, 5, 7), (1, 30, 8), (4, 0, 0))
     single = ((5, 5, 1), (0, 0, 0), (1, 1, 1), (2, 9, 0), (3, 11, 1), (4, 7, 0))
@@ -211,7 +217,7 @@ def test_both_ways_through_the_splits_give_the_same_bits(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_free_slots_leave_everything_as_it_is(ops, random, dtype):
-    cross = cross_of(definition, random, 2, dtype, int8=True)
+    cross = cross_of(reference_ops, random, 2, dtype, int8=True)
     q = random(3, D, dtype=dtype, spread=0.5)
     nobody = groups_of((0, 0, 0), (1, 2, 0), most=4)
     got = ops.cross_attention(q, cross, nobody)
@@ -223,7 +229,7 @@ def test_free_slots_leave_everything_as_it_is(ops, random, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_replayed_graph_reads_what_is_fed_now(ops, random, dtype):
     """Rows, positions, the table of the past and groups change between two replays."""
-    cross = cross_of(definition, random, 3, dtype, int8=True)
+    cross = cross_of(reference_ops, random, 3, dtype, int8=True)
     caches, source = self_caches(random, 9, dtype), own_rows(9)
     qkv, q = random(6, 3 * D, dtype=dtype, spread=0.5), random(6, D, dtype=dtype, spread=0.5)
     feed = feed_of([0, 1, 2, 3, 4, 5], [9] * 6, source=source)
@@ -252,7 +258,7 @@ def test_a_replayed_graph_reads_what_is_fed_now(ops, random, dtype):
 def test_attention_finishes_its_query(ops, random, dtype):
     """Both kinds, fed by a linear layer with few rows; one token a row and several."""
     x, norm = random(5, D, dtype=dtype), norm_of(random, D)
-    cross = cross_of(definition, random, 3, dtype, int8=True)
+    cross = cross_of(reference_ops, random, 3, dtype, int8=True)
     caches = self_caches(random, 3, dtype)
     mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
     ages = feed_of([0, 1, 1, 1, 2], [0, 130, 131, 132, 7], several=True)
@@ -260,12 +266,12 @@ def test_attention_finishes_its_query(ops, random, dtype):
     for int8 in (True, False):
         query, qkv = (matrix_of(random, n * D, D, dtype, int8) for n in (1, 3))
         got = ops.cross_attention(ops.norm_linear(x, norm, query), cross, groups)
-        twin = definition.norm_linear(x, norm, query)
+        twin = reference_ops.norm_linear(x, norm, query)
         # The matrix unit takes the query times the keys' scales, rounded to FP16 once more.
-        close(got, definition.cross_attention(twin, cross, groups), at_least=6e-3 * ON_GPU)
+        close(got, reference_ops.cross_attention(twin, cross, groups), at_least=6e-3 * ON_GPU)
         got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages)
-        new = definition.norm_linear(x, norm, qkv)
-        close(got, definition.self_attention(new, *twins, ages))
+        new = reference_ops.norm_linear(x, norm, qkv)
+        close(got, reference_ops.self_attention(new, *twins, ages))
         for a, b in zip(mine, twins, strict=True):
             close(a, b)
 
@@ -278,7 +284,7 @@ def test_int8_keys_and_values(ops, random, dtype):
     x = random(2, KEYS, width, dtype=dtype) * random(width, dtype=dtype).abs()
     x[0, :, 5] = 0
     made = []
-    for one in (ops, definition):
+    for one in (ops, reference_ops):
         shape = (layers, 2, 3, HEADS, KEYS, 64)
         cache = torch.full(shape, 77, dtype=torch.int8, device=DEVICE)
         scale = torch.full((layers, 2, 3, HEADS, 64), 0.5, device=DEVICE)
@@ -300,7 +306,7 @@ def test_embed(ops, random, dtype):
     tokens, places = random(900, 384, dtype=dtype), random(CTX, 384, dtype=dtype)
     ids = torch.randint(0, 900, (6, CTX), device=DEVICE)
     feed = feed_of([5, 0, 2, 2, 2], [0, 3, 445, 446, 447], ids)
-    twin = definition.embed(feed, tokens, places)
+    twin = reference_ops.embed(feed, tokens, places)
     assert torch.equal(ops.embed(feed, tokens, places), twin)
 
 
@@ -320,12 +326,12 @@ def test_whole_texts_attend_to_their_own_past(ops, random, counts, dtype):
     )
     qkv, caches = random(len(pairs), 3 * D, dtype=dtype, spread=0.5), self_caches(random, 5, dtype)
     got = ops.self_attention(qkv, *caches, feed)
-    close(got, definition.self_attention(qkv, *caches, feed))
+    close(got, reference_ops.self_attention(qkv, *caches, feed))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, *nightly(False)])
 def test_whole_texts_attend_to_audio(ops, random, int8, dtype):
-    cross = cross_of(definition, random, 4, dtype, int8)
+    cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(199, D, dtype=dtype, spread=0.5)
     check_cross_attention(ops, q, cross, text_groups(133, 0, 1, 65))

@@ -6,9 +6,9 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
-from serve.native.kernels import definition
+from serve.native.kernels import reference_ops
 from serve.native.kernels.choose import choose
-from serve.native.kernels.definition import Matrix
+from serve.native.kernels.reference_ops import Matrix
 from tests.serve.native.kernels.parity import (
     DEVICE,
     DTYPES,
@@ -38,7 +38,7 @@ def test_linear_gelu(encoder, random, batch, dtype):
         )
         for spread in (1, 30):  # far beyond where the polynomial holds
             wide = x * spread
-            close(encoder.linear_gelu(wide, matrix), definition.linear_gelu(wide, matrix), GELU)
+            close(encoder.linear_gelu(wide, matrix), reference_ops.linear_gelu(wide, matrix), GELU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -52,7 +52,7 @@ def test_stem(encoder, random, batch, n_mels, dtype):
     positions = random(time // 2, D, dtype=dtype)
     close(
         encoder.stem(features, *convs, positions),
-        definition.stem(features, *convs, positions),
+        reference_ops.stem(features, *convs, positions),
         GELU,
     )
 
@@ -64,7 +64,7 @@ def test_attention(encoder, random, batch, dtype):
         qkv = random(batch, time, 3 * heads * 64, dtype=dtype)
         qkv[..., : heads * 64] *= 0.3  # as if 1 / 8 was in it
         got = encoder.encoder_attention(qkv, heads)
-        close(got, definition.encoder_attention(qkv, heads))
+        close(got, reference_ops.encoder_attention(qkv, heads))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,10 +82,10 @@ def test_the_residual_stream(encoder, random, dtype):
     x, y = random(2, 75, D, dtype=dtype), random(2, 75, WIDE, dtype=dtype)
     matrix = matrix_of(random, D, WIDE, dtype, False, bias=False)
     norm, shift = norm_of(random, D), random(D)
-    close(encoder.norm(x, norm), definition.norm(x, norm))
+    close(encoder.norm(x, norm), reference_ops.norm(x, norm))
     mine, twin = x.clone(), x.clone()
     got = encoder.add_linear_norm(mine, y, matrix, shift, norm)
-    close(got, definition.add_linear_norm(twin, y, matrix, shift, norm))
+    close(got, reference_ops.add_linear_norm(twin, y, matrix, shift, norm))
     close(mine, twin)
 
 
@@ -101,7 +101,7 @@ def test_what_fp8_outputs_can_reach(kernels, random):
     rows = random(500, D, dtype=torch.float32)
     rows[:96] = matrix.weight * norm.weight  # the worst for one output each
     rows[96:200, :-1] = 0  # all in one number
-    found = definition.linear(definition.norm(rows, norm), matrix).abs().max()
+    found = reference_ops.linear(reference_ops.norm(rows, norm), matrix).abs().max()
     assert 0.3 * most < found < most
 
 
@@ -110,10 +110,10 @@ def test_fp8_rows_are_scaled_as_the_twin_says(kernels, random):
     encoder = kernels[2].Fp8Encoder(DEVICE)
     x, norm = random(2, 75, D, dtype=torch.float16), norm_of(random, D)
     for got, expected in (
-        (encoder.norm(x, norm), definition.norm(x, norm)),
+        (encoder.norm(x, norm), reference_ops.norm(x, norm)),
         (kernels[2].scale_rows(x), x),
     ):
-        twin = definition.scaled(expected)
+        twin = reference_ops.scaled(expected)
         assert torch.allclose(got.scale, twin.scale, rtol=2e-3)
         error = (values(got) - values(twin)).norm() / values(twin).norm()
         assert float(error) < 0.01  # numbers that rounding to FP16 moved across an FP8 edge
@@ -130,8 +130,8 @@ def test_fp8_gelu(kernels, random, batch):
     got = encoder.linear_gelu(x, prepared)
     assert (got.scale == prepared.step).all()
     weight = prepared.weight.float() * prepared.scale[:, None]
-    exact = definition.linear_gelu(values(x), Matrix(weight, matrix.bias.float()))
-    by_row = (values(definition.scaled(exact)) - exact).norm()
+    exact = reference_ops.linear_gelu(values(x), Matrix(weight, matrix.bias.float()))
+    by_row = (values(reference_ops.scaled(exact)) - exact).norm()
     assert float((values(got) - exact).norm()) < 1.05 * float(by_row)
 
 
@@ -143,14 +143,14 @@ def test_fp8_products(kernels, random):
     wide = matrix_of(random, WIDE, D, torch.float16, False)
     narrow = matrix_of(random, D, WIDE, torch.float16, False, bias=False)
     norm, shift = norm_of(random, D), random(D)
-    got = encoder.linear(definition.scaled(x), encoder.prepare(wide))
-    error = (got.float() - definition.linear(x, wide).float()).norm()
-    assert float(error / definition.linear(x, wide).float().norm()) < 0.06
+    got = encoder.linear(reference_ops.scaled(x), encoder.prepare(wide))
+    error = (got.float() - reference_ops.linear(x, wide).float()).norm()
+    assert float(error / reference_ops.linear(x, wide).float().norm()) < 0.06
     mine, twin = x.clone(), x.clone()
     for last in (False, True):
         added = encoder.add_linear_last_norm if last else encoder.add_linear_norm
         got = added(mine, y, encoder.prepare(narrow), shift, norm)
-        expected = definition.add_linear_norm(twin, y, narrow, shift, norm)
+        expected = reference_ops.add_linear_norm(twin, y, narrow, shift, norm)
         got = got if last else values(got).view(expected.shape)
         assert float((got.float() - expected.float()).norm() / expected.float().norm()) < 0.08
 

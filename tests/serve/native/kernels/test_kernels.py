@@ -9,7 +9,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
-from serve.native.kernels import definition
+from serve.native.kernels import reference_ops
 from serve.native.kernels.choose import choose
 from tests.serve.native.kernels.parity import (
     DEVICE,
@@ -46,11 +46,11 @@ def test_linear_layers(ops, random, rows, shape, int8, dtype):
     matrix = matrix_of(random, n_out, depth, dtype, int8)
     residual = random(rows, n_out, dtype=dtype)
     added = ops.linear_residual(x, matrix, residual)
-    close(ops.finish(added), definition.linear_residual(x, matrix, residual))
+    close(ops.finish(added), reference_ops.linear_residual(x, matrix, residual))
     bare = dataclasses.replace(matrix, bias=None)
-    close(ops.finish(ops.norm_linear(x, norm, bare)), definition.norm_linear(x, norm, bare))
+    close(ops.finish(ops.norm_linear(x, norm, bare)), reference_ops.norm_linear(x, norm, bare))
     hidden = ops.norm_linear_gelu(x, norm, matrix)
-    close(hidden, definition.norm_linear_gelu(x, norm, matrix), GELU)
+    close(hidden, reference_ops.norm_linear_gelu(x, norm, matrix), GELU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,7 +63,7 @@ def test_logits(ops, random, rows, shape, dtype):
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     for int8 in (True, False):
         matrix = matrix_of(random, n_out, depth, dtype, int8, bias=False)
-        close(ops.logits(x, norm, matrix), definition.logits(x, norm, matrix))
+        close(ops.logits(x, norm, matrix), reference_ops.logits(x, norm, matrix))
 
 
 @pytest.mark.nightly
@@ -73,7 +73,9 @@ def test_as_many_rows_as_a_batch_of_prompts_has(ops, random, int8, dtype):
     rows, depth, n_out = (1816, 1280, 5120) if ON_GPU else (290, 64, 5500)
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
-    close(ops.norm_linear_gelu(x, norm, matrix), definition.norm_linear_gelu(x, norm, matrix), GELU)
+    close(
+        ops.norm_linear_gelu(x, norm, matrix), reference_ops.norm_linear_gelu(x, norm, matrix), GELU
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,12 +89,14 @@ def test_weights_that_are_kept_wide(ops, random, rows, int8, dtype):
     residual = random(rows, n_out, dtype=dtype)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
     kept = dataclasses.replace(matrix, wide=matrix.weight.to(dtype))
-    close(ops.norm_linear_gelu(x, norm, kept), definition.norm_linear_gelu(x, norm, matrix), GELU)
+    close(
+        ops.norm_linear_gelu(x, norm, kept), reference_ops.norm_linear_gelu(x, norm, matrix), GELU
+    )
     added = ops.linear_residual(x, kept, residual)
-    close(ops.finish(added), definition.linear_residual(x, matrix, residual))
+    close(ops.finish(added), reference_ops.linear_residual(x, matrix, residual))
     words = matrix_of(random, WORDS, depth, dtype, int8, bias=False)
     kept = dataclasses.replace(words, wide=words.weight.to(dtype))
-    close(ops.logits(x, norm, kept), definition.logits(x, norm, words))
+    close(ops.logits(x, norm, kept), reference_ops.logits(x, norm, words))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,7 +108,7 @@ def test_logits_of_the_rows_that_are_wanted(ops, random, rows, dtype):
     square = matrix_of(random, 64, 64, dtype, int8=True)
     wanted = torch.tensor([rows - 1, 0], device=DEVICE)
     for y in (x, ops.linear_residual(x, square, x)):
-        twin = definition.logits(ops.finish(y), norm, words, wanted)
+        twin = reference_ops.logits(ops.finish(y), norm, words, wanted)
         close(ops.logits(y, norm, words, wanted), twin)
 
 
@@ -131,7 +135,7 @@ def test_layers_that_finish_each_other(ops, random, rows, int8, dtype):
         y = ops.linear_residual(ops.norm_linear_gelu(y, norms[0], fc1), fc2, y)
         return finish(ops.norm_linear(y, norms[1], out))
 
-    close(block(ops, ops.finish), block(definition, lambda y: y))
+    close(block(ops, ops.finish), block(reference_ops, lambda y: y))
 
 
 @pytest.mark.gpu

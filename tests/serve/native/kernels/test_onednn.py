@@ -8,11 +8,11 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import UnavailableError
 from serve.native.decoder import one_each
-from serve.native.kernels import definition, onednn
+from serve.native.kernels import onednn, reference_ops
 from serve.native.kernels.choose import choose
-from serve.native.kernels.definition import Matrix, Norm
-from serve.native.kernels.feed import Feed
 from serve.native.kernels.onednn import OneDnnOps
+from serve.native.kernels.reference_ops import Matrix, Norm
+from serve.native.kernels.step_batch import StepBatch
 from tests.serve.native.kernels.parity import CPU_DTYPES, CTX, HEADS
 from tests.serve.native.kernels.test_kernels import VOCAB
 
@@ -49,13 +49,13 @@ def test_linear_layers_of_a_step(rows, depth, n_out, dtype):
         own = laid_out(ops, plain, dtype)
         got = ops.norm_linear(x, norm, own)
         assert got.dtype == dtype
-        near(got, definition.norm_linear(x, norm, plain), dtype)
+        near(got, reference_ops.norm_linear(x, norm, plain), dtype)
         hidden = ops.norm_linear_gelu(x, norm, own)
-        near(hidden, definition.norm_linear_gelu(x, norm, plain), dtype)
+        near(hidden, reference_ops.norm_linear_gelu(x, norm, plain), dtype)
         residual = torch.randn(rows, n_out)
         added = ops.linear_residual(x.to(dtype), own, residual)
         assert added.dtype == FLOAT32, "the residual stream"
-        near(added, definition.linear_residual(x, plain, residual), dtype)
+        near(added, reference_ops.linear_residual(x, plain, residual), dtype)
 
 
 @pytest.mark.parametrize("dtype", CPU_DTYPES)
@@ -66,13 +66,13 @@ def test_linear_layers_of_the_encoder(depth, n_out, dtype):
     own, back = (laid_out(ops, matrix, dtype) for matrix in (wide, narrow))
     normed, mine, twin = ops.norm(x, norm), x.clone(), x.clone()
     assert normed.dtype == dtype
-    near(ops.linear(normed, own), definition.linear(definition.norm(x, norm), wide), dtype)
+    near(ops.linear(normed, own), reference_ops.linear(reference_ops.norm(x, norm), wide), dtype)
     hidden = ops.linear_gelu(normed, own)
-    expected = definition.linear_gelu(definition.norm(x, norm), wide)
+    expected = reference_ops.linear_gelu(reference_ops.norm(x, norm), wide)
     near(hidden, expected, dtype)
     shift = torch.randn(depth)
     got = ops.add_linear_last_norm(mine, hidden, back, shift, norm)
-    near(got, definition.add_linear_norm(twin, expected, narrow, shift, norm), dtype)
+    near(got, reference_ops.add_linear_norm(twin, expected, narrow, shift, norm), dtype)
     assert mine.dtype == FLOAT32, "the residual stream"
     near(mine, twin, dtype)
 
@@ -84,7 +84,7 @@ def test_logits_of_a_matrix_in_full(dtype):
     matrix, wanted = dataclasses.replace(matrix, bias=None), torch.tensor([1, 3])
     got = ops.logits(x, norm, ops.store(matrix), wanted)
     assert got.dtype == FLOAT32
-    near(got, definition.logits(x, norm, matrix, wanted), FLOAT32)
+    near(got, reference_ops.logits(x, norm, matrix, wanted), FLOAT32)
 
 
 @pytest.mark.skipif(not onednn.has_int8(), reason="needs a processor with AVX512-VNNI")
@@ -95,7 +95,7 @@ def test_logits_of_int8_are_as_good_as_float32s(rows):
     x[0] *= 100.0
     weight = torch.randint(-127, 128, (51865, 512), dtype=torch.int8)
     matrix = Matrix(weight, None, torch.rand(51865) / 1000)
-    stored, expected = ops.store(matrix), definition.logits(x, norm, matrix)
+    stored, expected = ops.store(matrix), reference_ops.logits(x, norm, matrix)
     got = ops.logits(x, norm, stored)
     assert (got - expected).abs().max() / expected.std() < 1e-3
     alone = torch.cat([ops.logits(row, norm, stored) for row in x.split(1)])
@@ -116,7 +116,7 @@ def test_the_past_of_rows_side_by_side_is_read_as_it_lies(dtype):
     ):
         at = torch.tensor(rows), torch.tensor(positions)
         ids = torch.zeros((9, CTX), dtype=torch.int64)
-        feed = Feed(ids, *at, one_each(at[0]), None, rows == [6] * 4, max(positions) + 1)
+        feed = StepBatch(ids, *at, one_each(at[0]), None, rows == [6] * 4, max(positions) + 1)
         assert bool(feed.side_by_side) == together
         qkv = (torch.randn(len(rows), 3 * HEADS * 64) / 8).to(dtype)
         looked_up = dataclasses.replace(feed, source=table)

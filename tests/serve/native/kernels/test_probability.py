@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from serve.native.kernels import definition
+from serve.native.kernels import reference_ops
 from tests.serve.native.kernels.parity import DEVICE, ON_GPU
 
 
@@ -20,6 +20,6 @@ def test_token_probability(kernels, random, spread):
     logits[5, 77] = 5 * spread
     found = probability(logits, text, below)
     torch.testing.assert_close(
-        found, definition.token_probability(logits, text, below), rtol=1e-4, atol=1e-12
+        found, reference_ops.token_probability(logits, text, below), rtol=1e-4, atol=1e-12
     )
     assert float(found[3]) == pytest.approx(1 / below, rel=1e-4)

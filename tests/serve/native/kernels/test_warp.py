@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import torch
 
-from serve.speech.words import handovers
+from serve.speech.words import monotonic_path
 from tests.serve.native.kernels.parity import ON_GPU
 
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -21,5 +21,5 @@ def test_it_is_the_definitions(kernels):
         columns = (torch.tensor(column, device=DEVICE) for column in zip(*sizes, strict=True))
         found = warp(matrix.to(DEVICE), *columns).cpu().numpy()
         for one, mine, (first, rows, frames) in zip(matrix, found, sizes, strict=True):
-            expected = handovers(one[first : first + rows, :frames].numpy())
+            expected = monotonic_path(one[first : first + rows, :frames].numpy())
             np.testing.assert_array_equal(mine[:rows], expected)

@@ -8,8 +8,8 @@ import torch
 
 from serve.contract.engine import Dims, TokenizerFacts
 from serve.contract.phrases import build_trie
-from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import Phrasebook
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import NO_ROW, Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE, nightly
 
@@ -100,7 +100,7 @@ def picks_of(state, first, rows):
 
 @pytest.mark.parametrize("steps", [2, *nightly(14)])
 def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
-    rules = Rules(FACTS, VOCAB, DEVICE, numerals=(30, 31, 33))
+    rules = TokenRules(FACTS, VOCAB, DEVICE, numerals=(30, 31, 33))
     chooser = kernels[1].TritonChoice(rules, 18, searching=True)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     mixed(mine), mixed(twin)
@@ -120,7 +120,7 @@ def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
 
 
 def test_a_blank_comes_first_where_the_row_lets_it(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
+    rules = TokenRules(FACTS, VOCAB, DEVICE)
     chooser = kernels[1].TritonChoice(rules, 5, searching=True)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     blank, _ = FACTS.begin_suppress_tokens
@@ -140,7 +140,7 @@ def test_a_blank_comes_first_where_the_row_lets_it(kernels):
 
 def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     """Of equals the first; behind the last place there is none."""
-    rules = Rules(FACTS, VOCAB, DEVICE)
+    rules = TokenRules(FACTS, VOCAB, DEVICE)
     guesser = kernels[3].TritonGuess(rules)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     rows = torch.tensor([4, 0, 17, 9], device=DEVICE)
@@ -162,7 +162,7 @@ def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
 
 
 def test_loops_end_where_the_rules_end_them(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
+    rules = TokenRules(FACTS, VOCAB, DEVICE)
     chooser = kernels[1].TritonChoice(rules, 8, searching=True)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     stamps = FACTS.timestamp_begin
@@ -194,7 +194,7 @@ def test_loops_end_where_the_rules_end_them(kernels):
 
 
 def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
+    rules = TokenRules(FACTS, VOCAB, DEVICE)
     rows = [0, 1, 2, 3, 4, 17]
     guide = new_state(18, VOCAB.n_text_ctx, DEVICE)
     mixed(guide)
@@ -222,7 +222,7 @@ def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
 
 @pytest.mark.nightly
 def test_a_beam_without_a_continuation_stays_without(kernels):
-    rules = Rules(FACTS, VOCAB, DEVICE)
+    rules = TokenRules(FACTS, VOCAB, DEVICE)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     start(mine, 0, beam=5), start(twin, 0, beam=5)
     chooser = kernels[1].TritonChoice(rules, 5, searching=True)
@@ -238,7 +238,7 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
 
 @pytest.mark.nightly
 def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
-    rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
+    rules = TokenRules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     chooser = kernels[1].TritonChoice(rules, 8, searching=True)
     for state in (mine, twin):
@@ -263,7 +263,7 @@ def test_phrases_are_boosted_as_the_rules_boost_them(kernels):
         build_trie([((30, 31, 32), 6.0), ((31, 30), 3.0), ((33,), 2.0), ((30, 31), 1.0)]),
         build_trie([((33, 33, 30), 9.0), ((33, 30, 31, 32), 4.0)]),
     ]
-    rules = Rules(FACTS, VOCAB, DEVICE, book)
+    rules = TokenRules(FACTS, VOCAB, DEVICE, book)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     roots = [book.root(slot, trie) for slot, trie in enumerate(lists)]
     for state in (mine, twin):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from serve.native.rules.definition import Rules
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS, repetition
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, stamp
 
@@ -42,7 +42,7 @@ def go_on(state, token):
     """One step, in which this token is the likeliest."""
     logits = torch.zeros(2, N_VOCAB)
     logits[:, token] = 20.0
-    Rules(FACTS, DIMS, CPU).advance(state, Picks(torch.arange(2), torch.arange(2)), logits)
+    TokenRules(FACTS, DIMS, CPU).advance(state, Picks(torch.arange(2), torch.arange(2)), logits)
 
 
 def steps_until_it_ends(unit, need, before=()):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from serve.contract.phrases import build_trie
-from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, picks_of
 
@@ -15,7 +15,7 @@ PHRASE = (20, 21, 22)
 def rules_of(*phrases, slots=1):
     """Rules, and the root of a list of phrases."""
     book = Phrasebook(slots, CPU)
-    return Rules(FACTS, DIMS, CPU, book), book.root(0, build_trie(phrases))
+    return TokenRules(FACTS, DIMS, CPU, book), book.root(0, build_trie(phrases))
 
 
 def start(state, row, root, limit=12):

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from serve.native.rules.definition import Rules
+from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.search import best_tokens
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT
-from tests.serve.native.rules.test_definition import penalised, reference_scores
+from tests.serve.native.rules.test_reference_rules import penalised, reference_scores
 
 N_CTX = 32
 
@@ -141,14 +141,14 @@ def test_a_search_equals_the_plain_one(case):
         state = new_state(case[0], N_CTX, CPU)
         begin_search(state, 0, *case)
         expected = plain_search(model(seed), *case)
-        steps = run(Rules(FACTS, DIMS, CPU).advance, state, {0: model(seed)})
+        steps = run(TokenRules(FACTS, DIMS, CPU).advance, state, {0: model(seed)})
         check(state, 0, expected)
         assert int(state.ended[0]) == expected[4]
         assert steps[0] == expected[5]
 
 
 def test_searches_of_several_widths_and_a_greedy_row_decode_side_by_side():
-    rules = Rules(FACTS, DIMS, CPU)
+    rules = TokenRules(FACTS, DIMS, CPU)
     cases = {0: CASES[0], 3: CASES[2], 8: CASES[1], 13: CASES[-2]}  # row 2 is greedy
     state = new_state(16, N_CTX, CPU)
     models = {leader: model(20 + leader) for leader in (*cases, 2)}

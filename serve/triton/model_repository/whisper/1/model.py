@@ -21,8 +21,8 @@ import triton_python_backend_utils as pb_utils
 from serve.contract.config import load_config
 from serve.contract.errors import EarshotError, OptionError, shown
 from serve.triton.backends import EngineBackend, open_transcriber
+from serve.triton.cancellation import MAX_KEY_CHARS
 from serve.triton.heartbeat import Heartbeat
-from serve.triton.keys import MAX_KEY_CHARS
 from serve.triton.responses import Responder, ResponseQueue, Sender
 from serve.wire import folder as names
 from serve.wire import tensors

@@ -1,0 +1,96 @@
+"""The cross-attention heads of a decoder that follow the speech, measured where nobody says it.
+
+A head that follows speech attends to few frames at a time, and to later ones with every token: the
+z-scores along the best monotonic path through its weights are high. Through those of other heads
+there is no such path.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from build.decoding import WindowInput, decode_windows, first_windows
+from build.recordings import VerificationAudio
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
+from serve.native.alignment import Aligner, EndedWindow
+from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
+from serve.native.slots import SlotAllocation
+from serve.runtime.protocol import Job, JobEvent
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.words import FRAMES_PER_S, monotonic_path
+
+MOST_HEADS = 10  # of OpenAI's checkpoints the largest names as many
+_WORTH = 0.9  # of the best head's score; others would blur it
+
+Heads = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedSpeech(WindowInput):
+    """A window of speech, and what was heard in it."""
+
+    tokens: tuple[int, ...]
+    frames: int  # of audio
+
+
+def decode_recordings(
+    engine: Engine, recordings: Sequence[VerificationAudio]
+) -> list[DecodedSpeech]:
+    """Decode the first window of each recording greedily on the CPU."""
+    config = RuntimeConfig(
+        slots=1, encoder_batch=1, threads=torch.get_num_threads(), compute_type="float32"
+    )
+    runtime, asked = NativeRuntime(engine, config), first_windows(recordings, engine)
+    decoded = decode_windows(runtime, asked)
+    runtime.close()
+    lengths = [min(len(recording.samples), WINDOW_SAMPLES) for recording in recordings]
+    frames = [max(1, length * FRAMES_PER_S // SAMPLE_RATE) for length in lengths]
+    return [
+        DecodedSpeech(window.features, window.prompt, found.tokens, n)
+        for window, found, n in zip(asked, decoded, frames, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
+    """Find the heads by which words are timed best, in order; none if no window has any text.
+
+    Args:
+        engine: a native engine.
+        windows: of speech.
+    """
+    dims, facts, cpu = engine.manifest.dims, engine.manifest.tokenizer, torch.device("cpu")
+    network = Whisper(dims, engine.load_weights(), cpu)
+    cache = network.new_cache(len(windows), len(windows))
+    for i, window in enumerate(windows):
+        network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
+    texts = [
+        EndedWindow(
+            Job(i, window.features, window.prompt, align_frames=window.frames),
+            SlotAllocation(i, i, 1),
+            JobEvent(i, window.tokens, "eot"),
+        )
+        for i, window in enumerate(windows)
+    ]
+    scores = np.zeros((dims.n_text_layer, dims.n_text_head))
+    for layer in range(dims.n_text_layer):  # together their weights could fill the memory
+        heads = tuple((layer, head) for head in range(dims.n_text_head))
+        every = dataclasses.replace(facts, alignment_heads=heads)
+        for by_head in Aligner(network, cache, every, len(windows)).by_head(texts):
+            scores[layer] += [_score(weights.numpy()) for weights in by_head] or 0.0
+    best = scores.max()
+    order = scores.ravel().argsort()[::-1][:MOST_HEADS]
+    places = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
+    return tuple(sorted(place for place in places if scores[place] >= _WORTH * best))
+
+
+def _score(weights: npt.NDArray[np.float32]) -> float:
+    """Average each token's largest z-score on the best monotonic path through (n, frames)."""
+    begins = [*monotonic_path(weights), weights.shape[1]]
+    spans = zip(weights, begins, begins[1:], strict=False)
+    return float(np.mean([row[a : max(a + 1, b)].max() for row, a, b in spans]))

@@ -1,0 +1,107 @@
+"""Build the batches of decoder steps: one token per row while decoding, whole prompts at prefill.
+
+`fixed_numbers` pads a batch to the size of a CUDA graph by repeating its last token. The step then
+writes the same values to the same cache position again, and nothing reads the extra outputs.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.rules.state import RowState
+from serve.native.slots import SlotAllocation
+
+
+def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Copy int64 (n,) values to a device, to a GPU without waiting for the copy."""
+    tensor = torch.as_tensor(values, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSpan:
+    """Positions [begin, end) of an allocation's first row, computed in one step."""
+
+    place: SlotAllocation
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+        return self.end - self.begin
+
+
+def one_token_each(
+    places: Sequence[SlotAllocation], device: torch.device
+) -> tuple[torch.Tensor, SlotGroups]:
+    """Return the rows of some slots, int64 (n,), and their groups by slot, for one token a row."""
+    rows = [row for place in places for row in place.rows]
+    counts = [place.count for place in places]
+    return upload(rows, device), _groups([place.slot for place in places], counts, device)
+
+
+def decode_batch(state: RowState, rows: torch.Tensor, groups: SlotGroups, length: int) -> StepBatch:
+    """Make the batch of each row's next token; `length` is greater than every position."""
+    source = state.source if groups.most > 1 else None
+    return StepBatch(state.tokens, rows, state.position[rows], groups, source, False, length)
+
+
+def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.device) -> StepBatch:
+    """Make the batch of several tokens of some slots' first rows, at given positions.
+
+    Args:
+        ids: int64 (all rows, n_text_ctx), the tokens.
+        spans: the positions to compute.
+        device: the device of `ids`.
+    """
+    rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
+    positions = [at for span in spans for at in range(span.begin, span.end)]
+    counts = [len(span) for span in spans]
+    groups = _groups([span.place.slot for span in spans], counts, device)
+    return StepBatch(
+        ids=ids,
+        rows=upload(rows, device),
+        positions=upload(positions, device),
+        groups=groups,
+        source=None,  # the past of a first row is its own until beams are reordered
+        several=True,
+        length=max(positions) + 1,
+    )
+
+
+def pad_to_graph_size(
+    columns: Sequence[tuple[Sequence[int] | NDArray[np.int64], int]],
+    slots: Sequence[int],
+    counts: Sequence[int],
+    groups: int,
+) -> NDArray[np.int64]:
+    """Return the int64 values of a padded batch: its columns in turn, then those of its groups.
+
+    Args:
+        columns: pairs of values and padded size; the first column has one value per token.
+        slots: the slot of each group.
+        counts: the number of tokens of each group.
+        groups: the padded number of groups; the padding groups have no tokens.
+    """
+    begins = np.cumsum([0, *counts[:-1]])
+    # The padding belongs to the last group. Without a group its attention output, and then the
+    # keys that it writes, would be undefined.
+    counts = [*counts[:-1], counts[-1] + columns[0][1] - sum(counts)]
+    filled = [np.pad(column, (0, size - len(column)), mode="edge") for column, size in columns]
+    filled += [np.pad(column, (0, groups - len(slots))) for column in (slots, begins, counts)]
+    return np.concatenate(filled)
+
+
+def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGroups:
+    firsts = list(itertools.accumulate(counts, initial=0))[:-1]
+    return SlotGroups(
+        slots=upload(slots, device),
+        first=upload(firsts, device),
+        count=upload(counts, device),
+        most=max(counts),
+    )

@@ -1,0 +1,252 @@
+"""Schedule the encoder: queued windows are encoded, get a slot, and their prompts are prefilled.
+
+The encoder and the decoder steps take turns. There is one exception, on a GPU whose steps are CUDA
+graphs: windows with a draft, such as live text, are encoded on a second stream beside the steps. To
+verify drafts the host launches many small kernels, and the device would wait for the host. Other
+windows gain nothing from a second stream: the work takes as long, and each step has fewer windows.
+"""
+
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+
+import torch
+
+from serve.native.encoders import WindowEncoder
+from serve.native.language_search import LanguageHypothesis
+from serve.native.prefill import Prefill, StartedJob, rows_of
+from serve.native.scheduler import UrgentStepPolicy, WaitingQueue
+from serve.native.slots import SlotAllocation, SlotPool
+from serve.native.stopwatch import Stopwatch
+from serve.runtime.protocol import Job
+
+_AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait for the host
+# A GPU encodes at least two batches between two launches of steps, and one for each so many slots.
+# With one batch, slots that become free would stay empty. With all queued batches, the windows of a
+# backlog would start and end together. Steps with drafts end more windows at a time.
+_SLOTS_A_BATCH = 128
+_DECODE_TARGET_S = 0.005
+_BACKLOG = 3  # with so many queued batches the encoder goes first, however many windows decode
+
+
+@dataclasses.dataclass
+class SlotJob:
+    """A job that owns a slot."""
+
+    submitted: Job
+    job: Job  # the submitted job, or its job for another language
+    place: SlotAllocation
+    stopwatch: Stopwatch  # times the encoding of its batch
+    decode_began: float
+    tries: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
+
+
+@dataclasses.dataclass
+class _EncoderBatch:
+    """A batch of windows in the encoder."""
+
+    begun: list[StartedJob]  # without cancelled windows
+    held: list[torch.Tensor]  # tensors that the device still reads
+    stopwatch: Stopwatch
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaStreams:
+    """The streams of a CUDA device; `steps` has the higher priority."""
+
+    steps: torch.cuda.Stream
+    encoder: torch.cuda.Stream
+
+    @staticmethod
+    def of(device: torch.device) -> "CudaStreams":
+        """Create the streams of a device."""
+        first = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        return CudaStreams(first, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+class EncoderScheduler:
+    """The windows that do not decode yet.
+
+    Args:
+        encoder: encodes windows into slots.
+        starter: prefills prompts.
+        slots: the slots in which windows decode.
+        batch: the most windows of one encoder batch; a GPU is fastest with that many.
+        device: the device of encoder and steps.
+        streams: the streams of a GPU; None: the current stream.
+        beside: whether windows may be encoded beside the steps.
+        decode_target_s: windows that have decoded for longer go first, while fewer wait than
+            decode.
+    """
+
+    def __init__(
+        self,
+        encoder: WindowEncoder,
+        starter: Prefill,
+        slots: SlotPool,
+        batch: int,
+        device: torch.device,
+        streams: CudaStreams | None,
+        *,
+        beside: bool,
+        decode_target_s: float = _DECODE_TARGET_S,
+    ) -> None:
+        self._encoder = encoder
+        self._starter = starter
+        self._slots = slots
+        self._batch = batch
+        self._decode_target_s = decode_target_s
+        self._device = device
+        self._streams = streams
+        self._beside = beside
+        self._line = WaitingQueue(slots.slots)
+        self._batches: collections.deque[_EncoderBatch] = collections.deque()
+        self.turns = UrgentStepPolicy(self._line, slots) if device.type == "cpu" else None
+        """The policy for urgent windows on a CPU; None on a GPU."""
+        self.windows = 0
+        """The number of windows that got a slot so far."""
+        self.encoding: collections.deque[Stopwatch] = collections.deque()
+        """The time of each encoder batch."""
+        self.prompting: collections.deque[Stopwatch] = collections.deque()
+        """The time of each prefill."""
+
+    def __len__(self) -> int:
+        """Return the number of windows that wait for a slot."""
+        return len(self._line)
+
+    def add(self, job: Job) -> None:
+        """Queue a window."""
+        self._line.add(job)
+
+    def remove(self, job_id: int) -> bool:
+        """Drop a window, which gets no further event; return whether it was waiting or encoding."""
+        for batch in self._batches:
+            for window in batch.begun:
+                if window.job.id == job_id:
+                    batch.begun.remove(window)
+                    self._slots.release(job_id)
+                    return True
+        return self._line.remove(job_id)
+
+    def clear(self) -> None:
+        """Drop all windows."""
+        self._line.clear()
+        for batch in self._batches:
+            for window in batch.begun:
+                self._slots.release(window.job.id)
+            batch.stopwatch.seconds()  # wait: until then the device reads the held tensors
+        self._batches.clear()
+
+    def begin(self, running: Sequence[SlotJob]) -> list[SlotJob]:
+        """Encode the batches whose turn it is; return the windows that start to decode.
+
+        Args:
+            running: the windows that decode already, the oldest first.
+        """
+        if not self._line and not self._batches:
+            return []
+        decoding = [window.job for window in running]
+        begun = self._encoded(busy=bool(running))
+        for _ in range(1 if self.turns else max(2, self._slots.slots // _SLOTS_A_BATCH)):
+            if not self._line or not self._fits(decoding):
+                break
+            others = [*running, *begun]
+            beside = self._beside and bool(others) and self._guessing()
+            if not (len(self._batches) < _AHEAD if beside else self._is_turn(others, decoding)):
+                break
+            self._encode(decoding)
+            if not beside:
+                begun += self._start(self._batches.pop())
+            if len(self._line) < self._slots.free:
+                break
+        if self._beside:
+            self._slots.rest({window.job.id for batch in self._batches for window in batch.begun})
+        return begun
+
+    def _encoded(self, busy: bool) -> list[SlotJob]:
+        """Start the windows that are encoded; wait for a batch if the device is idle."""
+        begun: list[SlotJob] = []
+        while self._batches and (not (busy or begun) or self._batches[0].stopwatch.known):
+            begun += self._start(self._batches.popleft())
+        return begun
+
+    def _fits(self, decoding: Sequence[Job]) -> bool:
+        """Return whether enough slots are free for the queue, or for one batch of it."""
+        return self._fitting(decoding) >= min(1 if self.turns else self._batch, len(self._line))
+
+    def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
+        """Return whether the encoder may delay the windows that decode.
+
+        On a GPU it may if as many windows wait as decode, since one more window in a step costs
+        little. It may also if the queue does not fit into the slots, so that it fills them.
+        """
+        waiting = len(self._line)
+        if self.turns or waiting >= min(len(running), _BACKLOG * self._batch):
+            return True
+        if self._fitting(decoding) < waiting:
+            return True
+        return time.perf_counter() - running[0].decode_began <= self._decode_target_s
+
+    def _guessing(self) -> bool:
+        """Return whether the next batch has windows with a draft."""
+        return any(job.draft for job in itertools.islice(self._line, self._batch))
+
+    def _fitting(self, decoding: Sequence[Job]) -> int:
+        """Count the queued windows that could start now."""
+        if self.turns:
+            return self.turns.fit(decoding)
+        return self._slots.fit(map(rows_of, self._line))
+
+    def _encode(self, decoding: Sequence[Job]) -> None:
+        """Encode one batch of queued windows and allocate a slot for each."""
+        jobs = self._alike(self._fitting(decoding))
+        self._line.remove(*(job.id for job in jobs))
+        places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
+        features = [job.features for job in jobs]
+        if self._streams is None:
+            stopwatch = self._launch(features, places)
+        else:
+            # The default stream computes the log-mels, and steps may still read the slots.
+            for stream in (torch.cuda.default_stream(self._device), self._streams.steps):
+                self._streams.encoder.wait_stream(stream)
+            with torch.cuda.stream(self._streams.encoder):
+                stopwatch = self._launch(features, places)
+        begun = [StartedJob(*pair) for pair in zip(jobs, places, strict=True)]
+        self._batches.append(_EncoderBatch(begun, features, stopwatch))
+        self.encoding.append(stopwatch)
+        self.windows += len(jobs)
+
+    def _alike(self, fitting: int) -> list[Job]:
+        """Choose the next windows to encode: the first one, and others of its length that fit."""
+        jobs = list(itertools.islice(self._line, fitting))
+        frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
+        alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
+        return alike[: self._encoder.batch_of(len(alike))]
+
+    def _launch(self, features: list[torch.Tensor], places: list[SlotAllocation]) -> Stopwatch:
+        stopwatch = Stopwatch(self._device, "encode")
+        self._encoder.encode(features, [place.slot for place in places])
+        stopwatch.stop()
+        return stopwatch
+
+    def _start(self, batch: _EncoderBatch) -> list[SlotJob]:
+        """Prefill a batch's prompts; on the device, they and later steps wait for the encoder."""
+        if not batch.begun:
+            return []
+        if self._streams is not None:
+            batch.stopwatch.hold(self._streams.steps)
+        began = time.perf_counter()
+        self.feed(batch.begun)
+        return [
+            SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
+            for window in batch.begun
+        ]
+
+    def feed(self, begun: Sequence[StartedJob]) -> None:
+        """Prefill the prompts of jobs whose audio is in their slots."""
+        stopwatch = Stopwatch(self._device, "prompts")
+        self._starter.start(begun)
+        stopwatch.stop()
+        self.prompting.append(stopwatch)

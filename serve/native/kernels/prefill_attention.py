@@ -1,0 +1,171 @@
+"""Attention of whole texts, as a Triton-language kernel: a tile of feeds shares each reading.
+
+Kernels of decoder steps have a feed's sums in one order, whatever is fed beside it, so that a text
+has the bits of single steps; they take at most sixteen feeds at a time. Where texts are fed from
+their beginning and no step goes on from them (`Groups.whole`), nobody asks for those bits.
+
+Source: Dao, "FlashAttention-2" (2023), algorithm 1.
+"""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
+
+import torch
+import triton
+import triton.language as tl
+
+from serve.native.kernels.launch import launch
+from serve.native.kernels.reference_ops import CrossKV
+from serve.native.kernels.step_batch import SlotGroups
+
+_TILE, _BLOCK = 64, 64  # feeds of a program; keys of a turn
+_WARPS, _STAGES = 4, 3
+_GROUPS = 16  # that a kernel is compiled for, at least
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LARGER = tl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too large for float16
+
+
+@triton.jit
+def _tile_of(first, count, groups: int, padded: tl.constexpr, tile: tl.constexpr) -> tl.tuple:
+    """(group, its first feed, how many feeds it has, which of its tiles) of this program."""
+    each = tl.arange(0, padded)
+    tiles = (tl.load(count + each, mask=each < groups, other=0) + tile - 1) // tile
+    ends = tl.cumsum(tiles, 0)
+    before = ends <= tl.program_id(0)
+    group = tl.minimum(tl.sum(before.to(tl.int32), 0), groups - 1)
+    turn = tl.program_id(0) - tl.max(tl.where(before, ends, 0), 0)
+    feeds = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
+    return group, tl.load(first + group).to(tl.int32), feeds.to(tl.int32), turn.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=("groups", "n_keys"))
+def texts_kernel(
+    q,
+    k,
+    v,
+    k_scale,
+    v_scale,
+    slots,
+    first,
+    count,
+    out,
+    groups: int,
+    heads: int,
+    n_keys: int,
+    q_stride: int,
+    k_stride: int,
+    own: tl.constexpr,
+    int8: tl.constexpr,
+    padded: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+    head_dim: tl.constexpr,
+) -> None:
+    """One head of a tile of a group's feeds: attends to its slot's keys, or with `own` to its past.
+
+    A feed's own keys and values lie behind its query, its place in its group is its position.
+    """
+    group, start, feeds, turn = _tile_of(first, count, groups, padded, tile)
+    if turn * tile >= feeds:
+        return
+    head = tl.program_id(1)
+    m, d = turn * tile + tl.arange(0, tile), tl.arange(0, head_dim)
+    line = (start + m)[:, None]
+    query = tl.load(
+        q + line * q_stride + head * head_dim + d[None, :], mask=m[:, None] < feeds, other=0.0
+    )
+    factor = _LOG2_E
+    row = tl.load(slots + group) * heads + head
+    if own:
+        keys, end = start * k_stride + head * head_dim, tl.minimum(feeds, (turn + 1) * tile)
+    else:
+        keys, end = row * n_keys * k_stride, n_keys
+    if int8:
+        scale = tl.load(k_scale + row * head_dim + d)
+        query = (query * scale[None, :] * _LARGER).to(query.dtype)
+        factor = _LOG2_E / _LARGER
+    peak = tl.full((tile,), float("-inf"), tl.float32)
+    total = tl.zeros((tile,), tl.float32)
+    mixed = tl.zeros((tile, head_dim), tl.float32)
+    for begin in range(0, end, block):
+        n = begin + tl.arange(0, block)
+        at = keys + n[:, None] * k_stride + d[None, :]
+        there = n < end
+        key = tl.load(k + at, mask=there[:, None], other=0).to(query.dtype)
+        score = tl.dot(query, tl.trans(key)) * factor
+        seen = there[None, :] & (n[None, :] <= m[:, None]) if own else there[None, :]
+        score = tl.where(seen, score, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, 1))
+        weights = tl.exp2(score - top[:, None])
+        fade = tl.exp2(peak - top)
+        total = total * fade + tl.sum(weights, 1)
+        value = tl.load(v + at, mask=there[:, None], other=0).to(query.dtype)
+        mixed = tl.dot(weights.to(query.dtype), value, mixed * fade[:, None])
+        peak = top
+    mixed = mixed / total[:, None]
+    if int8:
+        mixed = mixed * tl.load(v_scale + row * head_dim + d)[None, :]
+    width = heads * head_dim
+    at = out + line * width + head * head_dim + d[None, :]
+    tl.store(at, mixed.to(out.dtype.element_ty), mask=m[:, None] < feeds)
+
+
+def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.Tensor:
+    """See `definition.self_attention`, of texts that begin here; no cache is written.
+
+    Args:
+        qkv: (n, 3 * d).
+        heads: of it.
+        groups: of whole texts.
+    """
+    width = qkv.shape[1] // 3
+    parts = (qkv, qkv[:, width:], qkv[:, 2 * width :], qkv, qkv)
+    return _attend(parts, heads, groups, 0, (3 * width, 3 * width), own=True, int8=False)
+
+
+def attend_to_audio(q: torch.Tensor, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
+    """See `definition.cross_attention`.
+
+    Args:
+        q: (n, d).
+        cross: of every slot.
+        groups: of whole texts.
+    """
+    _, heads, n_keys, head_dim = cross.k.shape
+    int8 = cross.k_scale is not None
+    scales = (cross.k_scale, cross.v_scale) if int8 else (q, q)
+    parts = (q, cross.k, cross.v, *scales)
+    return _attend(parts, heads, groups, n_keys, (q.shape[1], head_dim), own=False, int8=int8)
+
+
+def _attend(
+    parts: tuple[torch.Tensor | None, ...],
+    heads: int,
+    groups: SlotGroups,
+    n_keys: int,
+    strides: tuple[int, int],
+    *,
+    own: bool,
+    int8: bool,
+) -> torch.Tensor:
+    q, k = parts[:2]
+    assert q is not None and q.is_contiguous() and k is not None and (own or k.is_contiguous())
+    feeds, count, width = len(q), len(groups.slots), q.shape[1] // (3 if own else 1)
+    out = torch.empty((feeds, width), dtype=q.dtype, device=q.device)
+    shared = (groups.slots, groups.first, groups.count)
+    launch(texts_kernel, triton.cdiv(feeds, _TILE) + count, heads)(
+        *parts,
+        *shared,
+        out,
+        count,
+        heads,
+        n_keys,
+        *strides,
+        own=own,
+        int8=int8,
+        padded=max(_GROUPS, triton.next_power_of_2(count)),
+        tile=_TILE,
+        block=_BLOCK,
+        head_dim=width // heads,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+    )
+    return out

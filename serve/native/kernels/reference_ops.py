@@ -1,0 +1,389 @@
+"""The operations of one Whisper layer in plain torch. They define what is right.
+
+A faster kernel has the signature of its twin here and is tested against it. Nothing here waits for
+the device, so a decoder step made of these can be captured in a CUDA graph.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+
+LAYER_NORM_EPS = 1e-5
+FP8_MAX = 448.0  # of e4m3
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """Layer norm parameters, float32 (d,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
+
+    With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale.
+    `wide`, where operations keep it, is that weight in float16, still to be scaled; `thin` is it in
+    another order (see `thin`); `step`, float32 (), what FP8 outputs are to be divided by.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: torch.Tensor | None = None
+    wide: torch.Tensor | None = None
+    thin: torch.Tensor | None = None
+    step: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """FP8 (e4m3) rows: values (..., in), of which each row stands for values * scale (rows,)."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def scaled(x: torch.Tensor) -> Scaled:
+    """Rows as FP8, each scaled by its largest number."""
+    value = x.float()
+    scale = value.abs().amax(dim=-1).clamp_min(1e-12) / FP8_MAX
+    return Scaled((value / scale[..., None]).to(torch.float8_e4m3fn), scale.flatten())
+
+
+def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
+    """Prepare a matrix for the encoder's products: here, as it is.
+
+    Args:
+        matrix: a linear layer.
+        norm: the layer norm before it, if GELU follows.
+    """
+    return matrix
+
+
+def store(matrix: Matrix) -> Matrix:
+    """Lay out a matrix for the decoder's products: here, inputs outermost where outputs are more.
+
+    Few rows times such a matrix take MKL half the time so.
+    """
+    n_out, n_in = matrix.weight.shape
+    if matrix.weight.is_cuda or n_out <= n_in:
+        return matrix
+    return dataclasses.replace(matrix, weight=matrix.weight.T.contiguous().T)
+
+
+def stem(
+    features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
+) -> torch.Tensor:
+    """The two convolutions, GELU after each, and the positions.
+
+    Args:
+        features: float32 (batch, n_mels, time).
+        conv1, conv2: three wide, the second with stride 2; weights (out, 3 * in), taps outermost.
+        positions: (time / 2, d).
+
+    Returns:
+        (batch, time / 2, d).
+    """
+    x = features.to(conv1.weight.device, conv1.weight.dtype)
+    for stride, conv in ((1, conv1), (2, conv2)):
+        weight = conv.weight.view(len(conv.weight), 3, -1).transpose(1, 2)
+        x = F.gelu(F.conv1d(x, weight, conv.bias, stride=stride, padding=1))
+    return x.transpose(1, 2).contiguous() + positions
+
+
+def linear_gelu(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """Linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    return F.gelu(linear(x, matrix))
+
+
+def add_linear_norm(
+    x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm
+) -> torch.Tensor:
+    """x += linear(y) in place, then layer norm of x + shift.
+
+    The stream goes without the biases of what is added to it, so that it is rounded once each time:
+    their sum so far is `shift`.
+
+    Args:
+        x: the residual stream (..., d).
+        y: (..., in), or what `linear_gelu` of the same operations returned.
+        matrix: in -> d, without a bias.
+        shift: float32 (d,).
+        params: of the layer norm.
+
+    Returns:
+        The layer norm (..., d), as the next linear layer of the same operations reads it.
+    """
+    x += linear(y, matrix)
+    return norm(x + shift, params).to(x.dtype)
+
+
+add_linear_last_norm = add_linear_norm
+"""The same at the encoder's end: whatever linear layers read, its result is a tensor like `x`."""
+
+
+def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """A linear layer: (..., in) -> (..., out)."""
+    weight = matrix.weight
+    if matrix.scale is not None:
+        weight = (weight * matrix.scale[:, None]).to(x.dtype)
+    return F.linear(x, weight, matrix.bias)
+
+
+def norm(x: torch.Tensor, params: Norm) -> torch.Tensor:
+    """Layer norm over the last dimension, computed in float32, returned in the dtype of `x`."""
+    y = F.layer_norm(x.float(), params.weight.shape, params.weight, params.bias, LAYER_NORM_EPS)
+    return y.to(x.dtype)
+
+
+def norm_linear(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
+    """Layer norm, then a linear layer: (..., in) -> (..., out)."""
+    return linear(norm(x, params), matrix)
+
+
+def norm_linear_gelu(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
+    """Layer norm, linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    return F.gelu(norm_linear(x, params, matrix))
+
+
+def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> torch.Tensor:
+    """A linear layer added to the residual stream: (..., in) -> (..., out)."""
+    return residual + linear(x, matrix)
+
+
+def finish(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that a linear layer's output stands for: here, itself."""
+    return x
+
+
+def logits(
+    x: torch.Tensor, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Layer norm, then the vocabulary projection.
+
+    Args:
+        x: (n, in).
+        params: of the layer norm.
+        matrix: in -> vocabulary.
+        wanted: int64 (m,), the rows of x that are asked for; None = all.
+
+    Returns:
+        float32 (m, vocabulary).
+    """
+    return norm_linear(x if wanted is None else x[wanted], params, matrix).float()
+
+
+def embed(feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Each token that is fed, embedded, plus the embedding of its position.
+
+    Args:
+        feed: n tokens.
+        tokens: (n_vocab, d).
+        places: (n_text_ctx, d).
+
+    Returns:
+        (n, d).
+    """
+    return tokens[feed.ids[feed.rows, feed.positions]] + places[feed.positions]
+
+
+def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
+    """Full (non-causal) self-attention; the query is already scaled.
+
+    Args:
+        qkv: (batch, time, 3 * d), query, key and value side by side.
+        n_head: heads; d / n_head dimensions each.
+
+    Returns:
+        (batch, time, d).
+    """
+    batch, time, _ = qkv.shape
+    q, k, v = qkv.view(batch, time, 3, n_head, -1).permute(2, 0, 3, 1, 4)
+    with _cudnn_first() if qkv.is_cuda else contextlib.nullcontext():
+        out = F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    return out.transpose(1, 2).reshape(batch, time, -1)
+
+
+def _cudnn_first() -> contextlib.AbstractContextManager[None]:
+    """Prefer cuDNN's attention, which torch by itself tries after FlashAttention."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(order, set_priority=True)
+
+
+def attend(
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    unseen: torch.Tensor | None = None,
+    log_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of few queries, already scaled.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        k, v: (batch, heads, time, head_dim).
+        unseen: bool (batch, 1, queries, time), what is not attended to; None = nothing.
+        log_weights: float32 (heads, time), added to the scores.
+
+    Returns:
+        (batch, heads, queries, head_dim).
+    """
+    score = (query @ k.transpose(-1, -2)).float()
+    if unseen is not None:
+        score.masked_fill_(unseen, -math.inf)
+    if log_weights is not None:
+        score += log_weights[:, None]
+    return score.softmax(-1).to(v.dtype) @ v
+
+
+def attend_audio(
+    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """See `attend`; all is attended to."""
+    return attend(query, k, v, None, log_weights)
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def self_attention(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    feed: StepBatch,
+    attend: Attend = attend,
+) -> torch.Tensor:
+    """One decoder step of causal self-attention.
+
+    Writes each feed's new key and value to its row at its position, then attends to positions
+    0..position of its row's past.
+
+    Args:
+        qkv: (n, 3 * d), the query already scaled.
+        k_cache, v_cache: (rows, n_text_ctx, heads, head_dim), updated in place.
+        feed: n tokens.
+        attend: what does it for some rows.
+
+    Returns:
+        (n, d).
+    """
+    heads, head_dim = k_cache.shape[2:]
+    q, k, v = qkv.view(len(feed.rows), 3, -1).unbind(1)
+    keys, values = k_cache.view(-1, k.shape[-1]), v_cache.view(-1, v.shape[-1])
+    keys.index_copy_(0, feed.own_places, k)
+    values.index_copy_(0, feed.own_places, v)
+    mixed = []
+    for run in feed.runs:
+        first, rows, each = run
+        feeds = slice(first, first + rows * each)
+        k, v = (feed.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
+        query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
+        unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
+        out = attend(query, k, v, unseen)
+        mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossKV:
+    """One layer's keys and values of cross-attention, (slots, heads, n_audio_ctx, head_dim).
+
+    With scales, float32 (slots, heads, head_dim), they are int8 and stand for number * scale.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    # What is added to the scores of keys, float32 (heads, n_audio_ctx).
+    log_weights: torch.Tensor | None = None
+    # By slot: what is read in place of this, of all slots as well, but with fewer keys.
+    short: "Sequence[CrossKV | None] | None" = None
+
+
+def store_cross(
+    x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    """Put projected keys and values of windows into their slots.
+
+    Args:
+        x: (windows, n_audio_ctx, layers * 2 * d), keys and values of some layers side by side.
+        slots: int64 (windows,).
+        cache: (layers, 2, slots, heads, n_audio_ctx, head_dim), written at `slots`.
+        scale: float32 (layers, 2, slots, heads, head_dim); with it, each channel of a slot's head
+            is scaled by its largest number, and rounded (a half to even) to int8.
+    """
+    layers, _, _, heads, time, head_dim = cache.shape
+    value = x.view(len(x), time, layers, 2, heads, head_dim).permute(2, 3, 0, 4, 1, 5)
+    if scale is not None:
+        step = value.float().abs().amax(dim=-2) / 127.0
+        scale.index_copy_(2, slots, step)
+        scaled = value.float() * (1.0 / step.clamp_min(1e-30))[..., None, :]
+        value = scaled.round().to(torch.int8)
+    cache.index_copy_(2, slots, value)
+
+
+def cross_attention(
+    q: torch.Tensor, cross: CrossKV, groups: SlotGroups, attend: Attend = attend_audio
+) -> torch.Tensor:
+    """One decoder step of attention to the encoder's output, each slot's read once for its feeds.
+
+    Args:
+        q: (n, d), already scaled.
+        cross: of every slot.
+        groups: which slot each of the n feeds belongs to; what belongs to none stays undefined.
+        attend: what does it for some slots.
+
+    Returns:
+        (n, d).
+    """
+    _, heads, _, head_dim = cross.k.shape
+    out = torch.zeros_like(q)
+    for slot, slots, first, each, own in _alike(groups, cross):
+        k, v = own.k[slot : slot + slots], own.v[slot : slot + slots]
+        if cross.k_scale is not None and cross.v_scale is not None:
+            k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
+            v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
+        feeds = slice(first, first + slots * each)
+        query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
+        mixed = attend(query, k, v, own.log_weights)
+        out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
+    return out
+
+
+def _alike(groups: SlotGroups, cross: CrossKV) -> Iterator[tuple[int, int, int, int, CrossKV]]:
+    """Yield runs of groups, whose slots' keys are in the same place, and that place."""
+    for slot, slots, first, each in groups.runs:
+        places = [cross] * slots
+        if cross.short is not None:
+            places = [short or cross for short in cross.short[slot : slot + slots]]
+        at = 0
+        for _, same in itertools.groupby(places, id):
+            count = len(list(same))
+            yield slot + at, count, first + at * each, each, places[at]
+            at += count
+
+
+def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
+    """Return tokens' probability among those with lower ids than `below`.
+
+    Args:
+        logits: float32 (n, n_vocab).
+        text: int64 (n,), the tokens.
+        below: above each of them.
+
+    Returns:
+        float32 (n,).
+    """
+    among = logits[:, :below]
+    return (among.gather(1, text[:, None])[:, 0] - among.logsumexp(dim=1)).exp()

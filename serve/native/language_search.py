@@ -1,0 +1,222 @@
+"""Choose the text of a finished window; if its language is uncertain, decode it in other languages.
+
+The slot keeps the encoder's output, so another language costs decoder steps only.
+
+- A transcript of uncertain language is also decoded in the next likely language. The hypothesis
+  with the highest log-probability wins. The log-probability of its language counts as that of one
+  more token, as in a beam search.
+- A translation of uncertain language is first transcribed in the likely languages. The best
+  transcript decides the language. The English text does not: a made-up text may be likely.
+- If the prompt names the language of other windows, and the window is probably in another one
+  (`Detection.switch`), the window is also decoded in its own language. The likelier text wins. A
+  translation takes the window's own language. If that language is uncertain, the rules above apply.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
+from serve.native.rules.state import RowState
+from serve.native.slots import SlotAllocation
+from serve.runtime.protocol import Job, JobEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageHypothesis:
+    """The text of a window in one language."""
+
+    job: Job  # the job that decoded it
+    event: JobEvent  # the last event of the submitted job if this hypothesis wins
+    language: int | None  # token id; None if the prompt names the language
+    prob: float  # probability of the language among all allowed ones
+    logprob: float  # log-probability of the sampled tokens
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key, higher is better: text that ended ranks above text that was cut off."""
+        likeliest = math.log(max(self.prob, 1e-30)) + self.logprob
+        return self.event.finished == "eot", likeliest
+
+
+def score_language(
+    job: Job,
+    event: JobEvent,
+    logprob: float,
+    before: Sequence[LanguageHypothesis],
+    facts: TokenizerFacts,
+) -> LanguageHypothesis:
+    """Score the text of a finished window in the likeliest language that was not tried before.
+
+    Args:
+        job: the job that decoded the window.
+        event: the job's last event, with scores.
+        logprob: the log-probability of the sampled tokens.
+        before: the earlier hypotheses of the window.
+        facts: the checkpoint's special tokens.
+    """
+    scores = event.scores
+    assert scores is not None, "a window that ended has scores"
+    if scores.language is None or scores.language_prob is None:
+        # If another language was detected, this is the most that the named one can have.
+        prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
+        return LanguageHypothesis(job, event, None, prob, logprob)
+    detected = [t for t in before if t.language is not None]
+    alike = [t for t in detected if _translates(t.job, facts) == _translates(job, facts)]
+    prob = scores.language_prob * (1.0 - sum(t.prob for t in alike))
+    scores = dataclasses.replace(scores, language_prob=prob)
+    return LanguageHypothesis(
+        job, dataclasses.replace(event, scores=scores), scores.language, prob, logprob
+    )
+
+
+def next_language_job(
+    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts, next_id: int
+) -> Job | None:
+    """Return the job that decodes the window in another language; None if no other is needed.
+
+    Args:
+        job: the submitted job.
+        tries: the hypotheses so far, at least one.
+        facts: the checkpoint's languages and special tokens.
+        next_id: the id of the new job.
+    """
+    named = _named(job, facts)
+    if named is not None:
+        if not _is_likely_in_another(job, tries[0], named):
+            return None
+        tries = tries[1:]
+        job = dataclasses.replace(job, prompt=_with_language(job, DETECT_LANGUAGE, facts))
+    if not tries:
+        again: Job | None = job
+    elif _translates(job, facts):
+        again = _next_of_translation(job, tries, facts)
+    else:
+        again = _in_next_language(job, tries, facts, without=named)
+    return again and dataclasses.replace(again, id=next_id, draft=())
+
+
+def best_hypothesis(
+    tries: Sequence[LanguageHypothesis], facts: TokenizerFacts
+) -> LanguageHypothesis:
+    """Return the hypothesis that is the window's answer; its event has the time of all of them.
+
+    The likeliest hypothesis wins, the first one among equals. A translation is made from the
+    language of the likeliest transcript, or from the window's own language.
+    """
+    own = tries if _named(tries[0].job, facts) is None else tries[1:]
+    if not own or not _translates(tries[0].job, facts):
+        answer = max(tries, key=lambda t: t.rank)
+    else:
+        transcripts = [t for t in own if not _translates(t.job, facts)]
+        likeliest = max(transcripts or own, key=lambda t: t.rank)
+        answer = next(
+            t for t in own if _translates(t.job, facts) and t.language == likeliest.language
+        )
+        answer = dataclasses.replace(answer, prob=likeliest.prob)
+    scores, last = answer.event.scores, tries[-1].event.scores
+    assert scores is not None and last is not None, "windows that ended have scores"
+    if scores.language_prob is not None:
+        scores = dataclasses.replace(scores, language_prob=answer.prob)
+    heard = scores.heard if len(tries) == 1 else None  # several texts have decided already
+    scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
+    return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
+
+
+def _translates(job: Job, facts: TokenizerFacts) -> bool:
+    """Return whether a job translates: the task token follows start-of-transcript and language."""
+    at = job.prompt.index(facts.sot) + 2
+    return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
+
+
+def _named(job: Job, facts: TokenizerFacts) -> int | None:
+    """Return the token id of the language that a job's prompt names; None if it names none."""
+    at = job.prompt.index(facts.sot) + 1
+    token = job.prompt[at] if at < len(job.prompt) else None
+    return token if token in facts.languages.values() else None
+
+
+def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ...]:
+    """Return a job's prompt with its language token replaced."""
+    at = job.prompt.index(facts.sot) + 1
+    return (*job.prompt[:at], token, *job.prompt[at + 1 :])
+
+
+def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bool:
+    """Return whether a window whose prompt names a language is probably in another one."""
+    scores, wanted = first.event.scores, job.detection
+    if wanted.switch <= 0 or scores is None or scores.heard is None:
+        return False
+    language, prob = scores.heard
+    close = any({language, named} <= languages for languages in wanted.close)
+    return language != named and prob >= wanted.switch and not close
+
+
+def _in_next_language(
+    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts, without: int | None = None
+) -> Job | None:
+    """Return the job for the next likely language; languages that it excludes were tried before."""
+    wanted = job.detection
+    if len(tries) >= wanted.tries or sum(t.prob for t in tries) >= wanted.certainty:
+        return None
+    tried = [without, *(t.language for t in tries)]
+    known = wanted.languages or sorted(facts.languages.values())
+    left = tuple(language for language in known if language not in tried)
+    if not left:
+        return None
+    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=left))
+
+
+def _next_of_translation(
+    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts
+) -> Job | None:
+    """Return the next transcript of a window to translate, or its second translation."""
+    wanted, first, transcripts = job.detection, tries[0], tries[1:]
+    if first.prob >= wanted.certainty or wanted.tries < 2:
+        return None
+    if transcripts and _translates(tries[-1].job, facts):
+        return None
+    if again := _in_next_language(_transcript_of(job, facts), transcripts, facts):
+        return again
+    language = max(transcripts, key=lambda t: t.rank).language
+    assert language is not None, "it was detected"
+    if language == first.language:
+        return None
+    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=(language,)))
+
+
+def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
+    """Return the transcription job of a translation job, without its English phrases."""
+    assert facts.transcribe is not None, "a checkpoint that translates transcribes"
+    start = job.prompt[: len(job.prompt) - job.prefix]
+    at = start.index(DETECT_LANGUAGE) + 1
+    options = dataclasses.replace(job.options, phrases=None)
+    prompt = (*start[:at], facts.transcribe, *start[at + 1 :])
+    return dataclasses.replace(job, prompt=prompt, prefix=0, options=options)
+
+
+def best_sequence(
+    job: Job, place: SlotAllocation, state: RowState, eot: int
+) -> tuple[list[int], float]:
+    """Return a finished job's tokens with end of text, and the sum of their log-probabilities.
+
+    Among several samples, return the one with the highest sum / length ** length_penalty. The
+    length excludes end of text, as in CTranslate2.
+    """
+    begin, leader = len(job.prompt), place.first_row
+    if job.options.temperature == 0 and place.count > 1:
+        end = begin + int(state.best_length[leader])
+        ended = [eot] if state.best_is_ended[leader] else []
+        sampled = state.best_tokens[leader, begin:end].tolist() + ended
+        return sampled, float(state.best_logprob_sum[leader])
+
+    def rank(sequence: tuple[list[int], float]) -> float:
+        tokens, logprob_sum = sequence
+        length = len(tokens) - (tokens[-1] == eot)
+        return logprob_sum / length**job.options.length_penalty if length else -math.inf
+
+    def sample(row: int) -> tuple[list[int], float]:
+        end = int(state.position[row]) + 1
+        return state.tokens[row, begin:end].tolist(), float(state.logprob_sum[row])
+
+    return max(map(sample, place.rows), key=rank)

@@ -1,0 +1,113 @@
+"""Prefill batches of fixed size and memory, for CUDA graphs.
+
+The host needs longer to launch the kernels of a prefill step, and of the choices after it, than the
+device needs to run them. There are therefore graphs of a few sizes. New windows use the smallest
+one that holds them, padded as `feeds.fixed_numbers` describes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from serve.native.batching import TokenSpan, pad_to_graph_size, upload
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.rules.state import NO_ROW, Picks
+
+_PROMPT = 4  # start of transcript, language, task, no timestamps
+_FEEDS = (32, 64, 128, 256, 384)  # tokens of prompts and drafts
+_WINDOWS = 8  # the most windows that start together
+_TURNS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillSize:
+    """The capacity of a prefill batch."""
+
+    feeds: int
+    windows: int
+    wanted: int  # tokens whose logits are computed
+
+    @property
+    def spans(self) -> int:
+        """The number of prompts and, unless there is a single prompt, as many drafts."""
+        return self.windows if self.feeds <= _PROMPT else 2 * self.windows
+
+    @property
+    def turns(self) -> list[int]:
+        """The draft lengths that have a graph, the shortest first."""
+        most = min(_TURNS[-1], self.feeds - _PROMPT)
+        return [*(turns for turns in _TURNS if turns < most), most]
+
+
+def sizes(slots: int) -> list[PrefillSize]:
+    """Return the sizes for an engine with `slots` slots, the smallest first."""
+    several = [PrefillSize(feeds, min(_WINDOWS, slots), feeds) for feeds in _FEEDS]
+    return [PrefillSize(_PROMPT, 1, wanted=2), *several]
+
+
+class PrefillBatch:
+    """A prefill batch of some slots' first rows, and the choice of their first tokens.
+
+    Args:
+        ids: int64 (all rows, n_text_ctx), the tokens.
+        size: the capacity.
+    """
+
+    def __init__(self, ids: torch.Tensor, size: PrefillSize) -> None:
+        self._ids = ids
+        self.size = size
+        lengths = [size.feeds] * 2 + [size.wanted] + [size.spans] * 3
+        self._fed = torch.zeros(sum(lengths), dtype=torch.int64, device=ids.device)
+        parts = torch.split(self._fed, lengths)
+        self._rows, self._positions, self.wanted, self._slots, self._firsts, self._counts = parts
+        lines = 1 + 1 + size.turns[-1]  # the rows, and the line of logits for each choice
+        width = size.windows + size.windows % 2  # even, since kernels assume aligned lines
+        self._chosen = torch.full((lines, width), NO_ROW, device=ids.device)
+
+    @property
+    def feed(self) -> StepBatch:
+        """The batch as views of this memory."""
+        groups = SlotGroups(self._slots, self._firsts, self._counts, self.size.feeds)
+        rows, each = (self._rows, self._positions), self.size.feeds if self.size.spans == 1 else 1
+        return StepBatch(self._ids, *rows, groups, None, True, self._ids.shape[1], each)
+
+    def picks(self, turns: int) -> list[Picks]:
+        """Return the choices after the prompts and after each of `turns` draft tokens."""
+        rows, *lines = self._chosen[: 2 + turns, : self.size.windows].unbind()
+        return [Picks(rows, line) for line in lines]
+
+    def holds(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> bool:
+        """Return whether these spans and wanted logits fit."""
+        enough = len(spans) <= self.size.spans and len(wanted) <= self.size.wanted
+        return enough and sum(map(len, spans)) <= self.size.feeds
+
+    def write(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
+        """Write the batch; `wanted` are the indices of the tokens whose logits are needed."""
+        counts = [len(span) for span in spans]
+        rows = np.repeat([span.place.first_row for span in spans], counts)
+        positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
+        feeds, slots = self.size.feeds, [span.place.slot for span in spans]
+        columns = [(rows, feeds), (positions, feeds), (wanted, self.size.wanted)]
+        numbers = pad_to_graph_size(columns, slots, counts, self.size.spans)
+        self._fed.copy_(upload(numbers, self._ids.device))
+
+    def choose(self, rows: Sequence[int], lines: Sequence[Sequence[int]]) -> int | None:
+        """Write the rows that choose tokens and the lines of logits that they read.
+
+        Args:
+            rows: the first row of each window.
+            lines: for each choice, one line of logits per row: after the prompts, then after each
+                draft token. Entries beyond a row's draft are not read.
+
+        Returns:
+            The draft length of the smallest graph that fits; None if there is none.
+        """
+        turns = next((turns for turns in self.size.turns if turns >= len(lines) - 1), None)
+        if turns is None or len(rows) > self.size.windows:
+            return None
+        numbers = np.full((2 + turns, self._chosen.shape[1]), NO_ROW)
+        numbers[: 1 + len(lines), : len(rows)] = [rows, *lines]
+        self._chosen[: 2 + turns].copy_(upload(numbers, self._ids.device))
+        return turns

@@ -1,0 +1,126 @@
+"""Load an engine's weights and allocate caches and state, once per runtime."""
+
+import dataclasses
+
+import torch
+
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, draft_dims
+from serve.native.alignment import pass_bytes
+from serve.native.decoder import Cache, Decoder
+from serve.native.device import check_graphs
+from serve.native.forced import MOST_TOKENS
+from serve.native.kernels.choose import Ops, choose
+from serve.native.memory import MemoryPlan, plan_memory
+from serve.native.network import Whisper
+from serve.native.rules.choose import DraftSampler, Sampler, choose_advance, choose_guess
+from serve.native.rules.phrases import Phrasebook
+from serve.native.rules.reference_rules import TokenRules
+from serve.native.rules.state import RowState, new_state
+from serve.speech.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeResources:
+    """A network with its caches, state and samplers, all for the same slots and rows."""
+
+    network: Whisper
+    cache: Cache
+    state: RowState
+    rules: TokenRules
+    advances: dict[bool, Sampler]  # samplers by whether any row may use a beam search
+    draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
+    graphs: bool  # whether steps are replayed from CUDA graphs
+    plan: MemoryPlan | None  # None on a CPU
+
+    @property
+    def advance(self) -> Sampler:
+        """The most general sampler: with beam search if there are enough rows for one."""
+        return self.advances[max(self.advances)]
+
+    @property
+    def guess(self) -> DraftSampler:
+        """The sampler of the draft decoder's likeliest tokens."""
+        return choose_guess(self.network.ops.name, self.rules)
+
+    @property
+    def decoders(self) -> list[tuple[Decoder, Cache]]:
+        """Every decoder with its caches."""
+        first: tuple[Decoder, Cache] = (self.network, self.cache)
+        return [first] if self.draft is None else [first, self.draft]
+
+
+def load_resources(
+    engine: Engine,
+    config: RuntimeConfig,
+    device: torch.device,
+    rows: int,
+    network_class: type[Whisper],
+) -> RuntimeResources:
+    """Load an engine's weights and allocate the caches and state of its slots.
+
+    Args:
+        engine: an engine of the native runtime.
+        config: the numbers of slots, the kernels and the precisions.
+        device: the device of all tensors.
+        rows: the number of rows of all slots together.
+        network_class: the class of the network to load.
+
+    Raises:
+        UnavailableError: the device does not support the config, or has too little memory for it.
+        EngineError: the engine's tensors do not match its manifest.
+    """
+    dims, facts = engine.manifest.dims, engine.manifest.tokenizer
+    feeds = _most_feeds(engine, config, rows)
+    chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
+    ops = choose(config.kernels, device, dims, feeds, *chosen)
+    network, second = _load(engine, config, device, ops, network_class)
+    plan = None
+    if device.type == "cuda":
+        decoders = [network] if second is None else [network, second]
+        plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
+    if config.cuda_graph:
+        check_graphs(device, ops.name)
+    numerals = Tokenizer.open(engine).numerals
+    rules = TokenRules(facts, dims, device, Phrasebook(config.slots, device), numerals)
+    caches = (config.slots, rows, config.cross_kv)
+    return RuntimeResources(
+        network=network,
+        cache=network.new_cache(*caches),
+        state=new_state(rows, dims.n_text_ctx, device),
+        rules=rules,
+        advances={
+            searches: choose_advance(ops.name, rules, rows, searches)
+            for searches in {False, rows > config.slots}
+        },
+        draft=None if second is None else (second, second.new_cache(*caches)),
+        graphs=config.cuda_graph,
+        plan=plan,
+    )
+
+
+def _most_feeds(engine: Engine, config: RuntimeConfig, rows: int) -> int:
+    """Return the most tokens that one decoder step computes.
+
+    That is one token per row, the draft tokens of every slot, or the text of an alignment pass.
+    """
+    feeds = rows
+    if engine.manifest.draft is not None:  # a slot's first row is verified with its draft tokens
+        feeds = max(rows, config.slots * (1 + config.draft_tokens))
+    return max(feeds, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else feeds
+
+
+def _load(
+    engine: Engine,
+    config: RuntimeConfig,
+    device: torch.device,
+    ops: Ops,
+    network_class: type[Whisper],
+) -> tuple[Whisper, Decoder | None]:
+    """Load the network, and the draft decoder if there is one and `runtime.draft_tokens` > 0."""
+    dims, draft = engine.manifest.dims, engine.manifest.draft
+    weights = engine.load_weights(device)
+    network = network_class(dims, weights, device, ops)
+    if draft is None or config.draft_tokens == 0:
+        return network, None
+    return network, Decoder(draft_dims(dims, draft), weights, device, ops, "draft")

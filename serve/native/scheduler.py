@@ -1,0 +1,115 @@
+"""Order the windows that wait: urgent ones first, without starvation of the others."""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+
+from serve.native.prefill import rows_of
+from serve.native.slots import SlotPool
+from serve.runtime.protocol import Job
+
+_SPARE_ONE_OF = 4  # with fewer slots, keeping one of them free costs too much
+
+
+@dataclasses.dataclass
+class _QueuedJob:
+    job: Job
+    overtaken: int = 0  # the number of urgent jobs that went first
+
+
+class WaitingQueue:
+    """The jobs that wait for a slot, in the order in which they get one.
+
+    Args:
+        patience: the number of urgent jobs that may overtake one other job.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._line: collections.deque[_QueuedJob] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Job]:
+        return (waiting.job for waiting in self._line)
+
+    def add(self, job: Job) -> None:
+        """Add a job at the end, or before the jobs that it may overtake."""
+        at = len(self._line)
+        while job.urgent and at and not (before := self._line[at - 1]).job.urgent:
+            if before.overtaken == self._patience:
+                break
+            before.overtaken += 1
+            at -= 1
+        self._line.insert(at, _QueuedJob(job))
+
+    def remove(self, *job_ids: int) -> bool:
+        """Remove jobs from the queue; return whether any was queued."""
+        kept = [waiting for waiting in self._line if waiting.job.id not in job_ids]
+        waited = len(kept) < len(self._line)
+        self._line = collections.deque(kept)
+        return waited
+
+    def clear(self) -> None:
+        """Remove all jobs."""
+        self._line.clear()
+
+
+class UrgentStepPolicy:
+    """Serve urgent windows early on a CPU whose slots are crowded.
+
+    A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
+    windows. Urgent windows are therefore encoded in batches of their own, one slot stays free for
+    them, and they get half of the decoding time: steps that decode only urgent windows take as
+    long in total as steps that decode all windows. This costs throughput. The policy applies only
+    while the slots are crowded, that is, while the other windows leave no slot free.
+
+    Args:
+        waiting: the queue of windows without a slot.
+        slots: the slots in which windows decode.
+    """
+
+    def __init__(self, waiting: WaitingQueue, slots: SlotPool) -> None:
+        self._waiting = waiting
+        self._slots = slots
+        self._ahead_s = 0.0  # seconds of urgent steps minus seconds of steps of all windows
+
+    def fit(self, decoding: Sequence[Job]) -> int:
+        """Count the queued windows that can start now.
+
+        If the slots are crowded, one batch holds only urgent windows or only others. The others
+        wait while urgent windows decode, and leave a slot free.
+        """
+        if not self._crowded(decoding):
+            return self._slots.fit(map(rows_of, self._waiting))
+        urgent = any(job.urgent for job in itertools.islice(self._waiting, 1))
+        alike = itertools.takewhile(lambda job: job.urgent == urgent, self._waiting)
+        rows = [rows_of(job) for job in alike]
+        if urgent:
+            return self._slots.fit(rows)
+        if any(job.urgent for job in decoding):
+            return 0
+        places = min(self._slots.slots, self._slots.rows // max(rows, default=1))
+        spare = 1 if places >= _SPARE_ONE_OF else 0
+        fitting = self._slots.fit([*rows, *rows[:spare]]) - spare
+        return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
+
+    def paused(self, decoding: Sequence[Job]) -> Collection[int]:
+        """Return the ids of the jobs that the next step skips."""
+        others = {job.id for job in decoding if not job.urgent}
+        if len(others) in (0, len(decoding)) or not self._crowded(decoding):
+            self._ahead_s = 0.0
+            return ()
+        return () if self._ahead_s > 0 else others
+
+    def note(self, seconds: float, *, alone: bool) -> None:
+        """Record the duration of a step; `alone`: the step decoded only urgent windows."""
+        self._ahead_s += seconds if alone else -seconds
+
+    def _crowded(self, decoding: Sequence[Job]) -> bool:
+        """Return whether the other windows leave no slot for one more window of their size."""
+        rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
+        wanted = sum(rows) + max(rows, default=0)
+        return len(rows) >= self._slots.slots or wanted > self._slots.rows

@@ -1,0 +1,266 @@
+"""Run the two networks on a recording: find pieces of speech and their voice vectors.
+
+Windows of 10 s overlap slightly, so that each frame has context on both sides. The segmentation
+network may confuse people who speak one after another, so the speech of one of a window's speakers
+is split into pieces at pauses. Each piece gets its own vector.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from serve.contract.messages import Samples
+from serve.speakers.campplus import SIZE, Embedding
+from serve.speakers.clusters import Vectors, unit
+from serve.speakers.fbank import FRAME, fbank
+from serve.speakers.fbank import HOP as FBANK_HOP
+from serve.speakers.segmentation import FRAMES, HOP, OFFSET, SAMPLES, SPEAKERS, Segmentation
+from serve.speech.rate import SAMPLE_RATE
+
+SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"
+EMBEDDING = Path(__file__).parent / "campplus" / "campplus_cn_en_common.safetensors"
+
+_BATCH = 16  # windows per batch on a CPU
+_GPU_BATCH = 256  # windows per batch on a GPU; smaller ones would be limited by the host
+_FEATURE_BATCH = 32  # windows per batch of features, to limit memory
+_VECTOR_FRAMES = 32_000  # feature frames per batch of vectors, to limit memory
+_FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # feature frames per window
+_BUCKET = 50  # the inputs of vectors are padded to a multiple of this many feature frames
+
+_Network = TypeVar("_Network", Segmentation, Embedding)
+Active = npt.NDArray[np.bool_]
+Frames = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceSettings:
+    """The thresholds of pieces, tuned with `python -m eval speakers`."""
+
+    margin: int = 59  # frames at either end of a window that the adjacent window covers: 1 s
+    active: float = 0.45  # minimum probability of an active speaker in a frame
+    quiet_s: float = 0.35  # minimum length of quiet frames that count as silence
+    floor_db: float = 5.0  # a quiet frame is less than this above its window's 5 % quantile
+    below_db: float = 20.0  # and more than this below its window's 95 % quantile
+    pause_s: float = 0.3  # a longer pause ends a piece
+    piece_s: float = 2.0  # a piece with this much speech ends at its next pause
+    most_s: float = 4.0  # maximum length of continuous speech in a piece
+    alone_s: float = 0.5  # with less speech alone, overlapping speech is used for the vector, too
+    least_s: float = 0.15  # drop pieces with less speech
+
+    @property
+    def step(self) -> int:
+        """The number of frames between the starts of windows."""
+        return FRAMES - 2 * self.margin
+
+
+Span = tuple[int, int]
+"""The first frame of an interval in the recording, and the frame after its last one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpeakerEmbeddings:
+    """The m pieces of speech in a recording, in order of windows."""
+
+    seconds: float  # length of the recording
+    spans: tuple[tuple[Span, ...], ...]  # intervals of each piece
+    speech_s: npt.NDArray[np.float32]  # (m,), seconds of speech behind each vector
+    vectors: Vectors  # (m, SIZE), unit vectors
+
+
+class DiarizationModels:
+    """Both networks on a device. Thread-safe.
+
+    Args:
+        device: the networks' device.
+        listening: the thresholds of pieces.
+    """
+
+    def __init__(self, device: torch.device, listening: InferenceSettings) -> None:
+        self._device, self._listening = device, listening
+        self._batch = _BATCH if device.type == "cpu" else _GPU_BATCH
+        self._dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self._segmentation = _load(Segmentation(), SEGMENTATION, device, self._dtype)
+        self._embedding = _load(Embedding(), EMBEDDING, device, self._dtype)
+
+    @torch.inference_mode()
+    def hear(self, blocks: Iterable[Samples]) -> SpeakerEmbeddings:
+        """Find the pieces of speech in blocks of samples; only some windows are in memory."""
+        step = self._listening.step
+        spans, speech_s = list[tuple[Span, ...]](), list[float]()
+        vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
+        for batch, samples, last in _batches(blocks, step * HOP, self._batch):
+            on_device = torch.from_numpy(batch).to(self._device)
+            windows = on_device.unfold(0, SAMPLES, step * HOP)
+            active = self._active(windows, _levels(on_device).unfold(0, FRAMES, step))
+            active[int(count == 0) :, : self._listening.margin] = False
+            active[: len(active) - last, FRAMES - self._listening.margin :] = False
+            frames, spoken = list[Frames](), np.flatnonzero(active.any((1, 2)))
+            for place, index in enumerate(spoken):
+                window, before = count + int(index), place * _FEATURES
+                for speaker, piece in self._pieces(active[index]):
+                    own = _features_of(self._own(active[index], speaker, piece))
+                    frames.append(before + own)
+                    spans.append(tuple((a + window * step, b + window * step) for a, b in piece))
+                    speech_s.append(len(own) * FBANK_HOP / SAMPLE_RATE)
+            if frames:
+                vectors.append(self._vectors(_features(windows, spoken), frames))
+            count, seconds = count + len(windows), samples / SAMPLE_RATE
+        return SpeakerEmbeddings(
+            seconds,
+            tuple(spans),
+            np.asarray(speech_s, np.float32),
+            unit(np.concatenate(vectors)),
+        )
+
+    def _active(self, windows: Tensor, levels: Tensor) -> Active:
+        """Return which speakers are active in each frame, (n, FRAMES, SPEAKERS).
+
+        Args:
+            windows: (n, SAMPLES).
+            levels: (n, FRAMES), see `_levels`.
+        """
+        activity = self._segmentation.activity(windows.to(self._dtype)).float()
+        active = activity.cpu().numpy() >= self._listening.active
+        self._leave_out_pauses(active, levels.cpu().numpy())
+        return active
+
+    def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
+        """Clear the activity, (n, FRAMES, SPEAKERS), in quiet frames by levels, (n, FRAMES).
+
+        The network bridges pauses of up to a second, for example when people read word by word.
+        """
+        floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
+        limits = np.minimum(floor + self._listening.floor_db, loud - self._listening.below_db)
+        least = self._listening.quiet_s * SAMPLE_RATE / HOP
+        for window, quiet in enumerate(levels < limits[:, None]):
+            for start, end in runs(quiet):
+                if end - start >= least:
+                    active[window, start:end] = False
+
+    def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
+        """Yield the pieces of a window's activity, (FRAMES, SPEAKERS), with their speakers."""
+        settings = self._listening
+        pause, enough, most, least = (
+            seconds * SAMPLE_RATE / HOP
+            for seconds in (settings.pause_s, settings.piece_s, settings.most_s, settings.least_s)
+        )
+        for speaker in range(SPEAKERS):
+            piece = list[Span]()
+            for run in runs(active[:, speaker]):
+                for start, end in _parts(run, most):
+                    length = sum(b - a for a, b in piece)
+                    if piece and (start - piece[-1][1] > pause or length >= enough):
+                        if length >= least:
+                            yield speaker, piece
+                        piece = []
+                    piece.append((start, end))
+            if sum(b - a for a, b in piece) >= least:
+                yield speaker, piece
+
+    def _own(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
+        """Return the frames for a piece's vector: those without other speakers, if enough."""
+        mine = np.zeros(FRAMES, bool)
+        for start, end in piece:
+            mine[start:end] = True
+        alone = mine & (active.sum(1) == 1)
+        return alone if alone.sum() * HOP >= self._listening.alone_s * SAMPLE_RATE else mine
+
+    def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
+        """Compute the vector of each piece from its feature frames.
+
+        Frames are repeated to a multiple of `_BUCKET`, and pieces of equal length form batches. All
+        results are fetched together, so the host waits for a GPU only once.
+        """
+        lengths = [-(-len(frames) // _BUCKET) * _BUCKET for frames in pieces]
+        order, outputs = list[int](), list[Tensor]()
+        for length in sorted(set(lengths)):
+            indices = [index for index, size in enumerate(lengths) if size == length]
+            some = [pieces[index] for index in indices]
+            frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in some]))
+            once = torch.tensor([len(piece) for piece in some])[:, None]
+            weights = (torch.arange(length) < once) / once
+            shares, at_once = weights[..., None].to(self._device), _VECTOR_FRAMES // length
+            for first in range(0, len(some), at_once):
+                batch = features[frames[first : first + at_once].to(self._device)]
+                means = (batch * shares[first : first + at_once]).sum(1, keepdim=True)
+                outputs.append(self._embedding((batch - means).to(self._dtype)))
+            order += indices
+        vectors = np.empty((len(pieces), SIZE), np.float32)
+        vectors[order] = torch.cat(outputs).float().cpu().numpy()
+        return vectors
+
+
+def _load(network: _Network, path: Path, device: torch.device, dtype: torch.dtype) -> _Network:
+    """Load a network's weights for inference."""
+    network.load_state_dict({name: w.float() for name, w in load_file(path).items()})
+    return network.requires_grad_(False).eval().to(device, dtype)
+
+
+def runs(active: Active) -> list[Span]:
+    """Return the first and last + 1 index of each run of true values in an array (n,)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], active, [False]]).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
+    """Compute log-mel energies of the selected windows, (m * _FEATURES, BANDS)."""
+    some = (
+        indices[first : first + _FEATURE_BATCH] for first in range(0, len(indices), _FEATURE_BATCH)
+    )
+    return torch.cat([fbank(windows[batch]).flatten(0, 1) for batch in some])
+
+
+def _levels(samples: Tensor) -> Tensor:
+    """Return the level of each frame of samples (n,) in dB, (frames,)."""
+    frames = samples[OFFSET:].unfold(0, HOP, HOP)
+    return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
+
+
+def _parts(span: Span, most: float) -> list[Span]:
+    """Split a span into equal parts of at most `most` frames."""
+    edges = np.linspace(*span, math.ceil((span[1] - span[0]) / most) + 1).round().astype(int)
+    return list(itertools.pairwise(edges.tolist()))
+
+
+def _features_of(frames: Active) -> Frames:
+    """Return the indices of the feature frames within the true frames of a window."""
+    middles = np.arange(_FEATURES) * FBANK_HOP + FRAME // 2
+    return np.flatnonzero(frames[np.clip((middles - OFFSET) // HOP, 0, FRAMES - 1)])
+
+
+def _batches(
+    blocks: Iterable[Samples], step: int, size: int
+) -> Iterator[tuple[Samples, int, bool]]:
+    """Yield the samples of up to `size` windows, which start every `step` samples.
+
+    Each batch comes with the number of samples received so far, and whether it has the last window,
+    which is padded with silence.
+    """
+    waiting, held, came = list[Samples](), 0, 0
+    for block in blocks:
+        waiting.append(block)
+        held, came = held + len(block), came + len(block)
+        while held > (size - 1) * step + SAMPLES:
+            samples = np.concatenate(waiting, dtype=np.float32)
+            yield samples[: (size - 1) * step + SAMPLES], came, False
+            waiting, held = [samples[size * step :]], held - size * step
+    if held:
+        count = 1 + max(0, -(-(held - SAMPLES) // step))
+        samples = np.concatenate(waiting, dtype=np.float32)
+        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
+        for first in range(0, count, size):
+            some = min(size, count - first)
+            yield (
+                samples[first * step :][: (some - 1) * step + SAMPLES],
+                came,
+                first + some == count,
+            )

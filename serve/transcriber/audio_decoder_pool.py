@@ -1,0 +1,304 @@
+"""Decode requests' audio to windows on worker threads, slightly ahead of the device.
+
+A worker decodes one window of a request, then takes the next request in the queue. An hour of audio
+therefore neither blocks short requests nor occupies memory. A request is decoded at most
+`LOOK_AHEAD` windows ahead of its submitted ones. All requests together are decoded at most
+`_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import ChannelError, EarshotError
+from serve.contract.messages import AudioFile, Request, Samples
+from serve.speech import audio, vad
+from serve.speech.bandwidth import Bandwidth
+from serve.speech.intervals import CutOne, cut_stretches
+from serve.speech.meter import AudioLimits
+from serve.speech.packing import cut_and_listen, cut_long, cut_with_voice, pack
+from serve.speech.sandbox import client as sandbox
+from serve.speech.windows import AudioWindow
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.audio import audio_bytes
+from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
+from serve.transcriber.guard import guarded
+
+LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
+# Maximum decoded samples of a request's audio, all channels. An hour of 192 kHz stereo has 1,382
+# million.
+MAX_SAMPLES = 1.5e9
+MAX_DECODE_S = 60.0  # maximum CPU time of decoding a request's audio, without VAD
+_AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, all requests, without first windows
+
+
+@dataclasses.dataclass(eq=False)
+class _AudioTask:
+    """A request in decoding; the intake's lock guards all fields but `windows`."""
+
+    active: ActiveRequest
+    size: int  # bytes of its audio as sent
+    # Holds the request's audio until it is closed; owned by a worker while `working`.
+    windows: Generator[AudioWindow | None, None, None] = dataclasses.field(init=False)
+    begun: int = 0  # windows that are decoded or in decoding
+    taken: int = 0  # windows that were submitted
+    working: bool = False  # a worker decodes or frees the audio
+    whole: bool = False  # all audio is decoded
+    gone: bool = False  # the request has ended
+
+    @property
+    def held(self) -> int:
+        """The number of windows in memory, which are not submitted yet."""
+        return self.begun - self.taken
+
+    @property
+    def held_ahead(self) -> int:
+        """The number of windows that count towards the limit of all requests."""
+        return self.held - (self.begun > 0 and self.taken == 0)
+
+
+class AudioDecoderPool:
+    """A pool of workers that decode requests' audio. Thread-safe.
+
+    Args:
+        config: the number of workers and the limits of a request's audio.
+        slots: the number of windows that the device decodes at the same time.
+        on_window: called on a worker with each window of a request, in order; must not block.
+        on_error: called on a worker if the audio is invalid, possibly after some of its windows;
+            must not block.
+        prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
+    """
+
+    def __init__(
+        self,
+        config: TranscriberConfig,
+        slots: int,
+        on_window: Callable[[ActiveRequest, AudioWindow], None],
+        on_error: Callable[[ActiveRequest, EarshotError], None],
+        prepare: Callable[[ActiveRequest, Request], None],
+    ) -> None:
+        self._limits = AudioLimits(config.max_audio_s, MAX_SAMPLES, MAX_DECODE_S)
+        self._on_window = on_window
+        self._on_error = on_error
+        self._prepare = prepare
+        self._max_ahead = _AHEAD_PER_SLOT * slots
+        self._n_workers = config.decode_workers
+        sandbox.start()  # before the first request, which would wait for it
+        self._workers = concurrent.futures.ThreadPoolExecutor(
+            config.decode_workers, thread_name_prefix="earshot-decode"
+        )
+        # Guarded by the lock.
+        self._lock = threading.Lock()
+        self.working = 0  # active workers
+        self._decodings: dict[int, _AudioTask] = {}  # pending requests by id
+        self._waiting: FairQueue[_AudioTask] = FairQueue()  # requests that may be decoded further
+        self._ahead = 0  # sum of `held_ahead`
+        self._closed = False
+
+    def add(self, active: ActiveRequest, request: Request) -> None:
+        """Queue a request's audio for decoding; returns at once.
+
+        After `close` the request gets no callbacks.
+        """
+        decoding = _AudioTask(active, audio_bytes(request))
+        decoding.windows = self._windows(active, request, lambda: decoding.gone)
+        with self._lock:
+            if self._closed or active.ended:
+                return
+            self._decodings[active.id] = decoding
+            self._let_wait(decoding)
+
+    def taken(self, active: ActiveRequest) -> None:
+        """Record that a window of a request was submitted, so that another can be decoded."""
+        with self._lock:
+            if (decoding := self._decodings.get(active.id)) is not None:
+                before = decoding.held_ahead
+                decoding.taken += 1
+                self._ahead += decoding.held_ahead - before
+                self._let_wait(decoding)
+
+    def release(self, active: ActiveRequest) -> None:
+        """Stop decoding a request that has ended, and drop its audio."""
+        with self._lock:
+            if (decoding := self._decodings.pop(active.id, None)) is None:
+                return
+            self._waiting.remove(active.id)
+            self._ahead -= decoding.held_ahead
+            unused = self._give_up(decoding)
+            self._wake()
+        if unused:
+            decoding.windows.close()
+
+    def close(self) -> None:
+        """Stop the workers at their next block, and start no more work."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            unused = list(filter(self._give_up, self._decodings.values()))
+        for decoding in unused:
+            decoding.windows.close()
+        self._workers.shutdown(wait=False)
+
+    def held_ids(self) -> set[int]:
+        """Return the ids of the requests with audio in memory, decoded or not."""
+        with self._lock:
+            return set(self._decodings)
+
+    def held_windows(self) -> int:
+        """Count the windows that are decoded or in decoding, but not submitted."""
+        with self._lock:
+            return sum(decoding.held for decoding in self._decodings.values())
+
+    @staticmethod
+    def _give_up(decoding: _AudioTask) -> bool:
+        """Mark a request as ended; return whether the caller must free its audio.
+
+        The lock is held. If a worker decodes the audio, the worker frees it at its next block.
+        """
+        unused = not (decoding.working or decoding.gone)
+        decoding.gone = True
+        return unused
+
+    def _windows(
+        self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
+    ) -> Generator[AudioWindow | None, None, None]:
+        """Decode and cut a request's audio, one window at a time.
+
+        Yields None if a block of audio completed no window, so that workers can switch requests.
+        """
+        self._prepare(active, request)
+        if not active.plan.channels:
+            with contextlib.closing(self.blocks(active, request, stopped)) as blocks:
+                yield from _cut(active, blocks)
+            return
+        held: AudioWindow | None = None  # held back, because only the last channel's has `last` set
+        for channel in itertools.count():
+            with contextlib.closing(self.blocks(active, request, stopped, channel)) as blocks:
+                try:
+                    first = next(blocks)
+                except ChannelError:
+                    break
+                for window in _cut(active, itertools.chain([first], blocks)):
+                    if window is None:
+                        yield None
+                        continue
+                    if held is not None:
+                        yield dataclasses.replace(held, last=False)
+                    held = dataclasses.replace(window, channel=channel)
+        yield held
+
+    def blocks(
+        self,
+        active: ActiveRequest,
+        request: Request,
+        stopped: Callable[[], bool],
+        channel: int = -1,
+    ) -> Generator[Samples, None, None]:
+        """Decode a request's audio, one channel or the mix of all; see `serve.speech.audio`."""
+        if isinstance(request.audio, bytes | AudioFile):
+            limits = dataclasses.replace(
+                self._limits,
+                partial=active.plan.partial,
+                channel=channel,
+                track=active.plan.audio_track,
+            )
+            return audio.decode(request.audio, limits, stopped, active.warn)
+        assert request.sample_rate is not None  # `plan_request` has refused it
+        return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
+
+    def _let_wait(self, decoding: _AudioTask) -> None:
+        """Queue a request if it may be decoded further; the lock is held."""
+        waits = decoding.working or decoding.active.id in self._waiting
+        if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
+            rank = rank_of(decoding.active.priority, decoding.begun, decoding.size)
+            self._waiting.add(decoding.active.id, rank, decoding)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Start a worker if there is work and a free one; the lock is held."""
+        if len(self._waiting) and self.working < self._n_workers and not self._closed:
+            self.working += 1
+            self._workers.submit(self._work)
+
+    def _work(self) -> None:
+        while (decoding := self._next()) is not None:
+            active = decoding.active
+            what = f"decoding the audio of request {active.id}"
+            began_s = time.monotonic()
+            window = guarded(what, functools.partial(next, decoding.windows))
+            active.phases.note("decode", began_s, int(isinstance(window, AudioWindow)))
+            # Before it is put back, or another worker might report its next window first.
+            if not decoding.gone:
+                if isinstance(window, EarshotError):
+                    self._on_error(active, window)
+                elif window is not None:
+                    self._on_window(active, window)
+            self._put_back(decoding, window)
+
+    def _next(self) -> _AudioTask | None:
+        with self._lock:
+            full = self._ahead >= self._max_ahead
+            decoding = self._waiting.pop(below=NEWCOMERS if full else None)
+            if decoding is None:
+                self.working -= 1
+                return None
+            decoding.working = True
+            before = decoding.held_ahead
+            decoding.begun += 1
+            self._ahead += decoding.held_ahead - before
+            return decoding
+
+    def _take_back(self, decoding: _AudioTask) -> None:
+        """Undo the count of a window that was not completed; the lock is held."""
+        before = decoding.held_ahead
+        decoding.begun -= 1
+        if not decoding.gone:  # `release` has subtracted its windows already
+            self._ahead += decoding.held_ahead - before
+
+    def _put_back(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
+        """Queue a request again after a worker's step, or free its audio at the end."""
+        with self._lock:
+            if window is None:
+                self._take_back(decoding)
+            else:
+                decoding.whole = isinstance(window, EarshotError) or window.last
+            decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
+            if not decoding.gone:
+                self._let_wait(decoding)
+        if decoding.working:
+            decoding.windows.close()
+
+
+def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:
+    """Yield the windows of a request's audio or of one channel."""
+    bandwidth, cut_one = Bandwidth(), _cutting(active)
+    watched = bandwidth.watch(blocks)
+    stretches = active.plan.stretches
+    windows = cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
+    for window in windows:
+        if window is not None and window.last and (text := bandwidth.warning()):
+            active.warn(text)
+        narrow = window is not None and bandwidth.narrow
+        yield dataclasses.replace(window, narrow=True) if window and narrow else window
+
+
+def _cutting(active: ActiveRequest) -> CutOne:
+    """Return the function that cuts a request's audio into windows."""
+    listener = functools.partial(_listener, active)
+    if active.plan.vad == "on":
+        return lambda blocks: pack(blocks, listener())
+    if active.plan.vad == "auto":
+        return lambda blocks: cut_long(blocks, listener)
+    if active.plan.voice:
+        return functools.partial(cut_with_voice, voice=active.plan.voice)
+    return lambda blocks: cut_and_listen(blocks, listener())
+
+
+def _listener(active: ActiveRequest) -> vad.SpeechFilter:
+    return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())

@@ -1,0 +1,145 @@
+"""Admit requests, track the pending ones and count their outcomes."""
+
+import itertools
+import threading
+import time
+from typing import Literal
+
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import DeviceError, OverloadedError
+from serve.contract.messages import OnEvent, Priority
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.audio import MIB
+from serve.transcriber.decoding_plan import DecodingPlan
+from serve.transcriber.stats import Counters, Outcome
+
+MAX_PENDING_MB = 1024  # maximum MiB of undecoded audio of all requests
+
+
+class RequestTracker:
+    """The pending requests and their counters, shared by the transcriber's threads. Thread-safe.
+
+    Args:
+        config: the limits of pending requests and undecoded audio, and the request timeout.
+    """
+
+    def __init__(self, config: TranscriberConfig) -> None:
+        self._config = config
+        self._ids = itertools.count()
+        # The condition guards all fields; every answered request notifies it.
+        self._changed = threading.Condition()
+        self._pending: dict[int, ActiveRequest] = {}  # in order of acceptance, and so of deadline
+        self._audio_bytes: dict[int, int] = {}  # of requests with undecoded audio
+        self._unanswered = 0  # removed requests that are being sent their terminal event
+        self._counters = Counters()
+        self._busy_since_s = 0.0
+        self._state: Literal["open", "draining", "closed"] = "open"
+        self._failure: DeviceError | None = None
+
+    def accept(
+        self, plan: DecodingPlan, on_event: OnEvent, audio_bytes: int, priority: Priority = "file"
+    ) -> ActiveRequest:
+        """Admit a request.
+
+        Args:
+            plan: the request's plan.
+            on_event: called with the request's segments and its terminal event.
+            audio_bytes: bytes of memory held until the audio is decoded; see `mark_decoded`.
+            priority: the request's priority.
+
+        Raises:
+            OverloadedError: too many requests or bytes are pending, or the server is draining.
+            DeviceError: the device has failed.
+        """
+        with self._changed:
+            self._refuse_if_unable(audio_bytes)
+            now = time.monotonic()
+            deadline_s = now + self._config.request_timeout_s
+            active = ActiveRequest(
+                next(self._ids), plan, on_event, now, deadline_s, priority=priority
+            )
+            if not self._pending:
+                self._busy_since_s = now
+            self._pending[active.id] = active
+            self._audio_bytes[active.id] = audio_bytes
+            self._counters = self._counters.plus(accepted=1)
+            return active
+
+    def _refuse_if_unable(self, audio_bytes: int) -> None:
+        if self._failure is not None:
+            raise DeviceError(f"the device has failed; restart the server: {self._failure}")
+        if self._state != "open":
+            raise OverloadedError("the server is shutting down; send the request to another one")
+        pending, limit = len(self._pending), self._config.max_pending
+        if pending >= limit:
+            raise OverloadedError(
+                f"{pending} requests are pending, the maximum (transcriber.max_pending); try again "
+                "later"
+            )
+        held, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
+        if held + audio_bytes > limit * MIB:
+            raise OverloadedError(
+                f"{held / MIB:.1f} MiB of audio are waiting to be decoded, and the request adds "
+                f"{audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB: try again later"
+            )
+
+    def reject(self) -> None:
+        """Count a request that was rejected on arrival."""
+        with self._changed:
+            self._counters = self._counters.plus(rejected=1)
+
+    def mark_decoded(self, active: ActiveRequest) -> None:
+        """Release the bytes of a request's audio, which is decoded now."""
+        with self._changed:
+            self._audio_bytes.pop(active.id, None)
+
+    def remove(self, active: ActiveRequest, outcome: Outcome) -> None:
+        """Remove and count a request; send its terminal event next, then call `mark_answered`."""
+        with self._changed:
+            del self._pending[active.id]
+            self._audio_bytes.pop(active.id, None)
+            self._unanswered += 1
+            increments: dict[str, float] = {outcome: 1}
+            if outcome == "ok":
+                increments |= {"audio_s": active.duration_s, "untold_s": active.untold_s}
+            if not self._pending:
+                increments["busy_s"] = time.monotonic() - self._busy_since_s
+            self._counters = self._counters.plus(**increments)
+
+    def mark_answered(self) -> None:
+        """Record that a removed request was sent its terminal event."""
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+
+    def oldest(self) -> ActiveRequest | None:
+        """Return the pending request with the earliest deadline."""
+        with self._changed:
+            return next(iter(self._pending.values()), None)
+
+    def counters(self) -> tuple[Counters, list[ActiveRequest]]:
+        """Return a consistent snapshot of the counters and the pending requests."""
+        with self._changed:
+            pending, counters = list(self._pending.values()), self._counters
+            if pending:
+                counters = counters.plus(busy_s=time.monotonic() - self._busy_since_s)
+            return counters, pending
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ledger is closed, so that no request can be answered any more."""
+        with self._changed:
+            return self._state == "closed"
+
+    def drain(self, timeout_s: float) -> None:
+        """Reject new requests and wait until all pending ones have ended, or the timeout."""
+        with self._changed:
+            if self._state == "open":
+                self._state = "draining"
+            self._changed.wait_for(lambda: not self._pending and not self._unanswered, timeout_s)
+
+    def close(self, failure: DeviceError | None = None) -> None:
+        """Reject all further requests; `failure` is the reason, if there is one."""
+        with self._changed:
+            self._state = "closed"
+            self._failure = failure or self._failure

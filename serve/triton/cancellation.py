@@ -1,0 +1,109 @@
+"""Cancel requests by their keys.
+
+Calls to Triton are never cancelled: Triton 24.10 leaks a call whose cancellation races with its
+end. The gateway therefore gives each request a key, in the request's parameter `earshot_key`. When
+the client has gone, it sends the key in the parameter `earshot_cancel` of another request. The
+request then ends with a CancelledError. The two requests may arrive in any order.
+
+A key is the number of a gateway process, the name of the sender and a number, joined by dashes.
+Each process has one sender at a time. If a process was replaced, the first cancel of its successor
+ends the requests that it has left behind.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+
+from serve.contract.errors import CancelledError
+from serve.contract.messages import (
+    OnEvent,
+    RequestFailed,
+    RequestFinished,
+    RequestHandle,
+    TranscriberEvent,
+)
+
+MAX_KEY_CHARS = 64
+REMEMBERED = 1024
+"""The most keys to keep that were cancelled before their requests came."""
+
+Submit = Callable[[OnEvent], RequestHandle]
+
+
+def owner_of(key: str) -> str:
+    """Return the sender's name in a key."""
+    return key.rpartition("-")[0]
+
+
+def _is_left(key: str, by: str) -> bool:
+    """Return whether a key is from the process that another sender has replaced."""
+    return key.partition("-")[0] == by.partition("-")[0] and owner_of(key) != owner_of(by)
+
+
+class CancellationRegistry:
+    """The running requests by key, and the keys that were cancelled before their requests came.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, RequestHandle | None] = {}  # None until the request is submitted
+        self._cancelled: dict[str, None] = {}  # the latest ones, in the order of their arrival
+
+    def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
+        """Submit a request under its key.
+
+        Args:
+            key: a key that is used once.
+            on_event: receives the request's events.
+            submit: submits the request with a receiver of its events; may raise.
+
+        Raises:
+            CancelledError: the key was cancelled, or another request runs under it.
+        """
+        with self._lock:
+            if key in self._cancelled:
+                raise CancelledError("the client cancelled the request before it arrived")
+            if key in self._running:
+                raise CancelledError("another request runs under this key; use each key once")
+            self._running[key] = None
+        try:
+            handle = submit(functools.partial(self._pass_on, key, on_event))
+        except BaseException:
+            self._forget(key)
+            raise
+        with self._lock:
+            cancelled = key in self._cancelled
+            if key in self._running:  # otherwise it has ended already
+                self._running[key] = handle
+        if cancelled:  # while it was submitted
+            handle.cancel()
+        return handle
+
+    def cancel(self, key: str) -> None:
+        """End the request of this key, now or when it comes, and those of a replaced process."""
+        with self._lock:
+            left = [running for running in self._running if _is_left(running, key)]
+            handles = {ended: self._running.get(ended) for ended in (key, *left)}
+            for ended, handle in handles.items():
+                if handle is None:
+                    self._remember(ended)
+        for handle in handles.values():
+            if handle is not None:
+                handle.cancel()
+
+    def _remember(self, key: str) -> None:
+        self._cancelled.pop(key, None)
+        self._cancelled[key] = None
+        if len(self._cancelled) > REMEMBERED:
+            del self._cancelled[next(iter(self._cancelled))]
+
+    def _pass_on(self, key: str, on_event: OnEvent, event: TranscriberEvent) -> None:
+        if isinstance(event, RequestFinished | RequestFailed):
+            self._forget(key)
+        on_event(event)
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._running.pop(key, None)

@@ -1,0 +1,270 @@
+"""The whole server: how it starts, what it survives, how it fails, and how it ends."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serve.contract.errors import DeadlineError, EarshotError, OverloadedError, UnavailableError
+from serve.contract.messages import Request, RequestFinished
+from serve.supervisor import supervisor as run_module
+from serve.supervisor.gateway import is_ready
+from serve.supervisor.processes import is_alive, live_children
+from serve.supervisor.server import config_to_toml
+from serve.supervisor.supervisor import free_ports, running_server
+from serve.wire.client import TritonClient
+from serve.wire.folder import ALIVE, shared_memory
+from serve.wire.liveness import STALE_S, heartbeat_age_s
+from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, wait_until
+
+pytestmark = pytest.mark.server
+ROOT = Path(__file__).parents[3]
+START_S = 180.0
+
+
+def gateway_of(server):
+    """The gateway's process."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it is a zombie
+            if {"serve.gateway", str(server.folder)} <= set(child.cmdline()):
+                return child.pid
+    raise AssertionError("the gateway's process is not there")
+
+
+def whisper_of(server, engine=0):
+    """The process that has an engine."""
+    (pid,) = live_children(server.pids[engine])
+    return pid
+
+
+# ---------------------------------------------------------------- what died comes back
+
+
+@pytest.fixture(scope="module")
+def survivor(nano_config):
+    with running_server(nano_config()) as server:
+        yield server
+
+
+def restarts(server):
+    """By part, as the metrics page has them."""
+    page = metrics_page(server)
+    found = re.findall(r'^earshot_restarts_total\{part="(\w+)".*\} (\d+)', page, re.MULTILINE)
+    return {name: int(value) for name, value in found}
+
+
+def comes_back(server):
+    wait_until(lambda: is_ready(server.http), "it did not come back", START_S)
+    with TritonClient(server.grpc, timeout_s=120) as client:
+        assert client.transcribe(CLIP).duration == 1.0
+        assert isinstance(list(client.stream(Request(audio=CLIP)))[-1], RequestFinished)
+    assert server.failure() is None
+
+
+def error_of(call):
+    try:
+        call.result()
+    except EarshotError as error:
+        return type(error)
+    return None
+
+
+def test_a_model_that_dies_is_started_again(survivor, caplog):
+    before, requests = restarts(survivor), accepted(survivor)
+    with TritonClient(survivor.grpc, timeout_s=120) as client:
+        request = Request(audio=audio_file(119.0))
+        calls = [client.start(request) for _ in range(20)]
+        wait_until(lambda: accepted(survivor) > requests + 5, "no request arrived")
+        os.kill(whisper_of(survivor), signal.SIGKILL)
+        assert {error_of(call) for call in calls} <= {UnavailableError, None}
+        wait_until(lambda: not is_ready(survivor.http), "ready without a model")
+        with pytest.raises(UnavailableError):
+            client.transcribe(CLIP)
+    comes_back(survivor)
+    assert restarts(survivor) == {**before, "server": before["server"] + 1}
+    assert "a model's process ended" in caplog.text and "started again in" in caplog.text
+    with pytest.raises(EarshotError, match="failed and was started again"):
+        survivor.require_unbroken()
+
+
+@pytest.mark.nightly
+def test_a_gateway_that_dies_is_started_again(survivor):
+    before = restarts(survivor)
+    gone = gateway_of(survivor)
+    os.kill(gone, signal.SIGKILL)
+    wait_until(lambda: not is_alive(gone), "it lives")
+    comes_back(survivor)
+    assert restarts(survivor) == {**before, "gateway": before["gateway"] + 1}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [4.0, 10.0])
+def test_a_stall_ends_every_request_and_the_server_comes_back(survivor, seconds):
+    """Triton 24.10 gives a model that stands still one second, which no option changes."""
+    triton = survivor.pids
+    whisper = whisper_of(survivor)
+    with TritonClient(survivor.grpc, timeout_s=120) as client:
+        os.kill(whisper, signal.SIGSTOP)
+        calls = [client.start(Request(audio=CLIP)) for _ in range(20)]
+        wait_until(lambda: not is_ready(survivor.http), "ready while the model stands still")
+        # What the watcher has not ended by then goes on.
+        psutil.wait_procs([psutil.Process(whisper)], timeout=seconds)
+        if is_alive(whisper):
+            os.kill(whisper, signal.SIGCONT)
+        assert {error_of(call) for call in calls} <= {UnavailableError, None}
+    comes_back(survivor)
+    assert survivor.pids != triton
+
+
+@pytest.mark.nightly
+def test_a_stall_that_no_request_meets_ends_nothing(survivor):
+    triton, whisper = survivor.pids, whisper_of(survivor)
+    alive = survivor.folder / "engine-0" / ALIVE
+    os.kill(whisper, signal.SIGSTOP)
+    wait_until(lambda: heartbeat_age_s(alive) > STALE_S, "it lives")
+    assert not is_ready(survivor.http)
+    with TritonClient(survivor.grpc) as client, pytest.raises(UnavailableError):
+        client.transcribe(CLIP)  # refused, so it cannot be lost
+    os.kill(whisper, signal.SIGCONT)
+    comes_back(survivor)
+    assert survivor.pids == triton
+
+
+@pytest.mark.nightly
+def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
+    (triton,) = survivor.pids
+    (survivor.folder / "engine-0" / "failure").write_text("the device failed, see the log")
+    wait_until(lambda: not is_alive(triton), "it goes on")
+    comes_back(survivor)
+
+
+def test_the_end_answers_what_was_accepted_and_leaves_nothing(survivor):
+    """The last that has the survivor."""
+    (triton,) = survivor.pids
+    family = [triton, *live_children(triton), gateway_of(survivor)]
+    assert len(family) == 3 and all(map(is_alive, family))
+    with TritonClient(survivor.grpc, timeout_s=120) as client:
+        assert client.ready() and survivor.failure() is None
+        requests = accepted(survivor)
+        call = client.start(Request(audio=LONG))
+        wait_until(lambda: accepted(survivor) > requests, "not accepted")
+        survivor.stop()
+        assert call.result().duration == 75.0
+    assert not is_ready(survivor.http)
+    assert not any(map(is_alive, family))
+    assert not shared_memory(survivor.folder)
+
+
+# ---------------------------------------------------------------- starts that fail
+
+
+def never(config, *arguments):
+    with running_server(config, *arguments):
+        raise AssertionError("the server started")
+
+
+@pytest.mark.nightly
+def test_a_damaged_engine_is_said_in_one_sentence(nano_config, nano_engine, tmp_path):
+    damaged = tmp_path / "engine"
+    damaged.mkdir()
+    for file in nano_engine.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    weights = bytearray((damaged / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (damaged / "weights.safetensors").write_bytes(weights)
+    with pytest.raises(EarshotError, match=r"did not start: .*weights\.safetensors") as one:
+        never(nano_config(), str(damaged))
+    assert len(str(one.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "checked",
+    [True, pytest.param(False, marks=pytest.mark.nightly)],
+    ids=["checked before", "taken meanwhile"],
+)
+def test_a_port_in_use_is_named(nano_config, monkeypatch, checked):
+    if not checked:
+        monkeypatch.setattr(run_module, "check_ports", lambda server: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(EarshotError, match=rf"127\.0\.0\.1:{port}.*server\.grpc_port") as one:
+            never(nano_config(grpc_port=port))
+    assert len(str(one.value).splitlines()) == 1
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.nightly
+def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
+    toml = tmp_path / "nano.toml"
+    toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as left:
+        parent = subprocess.Popen(
+            [sys.executable, "-m", "serve", "start", "--config", str(toml)],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": left},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        with parent:
+            try:
+                assert parent.stdout.readline().startswith(b"ready: ")
+                children = psutil.Process(parent.pid).children(recursive=True)
+                family = [child.pid for child in children]
+                # Triton, its model, the gateway, and who decodes audio with or without a spare.
+                assert len(family) in (4, 5) and all(map(is_alive, family))
+            finally:
+                parent.kill()
+        wait_until(lambda: not any(map(is_alive, family)), family)
+        (folder,) = Path(left).iterdir()
+        assert shared_memory(folder), "it could not end as it should"
+        again = subprocess.run(
+            [sys.executable, "-m", "serve", "start", "--config", str(toml), "--engine", "/none"],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": left},
+            stderr=subprocess.DEVNULL,
+            timeout=START_S,
+        )
+        assert again.returncode == 1
+        assert not list(Path(left).iterdir()) and not shared_memory(folder)
+
+
+@pytest.mark.nightly
+def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config):
+    config = nano_config(drain_timeout_s=2 * START_S)
+    with running_server(config) as server, TritonClient(server.grpc, timeout_s=120) as client:
+        for _ in range(30):
+            events = client.stream(Request(audio=CLIP))
+            next(events)  # the rest is on its way
+            events.close()
+        server.stop()
+        log = server.log_path.read_text()
+    assert "stopped; all was answered" in log
+
+
+@pytest.mark.nightly
+def test_what_the_drain_could_not_answer_is_said(nano_config):
+    with (
+        pytest.raises(DeadlineError, match=r"ended without an answer.*drain_timeout_s"),
+        running_server(nano_config(drain_timeout_s=0.05)) as server,
+        TritonClient(server.grpc, timeout_s=120) as client,
+    ):
+        before = accepted(server)
+        request = Request(audio=audio_file(119.0))
+        calls = [client.start(request) for _ in range(30)]
+        wait_until(lambda: accepted(server) > before + 5, "no request arrived")
+        server.stop()
+    assert OverloadedError in {error_of(call) for call in calls}, "told to try again"
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports("127.0.0.1", 20))) == 20
