@@ -205,7 +205,7 @@ class Ended:
 
 
 def collect(runtime, ended, ids):
-    """Poll until each of the jobs has ended; the rules of `Event` are checked on the way."""
+    """Poll until each of the jobs has ended; the rules of `JobEvent` are checked on the way."""
     for _ in range(MOST_POLLS):
         if all(ended[id].last for id in ids):
             return

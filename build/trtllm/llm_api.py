@@ -21,7 +21,7 @@ DRAFTS = False
 CALIBRATES = False
 
 _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "CTranslate2's"}
-_KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `Source.sha256` covers
+_KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `CheckpointSource.sha256` covers
 
 
 def check(config: BuildProduct) -> None:

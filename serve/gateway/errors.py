@@ -1,7 +1,7 @@
 """Errors that clients get in place of an answer, and the table of their statuses.
 
 An error is written in three forms: OpenAI's JSON below /v1 and before routing, KServe's JSON below
-/v2, and a status of gRPC. Every form is made from a `Status`: the class of the error in
+/v2, and a status of gRPC. Every form is made from a `ErrorStatus`: the class of the error in
 `serve.contract.errors` has one, and `REASONS` has one for each reason of the gateway. A message
 never repeats Triton's own words, for they name shared-memory regions, paths and addresses.
 

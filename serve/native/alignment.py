@@ -279,7 +279,7 @@ class _Sizes:
     slots: torch.Tensor
     tokens: torch.Tensor  # tokens of the input
     frames: torch.Tensor
-    first: torch.Tensor  # as in `Forced`
+    first: torch.Tensor  # as in `ForcedSequence`
     rows: torch.Tensor
     at: torch.Tensor  # (windows, tokens): indices of the tokens, the last one repeated
 

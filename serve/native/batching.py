@@ -1,7 +1,7 @@
 """Build the batches of decoder steps: one token per row while decoding, whole prompts at prefill.
 
-`fixed_numbers` pads a batch to the size of a CUDA graph by repeating its last token. The step then
-writes the same values to the same cache position again, and nothing reads the extra outputs.
+`pad_to_graph_size` pads a batch to the size of a CUDA graph by repeating its last token. The step
+then writes the same values to the same cache position again, and nothing reads the extra outputs.
 """
 
 import dataclasses

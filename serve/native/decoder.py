@@ -172,7 +172,7 @@ class Decoder:
         """Project the encoder's output (batch, seen, d) into the caches of int64 `slots`.
 
         If `seen` is less than n_audio_ctx, the rest of the cache keeps its values, or gets those
-        that `ShortWindows` has for windows of `seen` frames.
+        that `ShortCaches` has for windows of `seen` frames.
         """
         dims, seen = self.dims, encoded.shape[1]
         cross = cache.cross

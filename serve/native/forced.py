@@ -2,7 +2,8 @@
 
 On a GPU the step is replayed from CUDA graphs, since the host needs longer to launch its kernels
 than the GPU needs to run them. There are graphs for several sizes. A pass uses the smallest one
-that fits, padded as `feeds.fixed_numbers` describes. Without graphs the step has the exact size.
+that fits, padded as `batching.pad_to_graph_size` describes. Without graphs the step has the exact
+size.
 """
 
 import dataclasses
@@ -153,7 +154,7 @@ class TeacherForcedStep:
 
 
 def _numbers(windows: Sequence[ForcedSequence], size: int, most: int) -> NDArray[np.int64]:
-    """Return the values of `_Fed` for some windows, padded to a size."""
+    """Return the values of `_StepTensors` for some windows, padded to a size."""
     lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
     wanted = [

@@ -21,7 +21,7 @@ from serve.native.weights import Attention, Loader, Mlp, Weights
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLayer:
-    """Weights of one encoder layer; see `add_linear_norm` in `definition` for the shifts."""
+    """Weights of one encoder layer; see `add_linear_norm` in `reference_ops` for the shifts."""
 
     attn: Attention
     mlp: Mlp

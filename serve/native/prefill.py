@@ -156,7 +156,7 @@ class Prefill:
         self._rules.note_start(self._state, leaders, logits, self._candidates(begun))
 
     def _candidates(self, begun: Sequence[StartedJob]) -> torch.Tensor | None:
-        """Return the languages allowed for each job, as `Rules.note_start` takes them."""
+        """Return the languages allowed for each job, as `TokenRules.note_start` takes them."""
         if not any(window.job.detection.languages for window in begun):
             return None
         known = self._rules.languages

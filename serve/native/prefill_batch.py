@@ -2,7 +2,7 @@
 
 The host needs longer to launch the kernels of a prefill step, and of the choices after it, than the
 device needs to run them. There are therefore graphs of a few sizes. New windows use the smallest
-one that holds them, padded as `feeds.fixed_numbers` describes.
+one that holds them, padded as `batching.pad_to_graph_size` describes.
 """
 
 import dataclasses

@@ -3,8 +3,9 @@
 Speculative decoding (Leviathan et al., 2023) for rows that decode greedily. One step of the network
 computes the last known token and the draft of each row. The token rules then choose position by
 position and stop after the first choice that differs from the draft, so the text is that of single
-steps. Whether this is faster depends on the network, the machine and the number of windows: `Pace`
-times both modes and keeps the faster one. `turns` does the same in CUDA graphs, without the host.
+steps. Whether this is faster depends on the network, the machine and the number of windows:
+`SpeculationPolicy` times both modes and keeps the faster one. `speculative_graph` does the same in
+CUDA graphs, without the host.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ class Capabilities:
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
     urgent_first: bool = False  # `Job.urgent` jobs leave the queue first
-    tells_begin: bool = False  # sets `Event.began_s`
+    tells_begin: bool = False  # sets `JobEvent.began_s`
     # The only values of `beam_size` of an engine built for them, without `best_of`; (): all.
     beam_sizes: tuple[int, ...] = ()
 

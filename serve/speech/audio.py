@@ -16,7 +16,8 @@ together. An audio size that a recorder left incomplete is corrected with a warn
 (`serve.speech.mpeg_frames`), or with an HTTP header (`serve.speech.captured`).
 
 A truncated file is rejected if the truncation can be detected, because its text would look
-complete. With `Limits.partial` the remaining audio is decoded, with a warning. Detection by format:
+complete. With `AudioLimits.partial` the remaining audio is decoded, with a warning. Detection by
+format:
 - WAV and AIFF, before decoding: libsndfile corrects the length silently, so the chunk's own size is
   compared, unless it is a placeholder (`serve.speech.sizes`).
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or a decoding error.

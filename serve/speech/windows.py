@@ -23,7 +23,7 @@ class AudioWindow:
     samples: Samples  # (n,), n <= WINDOW_SAMPLES
     last: bool = False  # the last window of the audio
     pauses: tuple[Pause, ...] = ()  # cut out of the samples
-    margin_s: float = 0.0  # see `Timeline`
+    margin_s: float = 0.0  # see `WindowTimeline`
     # Seconds cut out before and in the window and, if it is the last one, after it.
     left_out_s: float = 0.0
     # Start and end of each speech interval in seconds from the window's start, in order; None if
@@ -147,9 +147,9 @@ def written(
 def stitch(window: DecodedWindow, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
     """Convert a window's pieces to segments, in order.
 
-    Their times ignore the pauses cut out of the window; `Timeline.restore` adds these. Windows do
-    not overlap and pieces lie inside their window, so segments do not overlap. Texts are kept as
-    decoded, with the space before a word; `spoken` removes blank ones.
+    Their times ignore the pauses cut out of the window; `WindowTimeline.restore` adds these.
+    Windows do not overlap and pieces lie inside their window, so segments do not overlap. Texts
+    are kept as decoded, with the space before a word; `spoken` removes blank ones.
 
     Args:
         window: the window's final result.

@@ -6,7 +6,7 @@ adjacent words. Words that extend into a pause are shortened to twice the length
 Nothing here calls a model.
 
 That algorithm starts a word at every punctuation mark. In an answer a word starts at a space:
-`give_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
+`assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
 """
 
 import dataclasses

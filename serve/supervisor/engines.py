@@ -133,7 +133,7 @@ class EngineManager:
         """Poll each engine that should run, and continue the present chore.
 
         Raises:
-            EarshotError: see `Part.look`.
+            EarshotError: see `SupervisedProcess.look`.
         """
         if self._loaded:
             for engine in self.all if self.ever_ready else self.all[:1]:

@@ -123,9 +123,10 @@ class Transcriber:
         Args:
             request: the audio and the options.
             on_event: called on the device thread, so it must be quick. It gets a `SegmentReady`
-                for each final segment in order of time, then exactly one `Finished` or `Failed`.
-                Audio is decoded on demand, so an error in it may follow segments. If `on_event`
-                raises an exception, the request is cancelled as if its client had disconnected.
+                for each final segment in order of time, then exactly one `RequestFinished` or
+                `RequestFailed`. Audio is decoded on demand, so an error in it may follow segments.
+                If `on_event` raises an exception, the request is cancelled as if its client had
+                disconnected.
             priority: live text goes before files, and files before jobs; see `fair_queue`.
 
         Raises:

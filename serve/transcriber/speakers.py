@@ -20,7 +20,7 @@ from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
 
 Blocks = Callable[[ActiveRequest, Request, Callable[[], bool]], Generator[Samples, None, None]]
-"""A function that yields a request's samples until it is stopped; see `Intake.blocks`."""
+"""A function that yields a request's samples until it is stopped; see `AudioDecoderPool.blocks`."""
 
 
 class SpeakerWorker:

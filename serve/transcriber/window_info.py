@@ -24,12 +24,12 @@ class WindowInfo:
 
     timeline: WindowTimeline
     duration_s: float
-    voice: tuple[tuple[float, float], ...] | None  # see `Window`
+    voice: tuple[tuple[float, float], ...] | None  # see `AudioWindow`
     voice_s: float | None
     number: int  # index among the windows cut from the audio; a remainder has its window's
     rests: int  # 0: cut from the audio; n: the remainder of a window with n - 1
-    channel: int  # see `Window`
-    narrow: bool  # see `Window`
+    channel: int  # see `AudioWindow`
+    narrow: bool  # see `AudioWindow`
 
     @classmethod
     def of(cls, window: AudioWindow, number: int, rests: int = 0) -> "WindowInfo":

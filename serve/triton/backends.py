@@ -80,7 +80,7 @@ class EngineBackend:
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, or refuse it when it comes; see `Keys.cancel`."""
+        """End the request of this key, now or when it comes; see `CancellationRegistry`."""
         self._keys.cancel(key)
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class RulesCallback:
         live: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
         device: torch.device,
     ) -> None:
-        """Run `Rules` on every request at once; one row per request and beam."""
+        """Run `TokenRules` on every request at once; one row per request and beam."""
         rules = self._rules.get(device)
         if rules is None:
             rules = self._rules[device] = TokenRules(self._facts, self._dims, device)

@@ -1,8 +1,8 @@
-"""Self-attention and embedding of what a step is fed, as Triton-language kernels.
+"""Self-attention and embedding of a step's tokens, as Triton-language kernels.
 
-Which row is fed at which position (`Feed`) stands in tensors that no kernel of a step writes: they
-may be read before the kernel before has ended (`pdl`, see `linear`). A row's past may not, once a
-step feeds it several positions.
+No kernel of a step writes the tensors with the rows and positions of its tokens (`StepBatch`). A
+kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may not
+read a row's past if the step computes several positions of the row.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 

@@ -1,7 +1,7 @@
-"""The operations that the network is made of, each chosen once, when an engine is loaded.
+"""Choose the implementation of the network's operations when an engine is loaded.
 
-`definition` says what each must compute; `decoder` and `encoder` hold the kernels for NVIDIA GPUs
-and are imported only where they are chosen.
+`reference_ops` is the reference implementation. `decoder` and `encoder` hold the kernels for NVIDIA
+GPUs and are imported only if they are chosen.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Activation = TypeVar("Activation")
 
 
 class DecoderOps(Protocol[Flow]):
-    """One implementation of the decoder's operations; see `definition` for each."""
+    """One implementation of the decoder's operations; see `reference_ops` for each."""
 
     def store(self, matrix: Matrix) -> Matrix: ...
 
@@ -57,7 +57,7 @@ class DecoderOps(Protocol[Flow]):
 
 
 class EncoderOps(Protocol[Activation]):
-    """One implementation of the encoder's operations; see `definition` for each."""
+    """One implementation of the encoder's operations; see `reference_ops` for each."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix: ...
 
@@ -92,7 +92,7 @@ class Ops:
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
     fp8: bool = False  # whether the encoder's products are
-    # See `definition.token_probability`.
+    # See `reference_ops.token_probability`.
     token_probability: Callable[[Tensor, Tensor, int], Tensor] = reference_ops.token_probability
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
     # `serve.speech.words.monotonic_path` is the definition.

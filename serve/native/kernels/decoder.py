@@ -1,9 +1,9 @@
 """The decoder's operations as launches of Triton-language kernels.
 
-`definition` says what each must compute. Every result is a function of its own row alone, bit for
-bit. With few rows a linear layer ends as unfinished sums (`Pending`), which the next kernel
-finishes while it reads them: a whole step then waits for nothing but its longest chain of loads.
-Launches can be captured in a CUDA graph.
+`reference_ops` is the reference implementation. Every result depends, bit for bit, on its own row
+only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds up
+while it reads them. A step then waits only for its longest chain of loads. Launches can be captured
+in a CUDA graph.
 """
 # mypy: disable-error-code="misc, no-untyped-call"
 
@@ -100,11 +100,11 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; from Hopper on, INT8 weights are kept in more ways than one.
+        """See `reference_ops.store`; from Hopper on, INT8 weights are kept in more ways than one.
 
         Products of many rows read them as float16: they are bound by arithmetic, and int8 has to be
         made float16 by every program anew. On Hopper, products of the fewest rows read them as the
-        matrix unit wants them (see `thin`). Bits are the same; smaller GPUs have less memory.
+        matrix unit needs them (see `skinny_gemm`). The bits are the same.
         """
         if not self._overlap.possible:
             return matrix
@@ -136,13 +136,13 @@ class TritonOps:
         return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
-        """See `definition.norm_linear`; x is (rows, in)."""
+        """See `reference_ops.norm_linear`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params)) is not None:
             return thin
         return self._linear(self._normed(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
-        """See `definition.norm_linear_gelu`; x is (rows, in)."""
+        """See `reference_ops.norm_linear_gelu`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params, gelu=True)) is not None:
             return thin
         normed = self._normed(x, params)
@@ -153,7 +153,7 @@ class TritonOps:
         )
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
-        """See `definition.linear_residual`; x is (rows, in)."""
+        """See `reference_ops.linear_residual`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, residual=residual)) is not None:
             return thin
         if isinstance(residual, PartialSums):
@@ -164,7 +164,7 @@ class TritonOps:
     def logits(
         self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `definition.logits`; x is (rows, in)."""
+        """See `reference_ops.logits`; x is (rows, in)."""
         if isinstance(x, torch.Tensor) and wanted is not None:
             x, wanted = x.index_select(0, wanted), None
         if (thin := self._thin(x, matrix, params, dtype=torch.float32)) is not None:
@@ -279,7 +279,7 @@ class TritonOps:
     def self_attention(
         self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: StepBatch
     ) -> torch.Tensor:
-        """See `definition.self_attention`; of each row's past only what it has is read."""
+        """See `reference_ops.self_attention`; of each row's past only what it has is read."""
         _, n_ctx, heads, head_dim = k_cache.shape
         if feed.groups.whole and isinstance(qkv, torch.Tensor):
             return attend_to_texts(qkv, heads, feed.groups)
@@ -318,7 +318,7 @@ class TritonOps:
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-        """See `definition.cross_attention`; what a feed gets depends on nothing but its slot.
+        """See `reference_ops.cross_attention`; what a feed gets depends on nothing but its slot.
 
         Triton's interpreter knows no Gluon: under it this is plain torch.
         """

@@ -183,7 +183,7 @@ class _EncoderKernels:
             self._is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
 
     def encoder_attention(self, qkv: torch.Tensor, n_head: int) -> torch.Tensor:
-        """See `definition.encoder_attention`; by the library where there is no kernel for it."""
+        """See `reference_ops.encoder_attention`; by the library where there is no kernel for it."""
         if not self._is_hopper:
             return reference_ops.encoder_attention(qkv, n_head)
         return flash_attention(qkv, n_head, self._processors)
@@ -191,7 +191,7 @@ class _EncoderKernels:
     def stem(
         self, features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
     ) -> torch.Tensor:
-        """See `definition.stem`; each convolution is one product over overlapping rows.
+        """See `reference_ops.stem`; each convolution is one product over overlapping rows.
 
         Windows lie one after the other, each with a row of zeros before and behind it; what is
         computed across their edges is set to zero again, or left out.
@@ -248,7 +248,7 @@ class _EncoderKernels:
 
 
 class TritonEncoder(_EncoderKernels):
-    """The encoder's operations in FP16; see the functions of the same names in `definition`."""
+    """The encoder's operations in FP16; see the functions of the same names in `reference_ops`."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
         return matrix
@@ -307,7 +307,7 @@ class Fp8Encoder(_EncoderKernels):
         return out.view(*x.values.shape[:-1], -1)
 
     def linear_gelu(self, x: Scaled, matrix: Matrix) -> Scaled:
-        """See `definition.linear_gelu`; all of the result has one scale, which holds what may come.
+        """See `reference_ops.linear_gelu`; the result has one scale, which holds any value.
 
         FP8 loses no bits by a scale that is larger than need be: it has 15 powers of two.
         """

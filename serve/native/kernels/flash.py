@@ -281,7 +281,7 @@ def flash_kernel(
 
 
 def flash_attention(qkv: torch.Tensor, heads: int, processors: int) -> torch.Tensor:
-    """See `definition.encoder_attention`; float16, for GPUs of compute capability 9.0.
+    """See `reference_ops.encoder_attention`; float16, for GPUs of compute capability 9.0.
 
     Args:
         qkv: (batch, time, 3 * d), contiguous.

@@ -53,7 +53,7 @@ class OneDnnOps:
         return self.store(matrix)
 
     def norm(self, x: Tensor, params: Norm) -> Tensor:
-        """See `definition.norm`; the result is what matrices are multiplied with."""
+        """See `reference_ops.norm`; the result is what matrices are multiplied with."""
         return reference_ops.norm(x, params).to(self._dtype)
 
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
@@ -114,7 +114,7 @@ def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
 
 
 def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
-    """See `definition.attend`; keys and values of rows are read as they lie, and not copied.
+    """See `reference_ops.attend`; keys and values of rows are read as they lie, and not copied.
 
     Each query is one of its own for torch, which adds several up in another order.
     """
@@ -137,7 +137,7 @@ def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> 
 
 
 def _attend_audio(query: Tensor, k: Tensor, v: Tensor, log_weights: Tensor | None) -> Tensor:
-    """See `definition.attend_audio`.
+    """See `reference_ops.attend_audio`.
 
     Times the queries, and not the queries times them, keys are read as they lie: for bfloat16 half
     the time, for float32 more.

@@ -2,7 +2,7 @@
 
 Kernels of decoder steps have a feed's sums in one order, whatever is fed beside it, so that a text
 has the bits of single steps; they take at most sixteen feeds at a time. Where texts are fed from
-their beginning and no step goes on from them (`Groups.whole`), nobody asks for those bits.
+their beginning and no step goes on from them (`SlotGroups.whole`), nobody asks for those bits.
 
 Source: Dao, "FlashAttention-2" (2023), algorithm 1.
 """
@@ -109,7 +109,7 @@ def texts_kernel(
 
 
 def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.Tensor:
-    """See `definition.self_attention`, of texts that begin here; no cache is written.
+    """See `reference_ops.self_attention`, of texts that begin here; no cache is written.
 
     Args:
         qkv: (n, 3 * d).
@@ -122,7 +122,7 @@ def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.
 
 
 def attend_to_audio(q: torch.Tensor, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-    """See `definition.cross_attention`.
+    """See `reference_ops.cross_attention`.
 
     Args:
         q: (n, d).

@@ -1,4 +1,4 @@
-"""`definition.token_probability` as a Triton-language kernel: each row's logits are read once."""
+"""`reference_ops.token_probability` as a Triton-language kernel that reads the logits once."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch

@@ -63,7 +63,7 @@ def multiply_thin(
 
     Args:
         x: float16 (rows, in), at most `THIN_ROWS` rows.
-        matrix: INT8, with `thin` from `pack`, as int32.
+        matrix: INT8, with `skinny_gemm` from `pack`, as int32.
         params: of a layer norm of x, which must be one row then, and `normalises` true.
         residual: float16 (rows, out), added to what is finished.
         gelu: whether exact GELU follows.

@@ -40,7 +40,7 @@ class CrossCache(NamedTuple):
 
 
 class SplitGroups(NamedTuple):
-    """Which feeds share a slot; see `feed.Groups`."""
+    """Which feeds share a slot; see `step_batch.SlotGroups`."""
 
     slots: torch.Tensor
     first: torch.Tensor

@@ -78,5 +78,5 @@ class SamplingConfig:
     keep: int  # of a tile, for searches and phrases
     searching: bool  # whether any row may be part of a search
     ctx_padded: int
-    drafted: bool  # see `Rules.advance`
+    drafted: bool  # see `TokenRules.advance`
     pdl: bool  # see `serve.native.kernels.linear`

@@ -1,4 +1,4 @@
-"""`Rules.guess` as a Triton-language kernel: one program a row reads its logits once."""
+"""`TokenRules.guess` as a Triton-language kernel: one program a row reads its logits once."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch

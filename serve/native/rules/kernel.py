@@ -1,4 +1,4 @@
-"""`Rules.advance` as two Triton-language kernels: one reads the logits once, one settles each row.
+"""`TokenRules.advance` as two Triton-language kernels: a scan of the logits, and a choice per row.
 
 The text of the vocabulary is cut into tiles, and so are the timestamps. A tile leaves the peak, the
 sum of exponentials and the best token of each pick, for a search its best few; the second kernel
@@ -38,7 +38,7 @@ def _mix(x) -> tl.tensor:
 
 @triton.jit
 def _penalise(state: RowPointers, row, raw, id, at, n_ctx: int) -> tl.tensor:
-    """See `Rules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
+    """See `TokenRules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
     penalty = tl.load(state.repetition_penalty + row)
     size = tl.load(state.no_repeat_ngram + row)
     if (penalty != 1.0) | (size > 0):
@@ -103,7 +103,7 @@ def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) 
 
 @triton.jit
 def _drawn(state: RowPointers, row, at, allowed, id) -> tl.tensor:
-    """See `Rules._draw`: scores of which the largest is chosen."""
+    """See `TokenRules._draw`: scores of which the largest is chosen."""
     score = allowed
     heat = tl.load(state.temperature + row)
     if heat > 0:
@@ -232,7 +232,7 @@ def _limit_of(
 def _settle_one(
     state: RowPointers, row, limit, pick, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
-    """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
+    """See `TokenRules._say`: append the token that was chosen to a row that stands for itself."""
     tiles: tl.constexpr = form.tiles
     text_tiles: tl.constexpr = form.text_tiles
     tile = tl.arange(0, form.tiles_padded)
@@ -271,7 +271,7 @@ class TritonSampler:
     """Chooses the next token of rows under a checkpoint's rules, all on the device.
 
     Args:
-        rules: the checkpoint's rules, which `Rules.advance` applies in plain torch.
+        rules: the checkpoint's rules, which `TokenRules.advance` applies in plain torch.
         most: the most picks of any call.
         searching: whether any row may be part of a search; without, nobody pays for it.
     """
@@ -297,7 +297,7 @@ class TritonSampler:
     def advance(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
     ) -> None:
-        """See `Rules.advance`; what the rows ask for is read on the device."""
+        """See `TokenRules.advance`; what the rows ask for is read on the device."""
         n, n_vocab, n_ctx = len(picks.rows), logits.shape[1], state.tokens.shape[1]
         assert logits.is_contiguous() and n <= self._most
         fields, rules, form = fields_of(state), self._rules, self._form(n, n_ctx, drafted)

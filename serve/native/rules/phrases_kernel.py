@@ -71,7 +71,7 @@ def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
 def choose_boosted(
     book: Tables, state: RowPointers, row, pick, must, scan: Scan, form: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """See `definition._boosted`, of one row; notes where the row is in its trie then.
+    """See `reference_rules._boosted`, of one row; notes where the row is in its trie then.
 
     What cannot earn is not the best either: whoever leaves a match pays the same for it. So those
     that are near the likeliest suffice.

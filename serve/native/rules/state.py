@@ -60,7 +60,7 @@ class RowState:
     best_logprob_sum: Float32  # sum over the best hypothesis with end of text
     boost: Float32  # the part of a beam search's `logprob_sum` that phrases have added
     timestamps: Bool  # the timestamp rules apply
-    lists: Uint8  # the lists of forbidden tokens that apply, a bit each: see `definition.LISTS`
+    lists: Uint8  # a bit for each suppress list that applies; see `reference_rules.LISTS`
     finished: Bool  # free rows count as finished
     best_is_ended: Bool  # the best hypothesis ended with end of text, not at its limit
     trusted: Bool  # all draft tokens so far were accepted

@@ -2,7 +2,7 @@
 
 The client sends a file's limits and three descriptors: the file, a socket for its samples, and a
 pipe for the exit status of its process. Each message on the socket is a head and its content. The
-last one is `Kind.WHOLE` or an error; if neither arrived, the exit status tells why.
+last one is `MessageType.WHOLE` or an error; if neither arrived, the exit status tells why.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from serve.contract.errors import (
 )
 from serve.speech.meter import AudioLimits, too_slow
 
-MAX_TRACK_BYTES = 64  # maximum bytes of `Limits.track`
-LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `Limits`
-HEAD = struct.Struct("=IQ")  # a `Kind`, and the peak bytes of memory used by the file so far
+MAX_TRACK_BYTES = 64  # maximum bytes of `AudioLimits.track`
+LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `AudioLimits`
+HEAD = struct.Struct("=IQ")  # a `MessageType`, and the peak bytes of memory used by the file so far
 STATUS = struct.Struct("=i")  # -n is signal n
 BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
 

@@ -39,7 +39,7 @@ def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
 
 
 def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
-    """All samples of a file, and the warnings; keywords are those of `Limits`."""
+    """All samples of a file, and the warnings; keywords are those of `AudioLimits`."""
     told: list[str] = []
     return audio.whole(audio.decode(data, AudioLimits(max_s, **limits), warn=told.append)), told
 

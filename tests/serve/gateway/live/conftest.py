@@ -19,7 +19,7 @@ RATE = 24_000
 
 
 class LoudIsSpeech:
-    """In place of `Detector`."""
+    """In place of `VadModel`."""
 
     def probabilities(self, samples):
         return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0.01).astype(np.float32)
