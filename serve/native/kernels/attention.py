@@ -1,8 +1,8 @@
 """Self-attention and embedding of a step's tokens, as Triton-language kernels.
 
 No kernel of a step writes the tensors with the rows and positions of its tokens (`StepBatch`). A
-kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may not
-read a row's past if the step computes several positions of the row.
+kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may
+not read a row's past if the step computes several positions of the row.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 

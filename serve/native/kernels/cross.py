@@ -9,9 +9,9 @@ little, or feeds are many, `cross_kernel` has a warp for each run. A feed takes 
 of the matrix unit, which do not know of each other: so what it gets depends on its own numbers
 alone, in whatever company.
 
-No kernel of a step writes the groups of tokens by slot (`SlotGroups`) or the slots' keys and values.
-They are read before the previous kernel has ended (`pdl`, see `linear`). Every program still waits
-for that kernel, even without work, since the next kernel relies on it.
+No kernel of a step writes the groups of tokens by slot (`SlotGroups`) or the slots' keys and
+values. They are read before the previous kernel has ended (`pdl`, see `linear`). Every program
+still waits for that kernel, even without work, since the next kernel relies on it.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 

@@ -1,9 +1,9 @@
 """The decoder's operations as launches of Triton-language kernels.
 
 `reference_ops` is the reference implementation. Every result depends, bit for bit, on its own row
-only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds up
-while it reads them. A step then waits only for its longest chain of loads. Launches can be captured
-in a CUDA graph.
+only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds
+up while it reads them. A step then waits only for its longest chain of loads. Launches can be
+captured in a CUDA graph.
 """
 # mypy: disable-error-code="misc, no-untyped-call"
 

@@ -33,8 +33,8 @@ class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
     With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale. Some
-    operations keep further forms: `wide` is the weight in float16 without the scale, and `thin` is it
-    in another order (see `skinny_gemm`). `step`, float32 (), divides FP8 outputs.
+    operations keep further forms: `wide` is the weight in float16 without the scale, and `thin` is
+    it in another order (see `skinny_gemm`). `step`, float32 (), divides FP8 outputs.
     """
 
     weight: torch.Tensor
