@@ -1,4 +1,4 @@
-"""build.facts: what token ids mean, as the checkpoint's files say, and what is refused."""
+"""build.tokenizer_facts: what token ids mean, as the checkpoint's files say, and what is refused."""
 
 import dataclasses
 import json

@@ -17,7 +17,7 @@ from tests.serve.native.kernels.parity import nightly
 )
 def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, monkeypatch):
     """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
-    monkeypatch.setattr(SpeculationPolicy, "drafts", lambda self, busy: True)
+    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
     plan = BenchPlan(draft_acceptance=share, seconds=0.01)
     asked = configured(config, plan)
     assert asked.runtime.draft_tokens == 3

@@ -66,7 +66,7 @@ def tone(seconds):
 
 @pytest.fixture
 def loud_is_speech(monkeypatch):
-    monkeypatch.setattr("eval.live.systems.Detector", LoudIsSpeech)
+    monkeypatch.setattr("eval.live.systems.VadModel", LoudIsSpeech)
 
 
 def test_by_its_clock_nothing_but_waiting_takes_time():

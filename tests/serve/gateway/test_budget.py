@@ -93,7 +93,7 @@ class Wire:
     def resume_reading(self):
         assert not self.reads
         self.reads = True
-        self.loop.call_soon(self.bring)
+        self.loop.call_later(1e-4, self.bring)
 
     def is_closing(self):
         return self.closed

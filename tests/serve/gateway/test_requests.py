@@ -146,7 +146,7 @@ def test_a_grpc_stream_has_a_line_for_each_request(running, line):
 
 
 def test_a_live_stream_has_one_at_its_end(start, line, monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
+    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
     running = start(live=LIVE)
     with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
         id = websocket.response.headers["x-request-id"]
@@ -163,7 +163,7 @@ def test_a_live_stream_has_one_at_its_end(start, line, monkeypatch):
 
 
 def test_a_live_stream_that_the_server_ends_says_so(start, line, monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
+    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
     running = start(live=LIVE)
     with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
         Talk(websocket).until("session.created")

@@ -225,7 +225,7 @@ class Turns:
     def __init__(self, state):
         self.state, self.spans = state, []
 
-    def take(self, table, rows):
+    def run(self, table, rows):
         self.spans.append(rows)
         self.state.position.add_(2)
 

@@ -64,7 +64,7 @@ def engine_with(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(SpeculationPolicy, "drafts", lambda self, busy: True)
+    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, alway
 def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, monkeypatch):
     """Its caches are filled with what was decoded without it."""
     turns = iter(range(10_000))
-    monkeypatch.setattr(SpeculationPolicy, "drafts", lambda self, busy: next(turns) >= 10)
+    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: next(turns) >= 10)
     runtime = NativeRuntime(engine_with(whole), CONFIG)
     run(runtime, [job for job in jobs if job.options.max_tokens == 200])
     assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
@@ -162,7 +162,7 @@ def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
     assert runtime.gauges().drafted == 0
     assert "draft" not in runtime.description
     described = NativeRuntime(engine_with(whole), CONFIG).description
-    assert "DraftLoop, drafts of up to 4 tokens" in described
+    assert "SpeculativeLoop, drafts of up to 4 tokens" in described
 
 
 class TurnLoop(EagerLoop):
@@ -221,7 +221,7 @@ def turns(pace, busy, count, seconds, tokens):
     """Take turns; how many of them were drafted. `seconds` and `tokens`: (plain, drafted)."""
     drafted = 0
     for _ in range(count):
-        way = pace.drafts(busy)
+        way = pace.should_draft(busy)
         drafted += way
         pace.note(busy, seconds[way], tokens if way else 1.0)
     return drafted
@@ -246,7 +246,7 @@ def test_numbers_of_windows_are_measured_apart():
 
 
 def test_what_was_found_is_logged(caplog):
-    with caplog.at_level("INFO", "serve.native.drafting"):
+    with caplog.at_level("INFO", "serve.native.speculative"):
         turns(SpeculationPolicy(), 5, 2 * TRIAL, (0.003, 0.004), 2.0)
     assert caplog.messages == [
         "speculative decoding is on for about 5 windows: 2.00 ms a token with it, 3.00 without; "

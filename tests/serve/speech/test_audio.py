@@ -217,7 +217,7 @@ def test_streamed_flac_without_a_length():
     data[21] &= 0xF0  # the 36 bits of the number of samples
     data[22:26] = bytes(4)
     assert_is_tone(decode(bytes(data), LIMIT_S))
-    with pytest.raises(AudioError, match="limit is 2 s"):
+    with pytest.raises(AudioError, match="at most 2 s"):
         decode(bytes(data), 2.0)
 
 
@@ -409,7 +409,7 @@ def test_decoding_that_nobody_wants_ends_at_the_next_block(fmt: str):
 
 def test_headers_that_never_end():
     endless = (b"junk" + bytes(4)) * 30_000
-    with pytest.raises(AudioError, match="first 1000 chunks"):
+    with pytest.raises(AudioError, match="first 1000"):
         first_block(encode(tone(), "WAV")[:12] + endless)
     # Other headers are read by libraries, which have so many reads.
     with pytest.raises(AudioError, match="after 4000 reads"):

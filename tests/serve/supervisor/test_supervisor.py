@@ -90,7 +90,7 @@ def test_a_model_that_dies_is_started_again(survivor, caplog):
             client.transcribe(CLIP)
     comes_back(survivor)
     assert restarts(survivor) == {**before, "server": before["server"] + 1}
-    assert "a model's process ended" in caplog.text and "started again in" in caplog.text
+    assert "a model's process ended" in caplog.text and "restarts in" in caplog.text
     with pytest.raises(EarshotError, match="failed and was started again"):
         survivor.require_unbroken()
 

@@ -86,7 +86,7 @@ class TestShort(TranscriberTests):
     def test_text_that_ends_before_the_voice_is_doubted_and_its_rest_is_heard_whole(
         self, start, tokenizer, monkeypatch
     ):
-        monkeypatch.setattr(vad, "Detector", Ear)
+        monkeypatch.setattr(vad, "VadModel", Ear)
         facts = tokenizer.facts
         text = tokenizer.text_ids("prefix", " one two three four five", 99)
         tokens = (facts.timestamp_begin, *text, *[facts.timestamp_begin + 250] * 2)

@@ -66,7 +66,7 @@ class TestChannels(TranscriberTests):
     @pytest.mark.parametrize(("channels", "found"), [(1, "1 channel;"), (9, "9 channels;")])
     def test_other_numbers_of_channels_are_refused(self, start, echo, channels, found):
         transcriber, runtime = start(echo)
-        with pytest.raises(AudioError, match=f"^audio has {found} expected 2 to 8, each"):
+        with pytest.raises(AudioError, match=f"^audio has {found} expected 2 to 8, one"):
             transcriber.transcribe(split(recording(channels)))
         quiescent(transcriber, runtime)
 

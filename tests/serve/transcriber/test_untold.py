@@ -31,7 +31,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def ear(monkeypatch):
-    monkeypatch.setattr(vad, "Detector", Ear)
+    monkeypatch.setattr(vad, "VadModel", Ear)
 
 
 class TestUntold(TranscriberTests):

@@ -22,7 +22,7 @@ def talk(*parts):
 
 @pytest.fixture(autouse=True)
 def ear(monkeypatch):
-    monkeypatch.setattr(vad, "Detector", Ear)
+    monkeypatch.setattr(vad, "VadModel", Ear)
 
 
 class TestVoiceActivity(TranscriberTests):
@@ -84,7 +84,7 @@ class TestVoiceActivity(TranscriberTests):
         assert len(runtime.jobs) == jobs
 
     def test_nothing_listens_where_the_request_says_who_speaks(self, start, echo, monkeypatch):
-        monkeypatch.setattr(vad, "Detector", lambda: 1 / 0)
+        monkeypatch.setattr(vad, "VadModel", lambda: 1 / 0)
         transcriber, _ = start(echo, vad="auto")
         asked = request("so", audio=talk((0.2, 0), (0.8, 1)), voice=(0.2, 1.0))
         assert transcriber.transcribe(asked).text == "so"

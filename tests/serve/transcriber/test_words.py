@@ -99,7 +99,7 @@ class TestWords(TranscriberTests):
                 later.set()
             return whole(matrix)
 
-        monkeypatch.setattr(words, "handovers", slow)
+        monkeypatch.setattr(words, "monotonic_path", slow)
         transcriber, runtime = start(echo, ABLE)
         audio = noise(70.0)
         client = Client().send(transcriber, request("the dog", audio=audio, **TIMED))
@@ -134,7 +134,7 @@ class TestWords(TranscriberTests):
             raise ZeroDivisionError("no way through")
 
         with monkeypatch.context() as patched:
-            patched.setattr(words, "handovers", broken)
+            patched.setattr(words, "monotonic_path", broken)
             with pytest.raises(EarshotError, match=r"internal error: .*no way through"):
                 transcriber.transcribe(request("over", **TIMED))
         assert spoken(transcriber.transcribe(request("over", **TIMED)))
@@ -144,7 +144,7 @@ class TestWords(TranscriberTests):
         facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))
         named = Engine(engine.path, dataclasses.replace(engine.manifest, tokenizer=facts))
         for on, message in (
-            (engine, "word_timestamps = true, but the engine names no alignment heads"),
+            (engine, "word_timestamps = true, but the engine has no alignment heads"),
             (named, "word_timestamps = true, but the runtime fake cannot time words"),
         ):
             transcriber, _ = start(echo, on=on)

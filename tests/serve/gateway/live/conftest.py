@@ -72,7 +72,7 @@ class Talk:
 
 @pytest.fixture
 def loud_is_speech(monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
+    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
 
 
 @pytest.fixture

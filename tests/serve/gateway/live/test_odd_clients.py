@@ -154,7 +154,7 @@ def test_a_client_that_leaves_during_the_handshake_is_no_error(
         def __init__(self):
             left.wait(WAIT_S)
 
-    monkeypatch.setattr("serve.gateway.live.route.Detector", Slow)
+    monkeypatch.setattr("serve.gateway.live.route.VadModel", Slow)
     host, _, port = running.http.rpartition(":")
     server = running.gateway.http[0].server_state
     with socket.create_connection((host, int(port))) as client:

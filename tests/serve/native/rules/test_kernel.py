@@ -101,7 +101,7 @@ def picks_of(state, first, rows):
 @pytest.mark.parametrize("steps", [2, *nightly(14)])
 def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
     rules = TokenRules(FACTS, VOCAB, DEVICE, numerals=(30, 31, 33))
-    chooser = kernels[1].TritonChoice(rules, 18, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 18, searching=True)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     mixed(mine), mixed(twin)
     order = [*range(6, 18), 0, 1, 2, 3, 4, 5]  # picks need not stand as rows do
@@ -121,7 +121,7 @@ def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
 
 def test_a_blank_comes_first_where_the_row_lets_it(kernels):
     rules = TokenRules(FACTS, VOCAB, DEVICE)
-    chooser = kernels[1].TritonChoice(rules, 5, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 5, searching=True)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     blank, _ = FACTS.begin_suppress_tokens
     for state in (mine, twin):
@@ -141,7 +141,7 @@ def test_a_blank_comes_first_where_the_row_lets_it(kernels):
 def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     """Of equals the first; behind the last place there is none."""
     rules = TokenRules(FACTS, VOCAB, DEVICE)
-    guesser = kernels[3].TritonGuess(rules)
+    guesser = kernels[3].TritonDraftSampler(rules)
     mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     rows = torch.tensor([4, 0, 17, 9], device=DEVICE)
     generator = torch.Generator().manual_seed(3)
@@ -163,7 +163,7 @@ def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
 
 def test_loops_end_where_the_rules_end_them(kernels):
     rules = TokenRules(FACTS, VOCAB, DEVICE)
-    chooser = kernels[1].TritonChoice(rules, 8, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 8, searching=True)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     stamps = FACTS.timestamp_begin
     # By row: what it said in 23 tokens, and how many repeated ones are too many.
@@ -208,7 +208,7 @@ def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
             state.tokens[row, at : at + 4] = guide.tokens[row, at : at + 4]
             state.tokens[row, at + kept] += 1  # beyond the draft of the last
         rules.begin_draft(state, torch.tensor(rows, device=DEVICE))
-    chooser = kernels[1].TritonChoice(rules, 8, searching=False)
+    chooser = kernels[1].TritonSampler(rules, 8, searching=False)
     for step, logits in enumerate(steps_of(5)):
         picks = Picks(
             *(torch.tensor(x, device=DEVICE) for x in ([*rows, NO_ROW, NO_ROW], range(8)))
@@ -225,7 +225,7 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
     rules = TokenRules(FACTS, VOCAB, DEVICE)
     mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     start(mine, 0, beam=5), start(twin, 0, beam=5)
-    chooser = kernels[1].TritonChoice(rules, 5, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 5, searching=True)
     logits = torch.full((5, VOCAB.n_vocab), -math.inf, device=DEVICE)
     for step in range(3):
         logits[:, [11, 12, 13]] = torch.tensor([2.0, 3.1, 1.3 + step], device=DEVICE)
@@ -240,7 +240,7 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
 def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
     rules = TokenRules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
     mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    chooser = kernels[1].TritonChoice(rules, 8, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 8, searching=True)
     for state in (mine, twin):
         for row, length_penalty in ((0, 1.0), (2, 0.0), (4, -0.5), (6, 1.0)):
             start(state, row, beam=2, length_penalty=length_penalty, needed=1 + row // 6)
@@ -270,7 +270,7 @@ def test_phrases_are_boosted_as_the_rules_boost_them(kernels):
         mixed(state)
         for rows, root in (([0, 1, 4], roots[1]), (range(6, 11), roots[0]), ([15, 16], roots[1])):
             state.root[list(rows)], state.node[list(rows)] = root, root
-    chooser = kernels[1].TritonChoice(rules, 18, searching=True)
+    chooser = kernels[1].TritonSampler(rules, 18, searching=True)
     been = set()
     for step, logits in enumerate(steps_of(12)):
         picks = picks_of(twin, step == 0, list(range(18)))
