@@ -37,7 +37,7 @@ function say(kind, text) {
   status.dataset.kind = kind;
 }
 
-function show({ name, status, now, upstreams, recent, history }) {
+function show({ name, status, now, engines, recent, history }) {
   say(status, `${name}, ${WORDS[status]}`);
   const minutes = `last ${Math.round(recent.window_s / 60)} minutes`;
   const figures = [
@@ -46,7 +46,7 @@ function show({ name, status, now, upstreams, recent, history }) {
     ["RTFx", recent.rtfx === null ? "–" : recent.rtfx.toFixed(1), "while at work"],
     ["p50", seconds(recent.p50_s), `of ${recent.requests} requests`],
     ["p99", seconds(recent.p99_s), minutes],
-    ...(upstreams.length > 1 ? [engines(upstreams)] : []),
+    ...(engines.length > 1 ? [engineFigure(engines)] : []),
   ];
   $("figures").replaceChildren(
     ...figures.map(([term, value, text]) => {
@@ -57,11 +57,11 @@ function show({ name, status, now, upstreams, recent, history }) {
   draw(history, recent.window_s);
 }
 
-// How many of several engines and servers take requests, and which do not.
-function engines(upstreams) {
-  const away = upstreams.filter((one) => !Object.values(one.models).every(Boolean));
+// The number of engines that take requests, and the names of the others.
+function engineFigure(engines) {
+  const away = engines.filter((one) => !Object.values(one.models).every(Boolean));
   const text = away.length ? `without ${away.map((one) => one.name).join(", ")}` : "take requests";
-  return ["Engines", `${upstreams.length - away.length} / ${upstreams.length}`, text];
+  return ["Engines", `${engines.length - away.length} / ${engines.length}`, text];
 }
 
 // A bar for each stretch of time: how much audio was answered a second, of all clients.
