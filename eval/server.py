@@ -92,9 +92,10 @@ class RunningServer:
         return Addresses(self.http, self.grpc, self.keys[0] if self.keys else "")
 
     def ready(self) -> bool:
-        """Return whether the server says over HTTP that it is ready."""
+        """Return whether the server says over HTTP that it is ready, and all its engines work."""
         with contextlib.suppress(OSError, http.client.HTTPException):
-            return request(self.http, "GET", "/v2/health/ready", timeout_s=2.0)[0] == 200
+            if request(self.http, "GET", "/v2/health/ready", timeout_s=2.0)[0] == 200:
+                return all(sample.value for sample in samples(self.page(), "earshot_engine_up"))
         return False
 
     def wait_until_ready(self) -> None:

@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
+from serve.contract.errors import AudioError
 from serve.contract.messages import Priority
 from serve.gateway import errors
 from serve.speech.containers import pcm16_header
@@ -227,7 +228,10 @@ class AudioLength:
 
 def audio_of_file(head: bytes, size: int) -> AudioLength:
     """Return the length of a file of so many bytes, whose first `HEAD_BYTES` are `head`."""
-    header = pcm16_header(head)
+    try:
+        header = pcm16_header(head)
+    except AudioError:  # the engine rejects the file, and says why
+        header = None
     if header is None:
         return AudioLength(None, kind_of(head), size)
     # All bytes, not those declared: the declared size may be that of a first write or a first part.

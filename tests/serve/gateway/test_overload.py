@@ -87,6 +87,11 @@ def test_files_tell_their_length_or_it_is_learnt():
     assert target.seconds(audio_of_file(b"OggS" + bytes(100), 8_000)) == pytest.approx(4.0)
 
 
+def test_a_file_whose_header_is_wrong_is_left_to_the_engine():
+    chunks = b"RIFF" + bytes(4) + b"WAVE" + b"LIST\0\0\0\0" * 2_000
+    assert audio_of_file(chunks, len(chunks)).seconds is None
+
+
 def test_samples_are_as_long_as_they_are_many():
     request = service_pb2.ModelInferRequest.FromString(message(samples=32_000))
     audio = audio_of_tensors(request, tuple(map(memoryview, request.raw_input_contents)))

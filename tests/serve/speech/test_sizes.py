@@ -10,7 +10,9 @@ import pytest
 from serve.contract.errors import AudioError
 from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, tone
 
-NOT_COMPLETED = r"the audio's header is incomplete: it declares .* of audio, but the file has 3\.00 s"
+NOT_COMPLETED = (
+    r"the audio's header is incomplete: it declares .* of audio, but the file has 3\.00 s"
+)
 
 
 def noisy() -> np.ndarray:
