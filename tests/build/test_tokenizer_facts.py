@@ -1,4 +1,4 @@
-"""build.tokenizer_facts: what token ids mean, as the checkpoint's files say, and what is refused."""
+"""build.tokenizer_facts: the meaning of token ids in a checkpoint, and what is rejected."""
 
 import dataclasses
 import json

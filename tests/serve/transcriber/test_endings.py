@@ -113,7 +113,7 @@ class TestEndings(TranscriberTests):
     def test_too_many_requests_are_refused_until_one_ends(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, delay=FOREVER), max_pending=3)
         clients = [Client().send(transcriber, request()) for _ in range(3)]
-        with pytest.raises(OverloadedError, match="^3 requests are pending"):
+        with pytest.raises(OverloadedError, match=r"^3 requests are pending"):
             transcriber.submit(request(), Client())
         clients[1].handle.cancel()
         assert isinstance(clients[1].error, CancelledError)
