@@ -11,8 +11,6 @@ from serve.contract.errors import AudioError
 from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, tone
 
 NOT_COMPLETED = r"the audio's header is incomplete: .* of audio, but the file has 3\.00 s"
-    r"the audio's header is incomplete: it declares .* of audio, but the file has 3\.00 s"
-)
 
 
 def noisy() -> np.ndarray:
