@@ -264,12 +264,12 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    read_manifest(Path(engine or config.engine))  # report a missing engine at once
     whole = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
         (folder / CONFIG).write_text(config_to_toml(whole), encoding="utf-8")
+        read_manifest(Path(engine or config.engine))  # report a missing engine at once
         engines = EngineManager(folder, config, whole, engine or config.engine, log)
         reference = prepare_reference(folder, whole)
         server = Supervisor(folder, whole, engines, log, requests_to, reference)

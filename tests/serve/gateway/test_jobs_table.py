@@ -130,6 +130,7 @@ def test_a_postgresql_that_stands_still_is_not_waited_for(
 ):
     monkeypatch.setattr("serve.gateway.jobs.storage.TABLE_S", 3.0)
     running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
+    until(lambda: running.ask("GET", JOBS)[0] == 200)
     job = accepted(running)
     ended(running, job["id"])
     processes = [psutil.Process(postgresql.get_pid())]
