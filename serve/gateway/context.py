@@ -141,12 +141,24 @@ class RequestContext:
         """
         return self._services.admission.admit(self.api_key)
 
-    def start(self, request: EngineRequest, permit: Permit) -> EngineCall:
+    def start(
+        self,
+        request: EngineRequest,
+        permit: Permit,
+        measure: Callable[[], AudioLength | None] | None = None,
+    ) -> EngineCall:
         """Give the request to an engine; its answer may become a sample of the shadow monitor.
+
+        Args:
+            request: the request.
+            permit: its permit.
+            measure: measures the request's audio, which only a latency target needs.
 
         Raises:
             ApiError: 429, it would miss the latency target; 503, no engine takes it.
         """
+        if self._services.target is not None and measure is not None:
+            request = dataclasses.replace(request, audio=measure())
         self._audio = request.audio
         call = self._services.engines.start(request, permit, self.record.span)
         self._watch = self._services.shadow.watching(request)

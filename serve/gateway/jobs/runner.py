@@ -350,7 +350,9 @@ class JobRunner(WorkerPool):
             file = tempfile.NamedTemporaryFile(dir=self._services.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
             await storage.for_audio.do(storage.audio.copy, job.id, Path(copy))
-        length = await storage.for_audio.do(_audio_length, path, size)
+        length = None
+        if self._services.target is not None:
+            length = await storage.for_audio.do(_audio_length, path, size)
         parts, target = request_parts(fields.request, audio), Target(job.model, False)
         request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=length)
         return context.start(request, permit)

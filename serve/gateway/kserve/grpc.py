@@ -287,8 +287,8 @@ def _start(
     check_streamed(target, streamed)
     check_request(request, envelope.raw, streamed)
     context.api_key.require_duration([each.name for each in request.outputs], target.segments)
-    audio = audio_of_tensors(request, envelope.raw)
-    return context.start(EngineRequest(target, [message], streamed, audio=audio), permit)
+    measure = functools.partial(audio_of_tensors, request, envelope.raw)
+    return context.start(EngineRequest(target, [message], streamed), permit, measure)
 
 
 def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:

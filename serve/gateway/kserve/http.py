@@ -162,8 +162,8 @@ class _InferRoute:
         translated = request_from_http(name, version, body, json_size)
         context.api_key.require_duration([each.name for each in translated.request.outputs])
         parts: list[Chunk] = [translated.request.SerializeToString(), *raw_chunks(translated.raw)]
-        audio = audio_of_tensors(translated.request, translated.raw)
-        return context.start(EngineRequest(target, parts, audio=audio), permit), translated
+        measure = functools.partial(audio_of_tensors, translated.request, translated.raw)
+        return context.start(EngineRequest(target, parts), permit, measure), translated
 
 
 @dataclasses.dataclass(frozen=True)

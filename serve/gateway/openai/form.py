@@ -46,9 +46,9 @@ class Form:
         return None if self.path else self.file.file.read()
 
     def audio_length(self) -> AudioLength:
-        """Return the length of the file's audio; before its bytes are read."""
-        head = self.file.file.read(HEAD_BYTES)
+        """Return the length of the file's audio."""
         self.file.file.seek(0)
+        head = self.file.file.read(HEAD_BYTES)
         return audio_of_file(head, self.file.size or len(head))
 
     @property

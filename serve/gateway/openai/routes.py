@@ -150,11 +150,9 @@ class _AudioRoute:
                 fields = read_fields(form.pairs, self._task, config.gateway.unknown_fields)
                 target = Target(services.models.named(fields.model), fields.stream)
                 context.record.model = target.model
-                audio = form.audio_length()
                 parts = request_parts(fields.request, form.audio())
-                call = context.start(
-                    EngineRequest(target, parts, fields.stream, form.path, audio=audio), permit
-                )
+                engine_request = EngineRequest(target, parts, fields.stream, form.path)
+                call = context.start(engine_request, permit, form.audio_length)
             stack.enter_context(call)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:
