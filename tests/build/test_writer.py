@@ -121,12 +121,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from build.checkpoint import open_checkpoint
 from build.builders import fill
-from build.config import Config
+from build.config import BuildProduct
 from build.writer import staged
 
 checkpoint = open_checkpoint(sys.argv[1])
 with staged(Path(sys.argv[2])) as folder:
-    fill(folder, checkpoint, Config(), print)
+    fill(folder, checkpoint, BuildProduct(), print)
     print("filled", flush=True)
     time.sleep(600)
 """

@@ -19,7 +19,7 @@ from serve.speech.words import monotonic_path
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import ends, prompt_of, run
 from tests.serve.native.test_phrases import pairs_of
-from tests.serve.native.test_speculative import only_last_layer, whole, write_drafted
+from tests.serve.native.test_speculative import first_and_last_layer, whole, write_drafted
 
 pytestmark = pytest.mark.gpu
 CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)
@@ -153,7 +153,7 @@ def test_a_draft_changes_no_bit(options, graphs, int8_engine, jobs):
 
 
 @pytest.mark.parametrize("rows", [CUDA.slots, ROWS])
-@pytest.mark.parametrize("kind", [whole, only_last_layer])
+@pytest.mark.parametrize("kind", [whole, first_and_last_layer])
 def test_a_draft_decoder_in_graphs_changes_no_bit(kind, rows, checkpoint, windows, tmp_path):
     """Greedy and sampled windows together, some with a search beside them where there are rows."""
     engine = write_drafted(checkpoint, kind, tmp_path / "engine")

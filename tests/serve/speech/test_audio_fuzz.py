@@ -90,7 +90,7 @@ def test_a_damaged_file_gives_samples_or_an_audio_error(name: str, examples: int
                 assert count <= LIMITS.max_s * SAMPLE_RATE + 1
         except AudioError as error:
             ended["error"] += 1
-            assert str(error).startswith(("audio", "decoding the audio"))
+            assert str(error).startswith(("audio", "decoding the audio", "the file has no audio"))
         else:
             ended["samples"] += 1
             assert count
