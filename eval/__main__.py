@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from eval.commands import COMMANDS, Command
-from eval.config import Config, changed, load_config
+from eval.config import EvaluationProduct, changed, load_config
 from eval.record import Result, Run, verdict
 from serve.contract.exits import exit_status
 
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(command: Command, options: dict[str, Any]) -> int:
     """Load the config, run the command, keep its record, and tell the checks that failed."""
     path = options.pop("config", "")
-    config = load_config(path) if path else Config()
+    config = load_config(path) if path else EvaluationProduct()
     for place in [name for name in options if "." in name]:
         section, key = place.split(".")
         value = options.pop(place)

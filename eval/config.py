@@ -84,7 +84,7 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(build.config.BuildProduct):
+class EvaluationProduct(build.config.BuildProduct):
     """One product: what to build, how to serve it, how to judge it."""
 
     eval: EvalConfig = EvalConfig()
@@ -99,6 +99,6 @@ def changed(config: C, section: str, **values: Any) -> C:
     return dataclasses.replace(config, **{section: settings})
 
 
-def load_config(path: str | Path) -> Config:
+def load_config(path: str | Path) -> EvaluationProduct:
     """Read a product's TOML file; see `serve.contract.config.read_config`."""
-    return read_config(path, Config)
+    return read_config(path, EvaluationProduct)

@@ -16,7 +16,7 @@ from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.accuracy.systems import EarshotTriton
 from eval.accuracy.worker import drive, wall_s
-from eval.config import Config, load_config
+from eval.config import EvaluationProduct, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say
 from serve.contract.errors import MissingCheckpointError
@@ -62,7 +62,7 @@ def _transcribed(system: EarshotTriton, clips: Sequence[Clip], many: int) -> lis
     return [calls[clip.file] for clip in clips]
 
 
-def prepared(paths: Sequence[str], say: Say) -> Config:
+def prepared(paths: Sequence[str], say: Say) -> EvaluationProduct:
     """Build the engine of a config unless it is up to date.
 
     Args:

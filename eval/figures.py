@@ -62,7 +62,7 @@ class RowChart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """One system of a scatter chart."""
 
     name: str
@@ -78,7 +78,7 @@ class ScatterChart:
 
     title: str
     label: str
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     x_title: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -166,7 +166,9 @@ def memory_chart(title: str, points: Mapping[str, tuple[float, float]]) -> Scatt
     found = []
     for name, (memory, speed) in sorted(points.items(), key=lambda item: -item[1][1]):
         text = f"{speed:.1f} RTFx, {memory:.0f} MiB"
-        found.append(Point(name, family_of(name), 100 * memory / x_end, 100 * speed / y_end, text))
+        found.append(
+            PlotPoint(name, family_of(name), 100 * memory / x_end, 100 * speed / y_end, text)
+        )
     label = "Throughput under load against peak memory, by system"
     ticks = _linear(x_end), _linear(y_end)
     return ScatterChart(title, label, tuple(found), "peak memory, MiB", *ticks)

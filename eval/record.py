@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import FileError
 from serve.contract.files import read_text
@@ -143,7 +143,7 @@ class SharedTranscript:
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class ReportClip:
     """One clip with a player and its transcripts, for the page alone."""
 
     title: str
@@ -154,11 +154,11 @@ class Clip:
     no_audio: str | None  # the reason why there is no player
 
 
-Part = Text | Table | Figure | Clip
+Part = Text | Table | Figure | ReportClip
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One titled part of a report.
 
     Attributes:
@@ -188,7 +188,7 @@ class Result:
 
     figures: Any = None
     checks: tuple[Check, ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[ReportSection, ...] = ()
     title: str = ""
     about: str = ""
     cards: tuple[Card, ...] = ()
@@ -204,7 +204,7 @@ class Run:
     """Everything that a command receives besides its flags."""
 
     command: str
-    config: Config
+    config: EvaluationProduct
     config_path: str = ""
     path: Path | None = None  # of the record; None: no record is kept
     flags: dict[str, Any] = dataclasses.field(default_factory=dict)  # as the record has them
@@ -260,12 +260,12 @@ class Run:
         if self.path is not None and result.figures is not None:
             write_json(self.path, self.record(result))
 
-    def conditions(self) -> Section:
+    def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
         settings = {**self.flags, **vars(self.config.runtime), **vars(self.config.transcriber)}
         pairs = {"Machine": self.machine, "Versions": self.versions, "Settings": settings}
         tables = [facts(title, values) for title, values in pairs.items()]
-        return Section(CONDITIONS, tables, printed=False)
+        return ReportSection(CONDITIONS, tables, printed=False)
 
 
 def facts(title: str, values: dict[str, Any]) -> Table:

@@ -14,12 +14,12 @@ from markupsafe import Markup, escape
 from eval.record import (
     CONDITIONS,
     Check,
-    Clip,
     Figure,
     Part,
+    ReportClip,
+    ReportSection,
     Result,
     Run,
-    Section,
     Table,
     Text,
     verdict,
@@ -98,7 +98,7 @@ def _title(run: Run, result: Result) -> str:
     return result.title or f"{run.command}: {run.config.name}"
 
 
-def _sections(run: Run, result: Result) -> list[Section]:
+def _sections(run: Run, result: Result) -> list[ReportSection]:
     if any(section.title == CONDITIONS for section in result.sections):
         return list(result.sections)
     return [*result.sections, run.conditions()]
@@ -123,7 +123,7 @@ def _part(part: Part) -> Iterator[str]:
                 yield table(part.header, cells)
             else:
                 yield "\n".join(f"- {name}: {value}" for name, value in cells)
-        case Figure() | Clip():
+        case Figure() | ReportClip():
             return
 
 

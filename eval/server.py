@@ -17,7 +17,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.processes import descendants, kill
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.contract.keys import add_key, hash_of, new_key
@@ -59,7 +59,12 @@ class RunningServer:
     """
 
     def __init__(
-        self, config: Config, folder: Path, keys: Sequence[str], engine: str, log: Path | None
+        self,
+        config: EvaluationProduct,
+        folder: Path,
+        keys: Sequence[str],
+        engine: str,
+        log: Path | None,
     ) -> None:
         server = config.server
         self.config, self.folder, self.keys = config, folder, tuple(keys)
@@ -213,7 +218,7 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(
-    config: Config, *, keys: int = 0, engine: str = "", log: Path | None = None
+    config: EvaluationProduct, *, keys: int = 0, engine: str = "", log: Path | None = None
 ) -> Iterator[RunningServer]:
     """Run a server on free ports of loopback, without TLS; it is ready, and ends with the block.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from serve.contract.codec import read_toml, to_json
 from serve.contract.config import REMOVED as REMOVED_FILE
 
@@ -47,7 +47,7 @@ class Key:
     meaning: str  # "": none is written
 
 
-def keys(kind: Any = Config, section: str = "") -> Iterator[Key]:
+def keys(kind: Any = EvaluationProduct, section: str = "") -> Iterator[Key]:
     """Return every key that a file may have, by section, a section's own keys first."""
     hints = typing.get_type_hints(kind, include_extras=True)
     meanings = dict(_meanings(kind))

@@ -16,7 +16,7 @@ from eval.accuracy.report import (
 )
 from eval.accuracy.score import SystemScore, score_system
 from eval.config import changed
-from eval.record import CONDITIONS, Part, Result, Run, Section, Table, Text, facts, write_text
+from eval.record import CONDITIONS, Part, ReportSection, Result, Run, Table, Text, facts, write_text
 from serve.contract.errors import ConfigError
 
 _SPEEDS = (  # figure, its place in a Speed, factor, digits
@@ -186,12 +186,18 @@ def compared(a: Report, b: Report) -> Result:
         title="Two runs, compared",
         about=f"A: {about[0]}. B: {about[1]}.",
         sections=(
-            *([Section("Not the same in both", [Text("", items=differing)])] if differing else []),
-            Section("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
-            Section("Speed", speed or [Text("No system was timed.")], False),
-            Section("Clips", [clips], False),
-            Section("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
-            Section(CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False),
+            *(
+                [ReportSection("Not the same in both", [Text("", items=differing)])]
+                if differing
+                else []
+            ),
+            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
+            ReportSection("Speed", speed or [Text("No system was timed.")], False),
+            ReportSection("Clips", [clips], False),
+            ReportSection("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
+            ReportSection(
+                CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False
+            ),
         ),
     )
 

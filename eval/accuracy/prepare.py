@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from build import hub
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.processes import run_tool
 from eval.record import made_once
 from serve.contract.config import Precision
@@ -34,14 +34,14 @@ _CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
 _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
-def engine_of(config: Config, precision: Precision) -> str:
+def engine_of(config: EvaluationProduct, precision: Precision) -> str:
     """Return the folder of the engine of that precision: the configured one, or its sibling."""
     if precision == config.build.precision:
         return config.engine
     return f"{config.engine.rstrip('/')}-{precision}"
 
 
-def prepare_engine(config: Config, config_path: str, precision: Precision) -> None:
+def prepare_engine(config: EvaluationProduct, config_path: str, precision: Precision) -> None:
     """Build the engine of that precision where it is missing or older than its checkpoint.
 
     Raises:
@@ -53,7 +53,7 @@ def prepare_engine(config: Config, config_path: str, precision: Precision) -> No
     run_tool(command, f"building the {precision} engine", PREPARE_TIMEOUT_S)
 
 
-def checkpoint_folder(config: Config) -> Path:
+def checkpoint_folder(config: EvaluationProduct) -> Path:
     """Find the Hugging Face checkpoint's folder; a hub id is fetched into the hub's cache.
 
     Raises:
@@ -71,7 +71,7 @@ def checkpoint_folder(config: Config) -> Path:
     return hub.checkpoint_folder(name).path
 
 
-def converted_folder(config: Config) -> Path:
+def converted_folder(config: EvaluationProduct) -> Path:
     """Return where the CTranslate2 form of the present checkpoint lies or will lie.
 
     A checkpoint that is in this form is used as it is. Of any other the name depends on the
@@ -93,7 +93,7 @@ def converted_folder(config: Config) -> Path:
     return CACHE / _digest(made_by, [*files, *sorted(folder.glob("*.json"))])
 
 
-def checkpoint_key(config: Config) -> str:
+def checkpoint_key(config: EvaluationProduct) -> str:
     """Hash the checkpoint's files; raises as `checkpoint_folder`."""
     folder = checkpoint_folder(config)
     files = [path for path in folder.iterdir() if path.suffix in _CHECKPOINT_FILES]
@@ -109,7 +109,7 @@ def _digest(made_by: str, files: Iterable[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def prepare_converted(config: Config) -> None:
+def prepare_converted(config: EvaluationProduct) -> None:
     """Convert the checkpoint to CTranslate2 in float32, unless that was done before.
 
     Raises:

@@ -30,8 +30,8 @@ from eval.record import (
     Check,
     Figure,
     Part,
+    ReportSection,
     Result,
-    Section,
     Table,
     Text,
     Verdict,
@@ -133,7 +133,7 @@ def result_of(
     sections = [
         *(_accuracy(clip_set, report) for clip_set in run.clips),
         _speed(report),
-        Section(
+        ReportSection(
             "Worst clips",
             [
                 Text(f"The clips that `{name}` misheard worst; texts as they were compared.")
@@ -215,13 +215,13 @@ def _beside(values: Sequence[float], best: Callable[[Sequence[float]], float], f
     return "faster-whisper " + form.format(best(values)).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _accuracy(clip_set: ClipSet, report: Report) -> Section:
+def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
     title = f"Accuracy on {TITLES[clip_set]}"
     sets = {s.facts.name: s.sets[clip_set] for s in report.systems if clip_set in s.sets}
     if not sets:
-        return Section(title, [Text("None of these systems heard them.")])
+        return ReportSection(title, [Text("None of these systems heard them.")])
     note = f"Edits over the length of all references, with 95 % intervals; `{report.normalizer}`."
-    return Section(
+    return ReportSection(
         title,
         [
             Text(note),
@@ -300,7 +300,7 @@ def _misheard(sets: Mapping[str, SetScore]) -> list[Table]:
     return [Table(header, rows, "Misheard words", note, folded="closed")] if rows else []
 
 
-def _speed(report: Report) -> Section:
+def _speed(report: Report) -> ReportSection:
     run, systems = report.run, report.systems
     many = f"{run.settings.concurrency} at a time"
     columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
@@ -333,7 +333,7 @@ def _speed(report: Report) -> Section:
     figures = Table(header, rows, "Figures", note, folded="closed")
     by_name = {score.facts.name: score for score in systems}
     charts = speed_figures(by_name, run.settings.concurrency)
-    return Section("Speed and memory", [*charts, figures])
+    return ReportSection("Speed and memory", [*charts, figures])
 
 
 def speed_figures(systems: Mapping[str, SystemScore], concurrency: int) -> list[Figure]:
@@ -376,7 +376,7 @@ def _percentiles(latency: Latency) -> str:
     return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
 
 
-def _conditions(report: Report) -> Section:
+def _conditions(report: Report) -> ReportSection:
     run = report.run
     of_run = {
         "configuration": f"{run.config_name}, precision {run.precision}",
@@ -395,4 +395,4 @@ def _conditions(report: Report) -> Section:
     ]
     parts = [facts("Run", of_run), facts("Machine", run.machine), facts("Normalisers", compared)]
     rules = Text("", "Rules of comparison", RULES)
-    return Section(CONDITIONS, [*parts, rules, *settings], printed=False)
+    return ReportSection(CONDITIONS, [*parts, rules, *settings], printed=False)

@@ -35,7 +35,7 @@ from eval.accuracy.predictions import (
     timed_key,
 )
 from eval.accuracy.worker import measure_system, timed_calls_of
-from eval.config import Config, EvalConfig, changed
+from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
 from eval.record import Run, Say, load_line, read_json, write_json
 from serve.contract.config import Precision
@@ -78,7 +78,7 @@ LoadedSystem = tuple[SystemFacts, list[TimedCall]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
+class _SystemRun:
     """The clips that one system has not heard yet."""
 
     name: str
@@ -141,7 +141,7 @@ def run(of: Run, *, again: bool = False) -> None:
                 _run_system(work, config, keys, folder, facts.id, bar.update)
 
 
-def _found(config: Config, say: Say) -> dict[ClipSet, FoundCorpus]:
+def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
     """Find both sets; the held-out clips, being many, go first and warm a system up."""
     of, limits = config.eval, AudioLimits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
@@ -188,7 +188,7 @@ def _decode(path: Path, limits: AudioLimits) -> None:
         pass
 
 
-def _spelling(config: Config) -> Spelling:
+def _spelling(config: EvaluationProduct) -> Spelling:
     """Read the checkpoint's spellings; none where it is not at hand or, as OpenAI's, has none."""
     try:
         folder = hub.checkpoint_folder(config.build.checkpoint, with_weights=False).path
@@ -198,7 +198,10 @@ def _spelling(config: Config) -> Spelling:
 
 
 def _run_facts(
-    config: Config, sets: Mapping[ClipSet, FoundCorpus], folder: Path, machine: dict[str, str]
+    config: EvaluationProduct,
+    sets: Mapping[ClipSet, FoundCorpus],
+    folder: Path,
+    machine: dict[str, str],
 ) -> RunFacts:
     clips = {name: of_set.clips for name, of_set in sets.items()}
     nearest = clip_nearest_10_s(clips["timed"])
@@ -223,8 +226,15 @@ def _run_facts(
 
 
 def _work(
-    name: str, config: Config, folder: Path, clips: ClipSets, keys: Keys, say: Say, *, again: bool
-) -> _Work:
+    name: str,
+    config: EvaluationProduct,
+    folder: Path,
+    clips: ClipSets,
+    keys: Keys,
+    say: Say,
+    *,
+    again: bool,
+) -> _SystemRun:
     kept, of = Kept(folder, name), config.eval
     if kept.go_on(systems.key_of(name, config), again=again):
         say(f"{name}: its answers were given under other settings, so it hears all again")
@@ -234,12 +244,12 @@ def _work(
     is_timed = name not in of.timed or kept.is_timed(key)
     if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
         left = {"timed": timed[-1:]}
-    return _Work(name, kept, left, () if is_timed else timed, key, facts)
+    return _SystemRun(name, kept, left, () if is_timed else timed, key, facts)
 
 
 def _run_system(
-    work: _Work,
-    config: Config,
+    work: _SystemRun,
+    config: EvaluationProduct,
     keys: Keys,
     folder: Path,
     run_id: str,

@@ -32,7 +32,7 @@ from eval.accuracy.prepare import (
     vocabulary_size,
 )
 from eval.accuracy.worker import TranscriptionSystem
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.record import missing_packages, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
@@ -53,7 +53,9 @@ def _from_transcript(transcript: Transcript) -> Prediction:
     return Prediction(transcript.text, transcript.language, segments)
 
 
-def _settings(config: Config, engine: str, transport: str, *packages: str) -> dict[str, str]:
+def _settings(
+    config: EvaluationProduct, engine: str, transport: str, *packages: str
+) -> dict[str, str]:
     """Return everything that decides our figures, versions of packages included."""
     values = {**vars(config.runtime), **vars(config.transcriber)}
     return {
@@ -64,7 +66,7 @@ def _settings(config: Config, engine: str, transport: str, *packages: str) -> di
     }
 
 
-def greedy(config: Config) -> Config:
+def greedy(config: EvaluationProduct) -> EvaluationProduct:
     """Return the config with one row a window at every temperature."""
     return changed(config, "transcriber", beam_size=1)
 
@@ -75,7 +77,7 @@ class EarshotTriton(TranscriptionSystem):
     It listens on free ports, so that it can run beside a server on the configured ones.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: EvaluationProduct) -> None:
         from eval.server import running  # noqa: PLC0415 - needs the server's packages
         from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
 
@@ -105,7 +107,7 @@ class EarshotTriton(TranscriptionSystem):
 class EarshotInProcess(TranscriptionSystem):
     """A transcriber in this process; `options` are those of `Request` that every call asks for."""
 
-    def __init__(self, config: Config, precision: Precision, **options: Any) -> None:
+    def __init__(self, config: EvaluationProduct, precision: Precision, **options: Any) -> None:
         from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
         from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
@@ -142,7 +144,7 @@ def _from_segments(language: str | None, segments: list[TimedText]) -> Predictio
 class TransformersFp32(TranscriptionSystem):
     """transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: EvaluationProduct) -> None:
         import torch  # noqa: PLC0415 - heavy
         import transformers  # noqa: PLC0415 - heavy
 
@@ -231,7 +233,7 @@ class FasterWhisper(TranscriptionSystem):
 
     def __init__(
         self,
-        config: Config,
+        config: EvaluationProduct,
         compute_type: str,
         options: Mapping[str, Any],
         *,
@@ -285,7 +287,7 @@ class FasterWhisper(TranscriptionSystem):
         return _from_segments(info.language, segments)
 
 
-def fair_options(config: Config) -> dict[str, Any]:
+def fair_options(config: EvaluationProduct) -> dict[str, Any]:
     """Return the options that are fair to a checkpoint which is not OpenAI's.
 
     Its own list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a conversion
@@ -316,7 +318,7 @@ class Spec:
 Options = Mapping[str, Any]
 
 
-def in_process(config: Config, precision: Precision, **options: Any) -> Spec:
+def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
     return Spec(
         lambda: EarshotInProcess(config, precision, **options), ("torch",), engine=precision
@@ -324,7 +326,11 @@ def in_process(config: Config, precision: Precision, **options: Any) -> Spec:
 
 
 def faster_whisper(
-    config: Config, compute_type: str, options: Callable[[], Options], *, batched: bool = False
+    config: EvaluationProduct,
+    compute_type: str,
+    options: Callable[[], Options],
+    *,
+    batched: bool = False,
 ) -> Spec:
     """Specify faster-whisper; its options are made once the checkpoint is converted."""
     return Spec(
@@ -334,7 +340,7 @@ def faster_whisper(
     )
 
 
-def specs(config: Config) -> dict[str, Spec]:
+def specs(config: EvaluationProduct) -> dict[str, Spec]:
     """Return every system by name."""
 
     def fair(**options: Any) -> Callable[[], Options]:
@@ -398,7 +404,7 @@ def _check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
             raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
 
 
-def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
+def prepare(needed: Sequence[Spec], config: EvaluationProduct, config_path: str) -> None:
     """Make the engines and the conversion that systems need, unless they are up to date.
 
     Raises:
@@ -410,7 +416,7 @@ def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
         prepare_converted(config)
 
 
-def key_of(name: str, config: Config) -> str:
+def key_of(name: str, config: EvaluationProduct) -> str:
     """Hash everything that decides a system's answers: its settings, weights, packages and code.
 
     Call it after `prepare`. Our code is all of serve; a peer's is the code that calls it.
@@ -444,6 +450,6 @@ def _hash(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def open_system(name: str, config: Config) -> TranscriptionSystem:
+def open_system(name: str, config: EvaluationProduct) -> TranscriptionSystem:
     """Open a system; it is ready when this returns."""
     return specs(config)[name].open()

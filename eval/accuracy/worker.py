@@ -29,7 +29,7 @@ from eval.accuracy.predictions import (
     TimedCall,
     clip_nearest_10_s,
 )
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.load import closed_loop
 from eval.memory import Watch, tree_memory_bytes
 from eval.processes import ChildProcess, Send
@@ -139,7 +139,7 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-OpenSystem = Callable[[str, Config], TranscriptionSystem]
+OpenSystem = Callable[[str, EvaluationProduct], TranscriptionSystem]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ def timed_calls_of(timed: Sequence[Clip], repeats: int) -> list[Clip]:
 
 def measure_system(
     name: str,
-    config: Config,
+    config: EvaluationProduct,
     clips: Mapping[ClipSet, list[Clip]],
     *,
     timed: Sequence[Clip] = (),
@@ -227,7 +227,7 @@ def _thread_environment(threads: int) -> Iterator[None]:
 def _run_phases(
     send: Send,
     name: str,
-    config: Config,
+    config: EvaluationProduct,
     clips: Mapping[ClipSet, list[Clip]],
     timed: Sequence[Clip],
     open_system: OpenSystem,

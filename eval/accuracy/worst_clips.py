@@ -13,7 +13,7 @@ from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
 from eval.accuracy.score import SystemScore, compared_texts
-from eval.record import AlignedText, Clip, SharedTranscript
+from eval.record import AlignedText, ReportClip, SharedTranscript
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
 
@@ -35,7 +35,7 @@ _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
 def worst_clips(
     score: SystemScore, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> list[Clip]:
+) -> list[ReportClip]:
     """Return the clips with the most character errors of one system, worst first.
 
     Args:
@@ -67,7 +67,7 @@ def worst_clips(
         transcripts = sorted(
             _alike(answers, normalize), key=lambda same: (name not in same.systems, same.right)
         )
-        clips.append(Clip(file, about, first.reference, tuple(transcripts), audio, why))
+        clips.append(ReportClip(file, about, first.reference, tuple(transcripts), audio, why))
     return clips
 
 

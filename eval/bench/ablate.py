@@ -8,7 +8,7 @@ from eval.bench.floor import Ceilings
 from eval.bench.plan import BenchPlan
 from eval.bench.table import OURS, Measurement, refused
 from eval.bench.workloads import RuntimeSession, with_slots
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Say
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine
@@ -17,7 +17,9 @@ from serve.contract.errors import UnavailableError
 FULL = f"{OURS}, full configuration"
 
 
-def variants(config: Config, slots: int) -> Iterator[tuple[str, RuntimeConfig, Precision]]:
+def variants(
+    config: EvaluationProduct, slots: int
+) -> Iterator[tuple[str, RuntimeConfig, Precision]]:
     """Yield the name, runtime and weight precision of the full configuration and its variants."""
     full, precision = with_slots(config, slots), config.build.precision
     changes: list[dict[str, Any]] = [
@@ -35,7 +37,7 @@ def variants(config: Config, slots: int) -> Iterator[tuple[str, RuntimeConfig, P
 
 
 def ablate(
-    engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings, progress: Say
+    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
     """Yield throughput and latency of every variant, or a row that says why it cannot run."""
     for name, runtime, precision in variants(config, plan.slots[0]):

@@ -23,9 +23,9 @@ from eval.bench.workloads import (
     system_name,
     with_slots,
 )
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
-from eval.record import Check, Result, Run, Say, Section, missing_packages
+from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.devices import counted, first_of, names_of
 from serve.contract.errors import ConfigError, UnavailableError
 
@@ -73,7 +73,7 @@ def _keep(
 ) -> Result:
     """Keep the rows so far, each with how many times as fast Earshot is."""
     rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
-    sections = (Section("Figures", [table_of(measured)]),) if measured else ()
+    sections = (ReportSection("Figures", [table_of(measured)]),) if measured else ()
     result = Result({"complete": complete, "rows": rows}, checks, sections)
     run.keep(result)
     return result
@@ -91,7 +91,7 @@ def installed_peers(progress: Say) -> tuple[str, ...]:
     return tuple(installed)
 
 
-def configured(config: Config, plan: BenchPlan) -> Config:
+def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
     """Set the plan's beam as the default, with a row for each beam, and its draft."""
     config = changed(config, "transcriber", beam_size=plan.beam_size)
     slots = plan.slots[0] if plan.devices else config.runtime.slots
@@ -101,7 +101,7 @@ def configured(config: Config, plan: BenchPlan) -> Config:
     return dataclasses.replace(config, runtime=runtime)
 
 
-def check(config: Config, plan: BenchPlan) -> None:
+def check(config: EvaluationProduct, plan: BenchPlan) -> None:
     """Refuse a plan that cannot be run before anything is measured.
 
     Raises:
@@ -138,7 +138,7 @@ def check(config: Config, plan: BenchPlan) -> None:
             )
 
 
-def engine_for(config: Config, plan: BenchPlan) -> RandomEngine:
+def engine_for(config: EvaluationProduct, plan: BenchPlan) -> RandomEngine:
     """Make an engine of the configured shape, with a draft if the plan has one.
 
     Raises:
@@ -150,7 +150,7 @@ def engine_for(config: Config, plan: BenchPlan) -> RandomEngine:
 
 
 def scaling(
-    engine: RandomEngine, config: Config, plan: BenchPlan, progress: Say
+    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, progress: Say
 ) -> Iterator[Measurement]:
     """Measure a server on each of the plan's devices, one after another; raises as `check`."""
     from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
@@ -161,7 +161,7 @@ def scaling(
 
 
 def measurements(
-    engine: RandomEngine, config: Config, plan: BenchPlan, progress: Say
+    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, progress: Say
 ) -> Iterator[Measurement]:
     """Measure everything in the plan, one after the other.
 

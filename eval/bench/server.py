@@ -17,7 +17,7 @@ from eval.bench.plan import BenchPlan
 from eval.bench.table import OURS, Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.clients import wav
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.load import MAX_PROCESSES, ClientProcesses, processes_for
 from eval.record import Check, Say
 from eval.server import RunningServer, running
@@ -119,7 +119,7 @@ def scaling_clips() -> list[NoiseClip]:
     return [NoiseClip(seconds, round(seconds * _TOKENS_PER_S)) for seconds in lengths]
 
 
-def single_try(config: Config, in_flight: int) -> Config:
+def single_try(config: EvaluationProduct, in_flight: int) -> EvaluationProduct:
     """Configure a server that takes `in_flight` requests and decodes each window once.
 
     Random weights are never sure, so every window would be decoded again at each higher
@@ -192,7 +192,11 @@ def check_counters(
 
 
 def through_server(
-    config: Config, folder: Path, in_process: float | None, plan: BenchPlan, progress: Say
+    config: EvaluationProduct,
+    folder: Path,
+    in_process: float | None,
+    plan: BenchPlan,
+    progress: Say,
 ) -> Iterator[Measurement]:
     """Start a server, load it, then send single requests; yield a row of each.
 
@@ -237,7 +241,11 @@ def _latency(server: RunningServer, requests: int) -> Measurement:
 
 
 def measure_scaling(
-    config: Config, folder: Path, runtimes: Sequence[RuntimeConfig], seconds: float, progress: Say
+    config: EvaluationProduct,
+    folder: Path,
+    runtimes: Sequence[RuntimeConfig],
+    seconds: float,
+    progress: Say,
 ) -> Iterator[Measurement]:
     """Start a server with each of these runtimes in turn and load it; yield a row of each.
 

@@ -29,7 +29,7 @@ from eval.bench.runtime_load import (
     open_loop,
 )
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.load import poisson
 from eval.record import Say
 from serve.contract.config import RuntimeConfig
@@ -61,7 +61,9 @@ class RuntimeSession:
         UnavailableError: the machine cannot run this configuration.
     """
 
-    def __init__(self, engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings) -> None:
+    def __init__(
+        self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
+    ) -> None:
         self._engine, self._plan = engine, plan
         self._short = config.transcriber.short_encoder
         self.config = runtime = config.runtime
@@ -222,7 +224,7 @@ def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
 
 
 def run_workloads(
-    engine: Engine, config: Config, plan: BenchPlan, ceilings: Ceilings, progress: Say
+    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
     """Run the plan's workloads, one after the other; a refusal of the machine becomes a row."""
     for slots in plan.slots:
@@ -230,7 +232,12 @@ def run_workloads(
 
 
 def _with_slots(
-    engine: Engine, config: Config, plan: BenchPlan, slots: int, ceilings: Ceilings, progress: Say
+    engine: Engine,
+    config: EvaluationProduct,
+    plan: BenchPlan,
+    slots: int,
+    ceilings: Ceilings,
+    progress: Say,
 ) -> Iterator[Measurement]:
     """Run the workloads with so many slots; the runtime's memory is free afterwards."""
     names = plan.workloads_with(slots)
@@ -249,7 +256,7 @@ def _with_slots(
     session.runtime.close()
 
 
-def with_slots(config: Config, slots: int) -> RuntimeConfig:
+def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:
     """Configure so many slots, with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
     rows = slots * beam_size if beam_size > 1 else 0

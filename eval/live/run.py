@@ -15,10 +15,10 @@ from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, Normalize, normalizer
 from eval.accuracy.passages import join_clips
 from eval.accuracy.score import Counts, char_counts, in_common
-from eval.config import HELD_S, Config
+from eval.config import HELD_S, EvaluationProduct
 from eval.corpora.find import find_clips
 from eval.live.systems import StreamingSystem, open_system
-from eval.record import Check, Result, Run, Say, Section, Table
+from eval.record import Check, ReportSection, Result, Run, Say, Table
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
@@ -63,7 +63,7 @@ def latencies(
     return [final[i][1] - spoken[j][1] for i, j in in_common(mine, theirs)]
 
 
-def passages(config: Config, join_s: float) -> list[Clip]:
+def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
     """Make passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
 
     The clips of each speaker are joined. Where that or the place itself makes passages the other
@@ -175,7 +175,7 @@ def live(
             levels.append(_level(system, shares, whole, run.say))
             run.say("; ".join(map(" ".join, zip(HEADER, levels[-1].row, strict=True))))
             table = Table(HEADER, [level.row for level in levels])
-            result = Result(levels, levels[-1].checks, (Section("Live text", [table]),))
+            result = Result(levels, levels[-1].checks, (ReportSection("Live text", [table]),))
             run.keep(result)
     return result
 

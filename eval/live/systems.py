@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.server import running
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
@@ -52,7 +52,7 @@ class StreamingSystem:
 
 
 @contextlib.contextmanager
-def open_system(config: Config, decode_s: float) -> Iterator[StreamingSystem]:
+def open_system(config: EvaluationProduct, decode_s: float) -> Iterator[StreamingSystem]:
     """Open a system for the length of a `with` block.
 
     Args:

@@ -8,7 +8,7 @@ from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, Keys, keys_of
 from eval.accuracy.report import percent
-from eval.config import Config, EvalConfig, changed
+from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long.compose import (
     CONTENTS,
@@ -30,7 +30,7 @@ from eval.long.score import (
 )
 from eval.long.systems import listen, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
-from eval.record import Figure, Result, Run, Section, Table, Text, facts
+from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
@@ -90,14 +90,14 @@ def long(
     return result_of(run, recordings, scores, unfinished)
 
 
-def _fair(config: Config) -> Config:
+def _fair(config: EvaluationProduct) -> EvaluationProduct:
     """Set one recording at a time, the same threads for ours, and time for the longest."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
     return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S)
 
 
-def _speech(config: Config) -> list[Clip]:
+def _speech(config: EvaluationProduct) -> list[Clip]:
     """Return the clips of the config's half that recordings are made of."""
     of = config.eval
     passages = PASSAGES if of.manifest == EvalConfig.manifest else ""
@@ -149,8 +149,8 @@ def result_of(
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            Section("Recordings", [_recordings(recordings)], printed=False),
-            Section("Systems", [Text("", items=RULES), *settings], printed=False),
+            ReportSection("Recordings", [_recordings(recordings)], printed=False),
+            ReportSection("Systems", [Text("", items=RULES), *settings], printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
         f"{spoken_s / 60:.1f} are speech ({words:,} words); {run.config.eval.threads} CPU threads "
@@ -159,7 +159,7 @@ def result_of(
     )
 
 
-def _accuracy(scores: Sequence[LongFormScore]) -> Section:
+def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
     header = (
         *("system", "CER [95 %]", "WER [95 %]", "lost", "in stretches", "added", "repeated"),
         *("made up", "characters where nobody speaks", "RTFx"),
@@ -178,14 +178,16 @@ def _accuracy(scores: Sequence[LongFormScore]) -> Section:
         rate_chart("WER, %", {score.name: score.overall.wer for score in scores}),
     ]
     table = Table(header, rows, note="Counts are words, unless they say otherwise.")
-    return Section("Accuracy", [Figure([chart for chart in charts if chart]), table])
+    return ReportSection("Accuracy", [Figure([chart for chart in charts if chart]), table])
 
 
-def _by_kind(recordings: Sequence[AnnotatedRecording], scores: Sequence[LongFormScore]) -> Section:
+def _by_kind(
+    recordings: Sequence[AnnotatedRecording], scores: Sequence[LongFormScore]
+) -> ReportSection:
     kinds = list(dict.fromkeys(recording.kind for recording in recordings))
     rows = [(score.name, *(percent(score.by_kind[kind].cer) for kind in kinds)) for score in scores]
     note = "CER. " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds) + "."
-    return Section("By kind of recording", [Table(("system", *kinds), rows, note=note)])
+    return ReportSection("By kind of recording", [Table(("system", *kinds), rows, note=note)])
 
 
 def _recordings(recordings: Sequence[AnnotatedRecording]) -> Table:

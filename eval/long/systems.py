@@ -10,14 +10,14 @@ from build.clips import Clip
 from eval.accuracy.predictions import Kept, Keys, TimedCall
 from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
 from eval.accuracy.worker import TranscriptionSystem, measure_system
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
 from eval.record import Run, Say, write_json
 
 _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing
 
 
-def specs(config: Config) -> dict[str, Spec]:
+def specs(config: EvaluationProduct) -> dict[str, Spec]:
     """Return every system by name."""
 
     def theirs(options: dict[str, Any], *, batched: bool = False) -> Spec:
@@ -41,13 +41,20 @@ def prepare_names(names: tuple[str, ...], run: Run) -> None:
     prepare([known[name] for name in names], run.config, run.config_path)
 
 
-def open_system(name: str, config: Config) -> TranscriptionSystem:
+def open_system(name: str, config: EvaluationProduct) -> TranscriptionSystem:
     """Open a system; it is ready when this returns."""
     return specs(config)[name].open()
 
 
 def listen(
-    name: str, config: Config, clips: list[Clip], keys: Keys, folder: Path, say: Say, *, again: bool
+    name: str,
+    config: EvaluationProduct,
+    clips: list[Clip],
+    keys: Keys,
+    folder: Path,
+    say: Say,
+    *,
+    again: bool,
 ) -> None:
     """Let one system hear the clips that it has not heard yet, and keep each answer.
 

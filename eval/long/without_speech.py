@@ -21,7 +21,7 @@ from eval.corpora.find import find_clips
 from eval.long.compose import at_level, faded, music, noise
 from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import listen, prepare_names
-from eval.record import Check, Result, Run, Section, Table
+from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
@@ -215,7 +215,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
         calls[name] = Kept(folder, name).heard(keys)
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}
-    sections = (Section("Invented text", [table_of(scores)]),)
+    sections = (ReportSection("Invented text", [table_of(scores)]),)
     return Result(scores, (check_of(scores[0]), all_answered(errors)), sections)
 
 

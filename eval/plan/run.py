@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Result, Run
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
@@ -91,7 +91,7 @@ class Measured:
         return float(loads[self.p99_s(loads) <= p99_s][-1])
 
 
-def find_measured(config: Config, file: Path | None) -> Measured:
+def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
     """Find the figures of a config.
 
     Args:
@@ -121,7 +121,7 @@ def find_measured(config: Config, file: Path | None) -> Measured:
     return _measured(content, path, measure)
 
 
-def _require_same(content: _BenchFile, config: Config, path: Path, measure: str) -> None:
+def _require_same(content: _BenchFile, config: EvaluationProduct, path: Path, measure: str) -> None:
     """Refuse figures of another product, or of other settings."""
     settings, runtime = content.settings, content.settings.get("runtime", {})
     slots = next(iter(settings.get("slots", ())), None)

@@ -15,11 +15,11 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
 from eval.profile.timeline import LOAD, DeviceTimeline, read_timeline
 from eval.random_whisper import published_shape, random_engine, write_engine
-from eval.record import Card, Result, Run, Section, Table
+from eval.record import Card, ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
@@ -90,7 +90,7 @@ def profiled(
 
 
 @contextlib.contextmanager
-def _opened(config: Config, random_weights: bool) -> Iterator[Transcriber]:
+def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcriber]:
     """Open the config's engine, or one with random weights, for the length of a block.
 
     Random weights say as many tokens as they may, once, for every window.
@@ -199,9 +199,9 @@ def result_of(timeline: DeviceTimeline, about: str) -> Result:
     return Result(
         timeline,
         sections=(
-            Section("Phases", [times]),
-            Section("Kernels", [table for table in kernels if table.rows]),
-            Section("Gaps", [idle], printed=False),
+            ReportSection("Phases", [times]),
+            ReportSection("Kernels", [table for table in kernels if table.rows]),
+            ReportSection("Gaps", [idle], printed=False),
         ),
         about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. "
         f"`{TRACE}` opens in Perfetto (ui.perfetto.dev).",

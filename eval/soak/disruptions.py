@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from eval.clients import Answer, Ask, by_grpc, by_stream
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.soak.stage import Stage
 
 MAX_RECOVERY_S = 90.0
@@ -39,7 +39,7 @@ class NothingToDisruptError(Exception):
     """The process of a role does not run."""
 
 
-def with_link(config: Config, folder: Path) -> Config:
+def with_link(config: EvaluationProduct, folder: Path) -> EvaluationProduct:
     """Return the config with a link to its engine, which can be removed."""
     link = folder / "engine"
     link.symlink_to(Path(config.engine).absolute(), target_is_directory=True)

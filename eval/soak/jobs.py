@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from eval.clients import JOBS, form
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.load import closed_loop
 from eval.record import Check
 from eval.server import RunningServer, request, running
@@ -50,7 +50,7 @@ class Receiver(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, seed: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _WebhookHandler)
         self.taken: Counter[str] = Counter()  # by webhook-id
         self.bodies: dict[str, set[bytes]] = {}
         self.rejected: set[str] = set()
@@ -72,7 +72,7 @@ class Receiver(http.server.ThreadingHTTPServer):
         return http.HTTPStatus.NO_CONTENT
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _WebhookHandler(http.server.BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
@@ -112,7 +112,7 @@ def jobs(settings: SoakSettings) -> Found:
             receiver.shutdown()
 
 
-def with_jobs(config: Config, folder: Path, hooks: str, count: int) -> Config:
+def with_jobs(config: EvaluationProduct, folder: Path, hooks: str, count: int) -> EvaluationProduct:
     """Return the config of a server that keeps jobs in a folder and sends webhooks to `hooks`."""
     secret = folder / "secret"
     secret.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}", encoding="ascii")

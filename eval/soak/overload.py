@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from eval.clients import Ask, by_form, wav
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.load import closed_loop, open_loop, poisson
 from eval.record import Check
 from eval.server import RunningServer, running, samples
@@ -176,7 +176,9 @@ def try_once(
     return attempt
 
 
-def _capacity(config: Config, sounds: Sequence[Samples], seconds: float, seed: int) -> float:
+def _capacity(
+    config: EvaluationProduct, sounds: Sequence[Samples], seconds: float, seed: int
+) -> float:
     """Return the seconds of audio a second that a server without a target does, beside streams."""
     with running(changed(config, "gateway", target_p99_s=0.0), keys=3) as server:
         rng, began_s = random.Random(seed), time.monotonic()

@@ -9,7 +9,7 @@ import psutil
 
 from build.clips import load_clips
 from eval.config import changed
-from eval.record import Check, Result, Run, Section, Table, Verdict, loud, verdict
+from eval.record import Check, ReportSection, Result, Run, Table, Verdict, loud, verdict
 from eval.soak.attacks import floods, killers
 from eval.soak.jobs import jobs
 from eval.soak.mixed import mixed
@@ -97,10 +97,10 @@ def _result(findings: Sequence[Finding]) -> Result:
         rows.append([name, loud(finding.verdict), took, summary])
         values = [[label, f"{value:,.3f}"] for label, value in finding.figures.items()]
         table = Table(["figure", ""], values)
-        figures.append(Section(f"{name}: {finding.title}", [table], printed=False))
+        figures.append(ReportSection(f"{name}: {finding.title}", [table], printed=False))
         checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in finding.checks]
     table = Table(["scenario", "", "took", "what happened"], rows, prose=True)
-    sections = (Section("Scenarios", [table]), *figures)
+    sections = (ReportSection("Scenarios", [table]), *figures)
     return Result({"scenarios": findings}, tuple(checks), sections)
 
 

@@ -13,7 +13,7 @@ import soundfile
 
 from build.clips import Clip
 from eval.clients import PATIENCE_S, Answer, Ask, by_grpc
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Check, Say
 from eval.server import POLL_S, Addresses, RunningServer, running
 from serve.contract.messages import Samples
@@ -33,7 +33,7 @@ Found = Iterator[Check | tuple[str, float]]
 class SoakSettings:
     """The settings of a scenario."""
 
-    config: Config
+    config: EvaluationProduct
     clips: tuple[Clip, ...]
     say: Say
     seed: int = 0

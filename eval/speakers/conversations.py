@@ -19,7 +19,13 @@ import soundfile
 from build.clips import Clip
 from eval.long.compose import at_level, faded, noise
 from eval.record import Say, made_once, write_text
-from eval.speakers.recordings import Recording, Utterance, read_recordings, to_rttm, to_stm
+from eval.speakers.recordings import (
+    ConversationRecording,
+    Utterance,
+    read_recordings,
+    to_rttm,
+    to_stm,
+)
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
@@ -85,7 +91,7 @@ class _Spoken:
 
 def compose(
     planned: Sequence[Planned], seed: int, clips: Sequence[Clip], say: Say
-) -> list[Recording]:
+) -> list[ConversationRecording]:
     """Make conversations, unless they are there.
 
     Args:

@@ -27,7 +27,7 @@ class Utterance:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class ConversationRecording:
     """An audio file and its reference turns."""
 
     name: str
@@ -41,7 +41,7 @@ class Recording:
         return len({turn.speaker for turn in self.turns})
 
 
-def read_recordings(folder: Path) -> list[Recording]:
+def read_recordings(folder: Path) -> list[ConversationRecording]:
     """Read a folder's recordings, by name.
 
     Raises:
@@ -58,11 +58,13 @@ def read_recordings(folder: Path) -> list[Recording]:
     return recordings
 
 
-def _recording(path: Path) -> Recording:
+def _recording(path: Path) -> ConversationRecording:
     stm = path.with_suffix(".stm")
     turns = _parsed(path.with_suffix(".rttm"), _turn, "a turn of a speaker in an RTTM")
     said = _parsed(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
-    return Recording(path.stem, path, turns, tuple(sorted(said, key=lambda one: one.start_s)))
+    return ConversationRecording(
+        path.stem, path, turns, tuple(sorted(said, key=lambda one: one.start_s))
+    )
 
 
 def _parsed(path: Path, parse: Callable[[str], T | None], expected: str) -> tuple[T, ...]:

@@ -14,10 +14,10 @@ import soundfile
 from build.clips import load_clips
 from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Counts
-from eval.config import Config
-from eval.record import Check, Result, Run, Say, Section, Table
+from eval.config import EvaluationProduct
+from eval.record import Check, ReportSection, Result, Run, Say, Table
 from eval.speakers.conversations import PLAN, compose
-from eval.speakers.recordings import Recording, read_recordings
+from eval.speakers.recordings import ConversationRecording, read_recordings
 from eval.speakers.score import Errors, counts_as_one, cp_counts, errors
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
@@ -125,7 +125,7 @@ def speakers(
         of_set = _scored(device, some, run.say)
         scored += of_set
         results.append(result_of(name, of_set))
-        shown = Section("Speakers", [Table(HEADER, [_row(one) for one in results])])
+        shown = ReportSection("Speakers", [Table(HEADER, [_row(one) for one in results])])
         kept = {"sets": results, "recordings": scored}
         result = Result(kept, _checks(results[0]), (shown,))
         run.keep(result)
@@ -133,13 +133,17 @@ def speakers(
         prepare_engine(run.config, run.config_path, run.config.build.precision)
         some = [recording for of_set in sets.values() for recording in of_set]
         transcribed = list(_texts(run.config, some, run.say))
-        rows = Section("Texts", [Table(TEXTS_HEADER, [_text_row(one) for one in transcribed])])
+        rows = ReportSection(
+            "Texts", [Table(TEXTS_HEADER, [_text_row(one) for one in transcribed])]
+        )
         with_texts = {**result.figures, "texts": transcribed}
         result = Result(with_texts, result.checks, (*result.sections, rows))
     return result
 
 
-def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterator[Texts]:
+def _texts(
+    config: EvaluationProduct, recordings: Sequence[ConversationRecording], say: Say
+) -> Iterator[Texts]:
     """Yield the errors of each recording that has texts, then of all."""
     total = Texts("all", Counts(), Counts())
     with open_transcriber(config) as transcriber:
@@ -159,12 +163,12 @@ def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterato
     yield total
 
 
-def _conversations(half: str, seed: int, say: Say) -> list[Recording]:
+def _conversations(half: str, seed: int, say: Say) -> list[ConversationRecording]:
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
     return compose(PLAN, seed, clips, say)
 
 
-def _scored(device: str, recordings: Sequence[Recording], say: Say) -> list[Scored]:
+def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = open_diarizer(device), list[Scored]()
     say(f"{len(recordings)} recordings …")

@@ -21,7 +21,7 @@ import transformers
 from build.config import BuildConfig, BuildProduct
 from eval.processes import run_tool
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
-from eval.record import Check, Result, Run, Say, Section, facts, versions
+from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.contract.errors import EarshotError
@@ -112,7 +112,7 @@ def trtllm_check(run: Run, *, python: str) -> Result:
     environment = known | {name: run.machine[name] for name in ("Python", "GPU", "OS")}
     return Result(
         checks=tuple(checks.ended),
-        sections=(Section("Environment", [facts("", environment)]),),
+        sections=(ReportSection("Environment", [facts("", environment)]),),
         title="TensorRT-LLM",
     )
 

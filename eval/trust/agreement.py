@@ -13,7 +13,7 @@ from eval.accuracy.normalize import Normalize
 from eval.accuracy.report import percent
 from eval.accuracy.score import Counts, Rate, char_counts, rate
 from eval.figures import line_chart
-from eval.record import Check, Figure, Part, Section, Table, Text
+from eval.record import Check, Figure, Part, ReportSection, Table, Text
 from serve.contract.messages import Transcript
 
 THRESHOLDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -202,7 +202,7 @@ def line_of(pair: Pair, threshold: float) -> dict[str, object]:
     return {**line, "trusted": is_trusted(pair, threshold)}
 
 
-def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float) -> Section:
+def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float) -> ReportSection:
     """Return the section of the report, with a chart if there are references."""
     references = any(pair.edits for pair in pairs)
     header = ["texts differ by at most", "clips", "seconds"]
@@ -227,4 +227,4 @@ def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float
         label = "CER of the selected transcripts over their share of the clips"
         chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
         parts.insert(0, Figure([chart], legend=False))
-    return Section("Transcripts", parts)
+    return ReportSection("Transcripts", parts)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from build.clips import Clip
 from eval.accuracy.normalize import Normalize
-from eval.record import Check, Part, Section, Table, Text
+from eval.record import Check, Part, ReportSection, Table, Text
 from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
@@ -311,7 +311,7 @@ def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def section_of(figures: CalibrationResult) -> Section:
+def section_of(figures: CalibrationResult) -> ReportSection:
     """Return the fit, the figures, and the reliability by bins."""
     fit = figures.fit
     told = (
@@ -330,7 +330,7 @@ def section_of(figures: CalibrationResult) -> Section:
                 for one in row.bins
             ]
             parts.append(Table((name, "words", "says", "are right"), rows, name.capitalize()))
-    return Section("Words", parts)
+    return ReportSection("Words", parts)
 
 
 def _cells(row: Reliability) -> list[str]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.systems import greedy
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
@@ -82,7 +82,9 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     return Result(kept, checks, tuple(sections), about=drawn.summary)
 
 
-def passes_of(config: Config, other: str) -> tuple[tuple[Config, str], tuple[Config, str]]:
+def passes_of(
+    config: EvaluationProduct, other: str
+) -> tuple[tuple[EvaluationProduct, str], tuple[EvaluationProduct, str]]:
     """Return config and engine of both passes.
 
     Raises:
@@ -99,7 +101,7 @@ def passes_of(config: Config, other: str) -> tuple[tuple[Config, str], tuple[Con
     return (config, config.engine), second
 
 
-def _heard(config: Config, engine: str, clips: Sequence[Clip]) -> list[Heard]:
+def _heard(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> list[Heard]:
     """Return an engine's transcript of each clip, or the reason why there is none."""
 
     def hear(clip: Clip) -> Heard:

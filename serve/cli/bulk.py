@@ -158,7 +158,7 @@ def _do(
     """Do some shards and show how far it is."""
     from serve.bulk import cluster  # noqa: PLC0415 - loads Ray and torch
 
-    progress = Progress(sum(len(shard.files) for shard in shards))
+    progress = BulkProgress(sum(len(shard.files) for shard in shards))
     with cluster.connected(args.address):
         engines = cluster.engines_of(config, args.cpus)
         _tell(
@@ -177,7 +177,7 @@ def _do(
     progress.end()
 
 
-class Progress:
+class BulkProgress:
     """Shows how far a run is, on a terminal all the time and elsewhere every half minute.
 
     Args:

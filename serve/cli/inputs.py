@@ -17,7 +17,7 @@ _TOLD = 5  # names of files that are not there
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class InputFile:
     """A source of audio."""
 
     name: str  # as it was named, or found in what was named; "-" is standard input
@@ -37,7 +37,7 @@ def readable(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def find_recordings(names: Sequence[str]) -> tuple[list[Recording], int]:
+def find_recordings(names: Sequence[str]) -> tuple[list[InputFile], int]:
     """The recordings that are named, each once, and how many other files the folders hold.
 
     A folder is searched with the folders in it; hidden files are left out. A pattern stands for
@@ -98,16 +98,16 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(place, name) for name in files if not name.startswith("."))
 
 
-def _below_common_folder(bases: dict[str, Path]) -> list[Recording]:
+def _below_common_folder(bases: dict[str, Path]) -> list[InputFile]:
     """Each once, though it was named in two ways."""
     folders = [os.path.abspath(base) for name, base in bases.items() if name != STDIN]
     common = os.path.commonpath(folders) if folders else ""
-    recordings: dict[str, Recording] = {}
+    recordings: dict[str, InputFile] = {}
     for name in bases:
         if name == STDIN:
-            recordings[STDIN] = Recording(STDIN, "stdin")
+            recordings[STDIN] = InputFile(STDIN, "stdin")
         else:
             path = os.path.abspath(name)
             relative = Path(os.path.relpath(path, common)).as_posix()
-            recordings.setdefault(path, Recording(name, relative))
+            recordings.setdefault(path, InputFile(name, relative))
     return list(recordings.values())

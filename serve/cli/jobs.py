@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from tqdm import tqdm
 
 from serve.cli.api import ApiClient, ResponseLostError, open_api
-from serve.cli.inputs import Recording, find_recordings, readable
+from serve.cli.inputs import InputFile, find_recordings, readable
 from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
@@ -93,7 +93,7 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
     sources, others = find_recordings(args.files) if args.files else ([], 0)
     if others:
         print(f"{others} files of other kinds are passed over", file=sys.stderr)
-    sources += [Recording(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
+    sources += [InputFile(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
     kind: Format = "json" if args.format.endswith("json") else args.format
     targets = targets_of(sources, args.output, kind)
     fields, failed, ids = _fields(args), 0, list[str | None]()
@@ -140,7 +140,7 @@ def _text(value: Any) -> str | list[str]:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(source: Recording, fields: Fields, is_url: bool) -> dict[str, Any]:
+def _source(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
     """What is sent of a job."""
     if is_url:
         return {"json": {**fields, "url": source.name}}

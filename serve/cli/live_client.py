@@ -33,7 +33,7 @@ class Heard:
     event: Event
 
 
-class Wire(Protocol):
+class LiveTransport(Protocol):
     """The connection of a session, which carries messages to it and from it."""
 
     async def send(self, message: str) -> None:
@@ -81,7 +81,7 @@ async def transcribe_live(
 
 
 async def converse(
-    wire: Wire,
+    wire: LiveTransport,
     blocks: Iterable[Samples],
     transcription: dict[str, Any],
     *,
@@ -111,7 +111,7 @@ async def converse(
         await asyncio.wait((sending,))
 
 
-async def _next(wire: Wire, limit_s: float | None) -> Event:
+async def _next(wire: LiveTransport, limit_s: float | None) -> Event:
     try:
         async with asyncio.timeout(limit_s):
             event: Event = json.loads(await wire.recv())
@@ -123,7 +123,7 @@ async def _next(wire: Wire, limit_s: float | None) -> Event:
 
 
 async def _until_all_is_text(
-    wire: Wire, sending: "asyncio.Task[None]", wait_s: float
+    wire: LiveTransport, sending: "asyncio.Task[None]", wait_s: float
 ) -> AsyncIterator[Event]:
     under_way, all_heard = set[str](), False
     while not all_heard or under_way:
@@ -138,7 +138,9 @@ async def _until_all_is_text(
         yield event
 
 
-async def _send(wire: Wire, blocks: Iterable[Samples], pace: float, began_s: float) -> None:
+async def _send(
+    wire: LiveTransport, blocks: Iterable[Samples], pace: float, began_s: float
+) -> None:
     now_s = asyncio.get_running_loop().time
     for count, piece in enumerate(_pieces(blocks), 1):
         if pace:  # a piece is sent when its last sample has been spoken

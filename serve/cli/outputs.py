@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from serve.cli.inputs import Recording
+from serve.cli.inputs import InputFile
 from serve.contract.errors import ConfigError
 from serve.contract.files import write_text
 from serve.speech.formats import Format, places_of, suffix_of
@@ -16,7 +16,7 @@ _ADVICE = "name another --output folder"
 
 
 def targets_of(
-    recordings: Sequence[Recording], folder: Path | None, format: Format
+    recordings: Sequence[InputFile], folder: Path | None, format: Format
 ) -> list[Path | None]:
     """The file that each transcript goes to; None is standard output.
 

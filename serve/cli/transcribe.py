@@ -12,7 +12,7 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from serve.cli.backend import Transcribe, open_backend
-from serve.cli.inputs import STDIN, Recording, find_recordings, readable
+from serve.cli.inputs import STDIN, InputFile, find_recordings, readable
 from serve.cli.options import (
     add_config,
     add_cue_options,
@@ -88,11 +88,11 @@ def _transcribe(args: argparse.Namespace) -> int:
     if others:
         print(f"{others} files of other kinds are passed over", file=sys.stderr)
     works = [
-        _Work(recording, target)
+        _TranscribeTask(recording, target)
         for recording, target in zip(recordings, targets, strict=True)
         if args.again or target is None or not target.exists()
     ]
-    run = _Transcription(works, len(recordings), args, cues)
+    run = _FileTranscriber(works, len(recordings), args, cues)
     if run.skipped:
         print(
             f"{run.skipped} of {len(recordings)} files have a transcript in {args.output} and are "
@@ -105,10 +105,10 @@ def _transcribe(args: argparse.Namespace) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
+class _TranscribeTask:
     """A recording and the file for its transcript; None is standard output."""
 
-    recording: Recording
+    recording: InputFile
     target: Path | None
 
     @property
@@ -117,7 +117,7 @@ class _Work:
         return readable(self.recording.name)
 
 
-class _Transcription:
+class _FileTranscriber:
     """Transcribes recordings and counts what became of them.
 
     Args:
@@ -128,7 +128,11 @@ class _Transcription:
     """
 
     def __init__(
-        self, works: Sequence[_Work], count: int, args: argparse.Namespace, cues: CueOptions
+        self,
+        works: Sequence[_TranscribeTask],
+        count: int,
+        args: argparse.Namespace,
+        cues: CueOptions,
     ) -> None:
         self.skipped, self.failed = count - len(works), 0
         self._works, self._count, self._args, self._cues = works, count, args, cues
@@ -177,7 +181,7 @@ class _Transcription:
         request = request_of(audio, self._args)
         return transcribe(request, lambda until_s: self._progress.heard(number, until_s))
 
-    def _write(self, work: _Work, transcript: Transcript) -> None:
+    def _write(self, work: _TranscribeTask, transcript: Transcript) -> None:
         warnings = tuple(map(in_flags, transcript.warnings))
         for warning in warnings:
             tqdm.write(f"warning: {work.name}: {warning}", file=sys.stderr)

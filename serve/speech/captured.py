@@ -7,7 +7,7 @@ Recorders of web radio may save the raw response. It has a header (`HTTP/1.1 200
 import io
 import re
 
-from serve.speech.containers import Bytes, Section
+from serve.speech.containers import Bytes, FileSlice
 
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_HEADERS = 10  # consecutive headers: redirections, then the response
@@ -26,7 +26,7 @@ def body(audio: Bytes) -> Bytes:
         head = audio[:_MAX_HEADER_BYTES]
         if (end := _END.search(head)) is None:
             break
-        audio = Section(audio, end.end(), len(audio))
+        audio = FileSlice(audio, end.end(), len(audio))
         if found := _METADATA.search(head, 0, end.start()):
             audio = _without_metadata(audio, int(found[1]))
     return audio

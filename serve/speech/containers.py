@@ -11,7 +11,7 @@ from serve.contract.errors import AudioError
 from serve.contract.messages import AudioFile
 
 
-class Section:
+class FileSlice:
     """A part of a file, readable as a file, optionally with a header before it.
 
     Args:
@@ -22,7 +22,7 @@ class Section:
     """
 
     def __init__(
-        self, file: "bytes | AudioFile | Section", begin: int, end: int, header: bytes = b""
+        self, file: "bytes | AudioFile | FileSlice", begin: int, end: int, header: bytes = b""
     ) -> None:
         self._file, self._header = file, header
         self._begin, self._end = begin, max(begin, min(end, len(file)))
@@ -37,7 +37,7 @@ class Section:
         return self._header[begin:end] + rest if begin < len(self._header) else rest
 
 
-Bytes = bytes | AudioFile | Section
+Bytes = bytes | AudioFile | FileSlice
 """A file's bytes, which support only len() and slices."""
 
 STREAM_BYTES = 0x7FFF0000

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 
 from serve.contract.errors import AudioError
-from serve.speech.containers import OGG_HEADER, Bytes, Section
+from serve.speech.containers import OGG_HEADER, Bytes, FileSlice
 from serve.speech.sizes import is_settled, sound_chunk
 
 MAX_PARTS = 1_000
@@ -46,7 +46,7 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
         return [audio]
     begins = [0]
     while True:
-        part = Section(audio, begins[-1], len(audio))
+        part = FileSlice(audio, begins[-1], len(audio))
         begin = _next_mark(kind.mark, audio, begins[-1] + max(1, kind.skip(part)), check)
         if begin is None:
             break
@@ -59,7 +59,7 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
     if len(begins) == 1:
         return _sounds(audio)
     ends = [*begins[1:], len(audio)]
-    files = [Section(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    files = [FileSlice(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
     return [part for file in files for part in _sounds(file)]
 
 
@@ -68,7 +68,7 @@ def _sounds(audio: Bytes) -> list[Bytes]:
     chunk = sound_chunk(audio)
     if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
         return [audio]
-    parts: list[Bytes] = [Section(audio, 0, chunk.end)]
+    parts: list[Bytes] = [FileSlice(audio, 0, chunk.end)]
     at = chunk.end
     for _ in range(MAX_PARTS):
         at += at % 2
@@ -76,7 +76,7 @@ def _sounds(audio: Bytes) -> list[Bytes]:
         end = at + 8 + size
         if name == b"data":
             header = chunk.header(size)
-            parts.append(Section(audio, at + 8, end if size else len(audio), header))
+            parts.append(FileSlice(audio, at + 8, end if size else len(audio), header))
         if not size or end > len(audio) or not name.isascii():
             break
         at = end

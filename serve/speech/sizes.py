@@ -24,7 +24,7 @@ import string
 import struct
 from collections.abc import Callable
 
-from serve.speech.containers import MAX_CHUNKS, STREAM_BYTES, Bytes, Section, find_chunk
+from serve.speech.containers import MAX_CHUNKS, STREAM_BYTES, Bytes, FileSlice, find_chunk
 
 _MIN_PLACEHOLDER_BYTES = 100_000_000
 _MIN_REST_S = 0.02
@@ -122,7 +122,7 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     header = chunk.header(present)
     if not header:
         return audio, ""
-    file = Section(audio, chunk.begin, len(audio), header)
+    file = FileSlice(audio, chunk.begin, len(audio), header)
     if chunk.is_stream:
         return file, ""
     return file, (

@@ -161,7 +161,7 @@ def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
         return file
     if file is not None:
         file.close()
-    return FFmpegFile(containers.Section(audio, begin, len(audio)), meter, demuxer)
+    return FFmpegFile(containers.FileSlice(audio, begin, len(audio)), meter, demuxer)
 
 
 def _is_joined_mp3(audio: containers.Bytes) -> bool:

@@ -75,14 +75,14 @@ class Control:
     """
 
     def __init__(self, folder: Path, take: Callable[[ReloadRequest, Tell], object]) -> None:
-        class Handler(socketserver.StreamRequestHandler):
+        class ControlHandler(socketserver.StreamRequestHandler):
             timeout = _CONNECT_S
 
             def handle(self) -> None:
                 with contextlib.suppress(OSError):  # the client has gone
                     _answer(self, take)
 
-        self._server = _ControlServer(str(folder / CONTROL), Handler)
+        self._server = _ControlServer(str(folder / CONTROL), ControlHandler)
         (folder / CONTROL).chmod(0o600)
         # A second Ctrl-C may interrupt `close` while it holds a lock that this thread needs. The
         # process therefore does not wait for this thread.

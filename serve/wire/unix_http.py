@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 
-class _Connection(http.client.HTTPConnection):
+class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
@@ -28,7 +28,7 @@ def ask(path: Path, address: str, timeout_s: float) -> bytes:
     Raises:
         OSError: there is nobody, or no page.
     """
-    with contextlib.closing(_Connection(path, timeout_s)) as connection:
+    with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
         try:
             connection.request("GET", address)
             answer = connection.getresponse()

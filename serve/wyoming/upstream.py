@@ -44,7 +44,7 @@ class _Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Models:
+class _ModelList:
     data: tuple[_Model, ...]
 
 
@@ -95,7 +95,7 @@ class SpeechApiClient:
             EarshotError: as of `transcribe`.
         """
         answer = await self._ask("GET", "/v1/models")
-        return tuple(model.id for model in _read(_Models, answer).data)
+        return tuple(model.id for model in _read(_ModelList, answer).data)
 
     async def transcribe(
         self, utterance: WyomingUtterance, options: TranscribeOptions

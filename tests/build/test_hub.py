@@ -9,7 +9,7 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from build.hub import CheckpointLocation, checkpoint_folder
 from eval.accuracy import prepare
-from eval.config import Config
+from eval.config import EvaluationProduct
 from serve.contract.errors import MissingCheckpointError
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_hub import HUB_ID, REVISION, FakeHub
@@ -45,7 +45,7 @@ def for_build(name):
 
 
 def for_eval(name):
-    return prepare.checkpoint_folder(Config(build=BuildConfig(checkpoint=name)))
+    return prepare.checkpoint_folder(EvaluationProduct(build=BuildConfig(checkpoint=name)))
 
 
 @pytest.mark.parametrize("download", [for_build, for_eval])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Run
 
 
@@ -25,6 +25,6 @@ def run_of(tmp_path):
     def make(config=None, command="test", said=None):
         say = (lambda _: None) if said is None else said.append
         path = tmp_path / f"{command}.json"
-        return Run(command, config or Config(), "x.toml", path, say=say, show=say)
+        return Run(command, config or EvaluationProduct(), "x.toml", path, say=say, show=say)
 
     return make

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from build.clips import Clip
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall, TimedText
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Run
 from eval.report import to_markdown
 from serve.contract.errors import AudioError, UnavailableError
@@ -112,4 +112,4 @@ def facts(name):
 
 def printed(result):
     """What a command prints of its result."""
-    return to_markdown(Run("test", Config()), result, whole=False)
+    return to_markdown(Run("test", EvaluationProduct()), result, whole=False)

@@ -11,7 +11,7 @@ from eval import report as reports
 from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import result_of
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score
 from tests.programs import path_of
@@ -107,7 +107,9 @@ def pages(tmp_path_factory):
         "compare.html": compared(run(0.02), run(0.5)),
     }
     for name, result in results.items():
-        (folder / name).write_text(reports.to_page(Run("run", Config()), result), encoding="utf-8")
+        (folder / name).write_text(
+            reports.to_page(Run("run", EvaluationProduct()), result), encoding="utf-8"
+        )
     return folder
 
 

@@ -377,7 +377,7 @@ def test_every_flag_is_a_keyword_of_what_does_the_command(command):
     of_main = {"config", "output"}
     flags = options_of(command.name)
     assert {name for name in flags if "." not in name} - of_main == named - of_main
-    config = eval.config.Config()
+    config = eval.config.EvaluationProduct()
     for place in (name.rstrip(".") for name in flags if "." in name):
         assert operator.attrgetter(place)(config) is not None
 

@@ -12,7 +12,7 @@ from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import result_of
 from eval.figures import latency_chart, rate_chart
-from eval.record import AlignedText, Check, Figure, Result, Section, Table, Text
+from eval.record import AlignedText, Check, Figure, ReportSection, Result, Table, Text
 from tests.eval.accuracy.runs import calls, report, score
 
 BASIC = normalizer("basic-v1")
@@ -246,7 +246,7 @@ def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path
         Table(("n", "v"), [("a|b", "1")], "T", "note"),
         Figure([]),
     ]
-    sections = (Section("One", parts), Section("Two", [Text("details")], printed=False))
+    sections = (ReportSection("One", parts), ReportSection("Two", [Text("details")], printed=False))
     result = Result({}, (Check("good", True, "yes"), Check("open", None, "few")), sections)
     run = run_of(command="live")
     reports.write(tmp_path, run, result)

@@ -123,7 +123,7 @@ class FormFields:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ServerVad:
+class _ChunkingStrategy:
     """A `chunking_strategy` that is an object."""
 
     type: Literal["server_vad"]
@@ -342,11 +342,13 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
+def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ChunkingStrategy:
     """Parse a `chunking_strategy` in either of its two spellings."""
     try:
         if text is not None:
-            return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')
+            return from_json(
+                _ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"'
+            )
         table = {
             name: part if name == "type" else _read(Option(f"{_STRATEGY}[{name}]", float, ""), part)
             for name, part in parts.items()
@@ -355,6 +357,6 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
             name: int(part) if isinstance(part, float) and part.is_integer() else part
             for name, part in table.items()
         }
-        return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
+        return from_table(_ChunkingStrategy, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
         raise field_error(_STRATEGY, str(error)) from error

@@ -5,7 +5,7 @@ import pytest
 from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import result_of
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Run
 from eval.report import table, to_markdown
 from serve.contract.errors import ConfigError
@@ -15,7 +15,7 @@ from tests.eval.accuracy.runs import report
 def markdown(found):
     """The whole report.md of a scored run, or of a result."""
     result = found if hasattr(found, "sections") else result_of(found, {}, normalizer("basic-v1"))
-    return to_markdown(Run("run", Config()), result)
+    return to_markdown(Run("run", EvaluationProduct()), result)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
 from eval.accuracy.predictions import Prediction
-from eval.config import Config, EvalConfig, load_config
+from eval.config import EvalConfig, EvaluationProduct, load_config
 from eval.demo import demo, render
 from eval.long import systems as long_systems
 from eval.record import verdict
@@ -35,7 +35,7 @@ def config(nano_config, nano_engine, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "nano"
     shutil.copytree(nano_engine.parent / "checkpoint", folder)
     transformers.WhisperFeatureExtractor().save_pretrained(folder)
-    return Config(
+    return EvaluationProduct(
         **vars(nano_config()),
         build=BuildConfig(checkpoint=str(folder)),
         eval=EvalConfig(threads=1, concurrency=2),
@@ -187,7 +187,7 @@ def test_an_engine_of_the_wrong_precision_is_refused(config):
 
 
 def test_openai_checkpoints_are_refused_by_name():
-    config = Config(build=BuildConfig(checkpoint="large-v3.pt"))
+    config = EvaluationProduct(build=BuildConfig(checkpoint="large-v3.pt"))
     with pytest.raises(UnavailableError, match=r"need a Hugging Face checkpoint, got large-v3.pt"):
         prepare.checkpoint_folder(config)
 

@@ -10,11 +10,11 @@ import pytest
 
 from eval import processes
 from eval.accuracy.worker import measure_system, timed_calls_of
-from eval.config import Config, EvalConfig
+from eval.config import EvalConfig, EvaluationProduct
 from serve.contract.errors import DeadlineError, UnavailableError
 from tests.eval.fakes import open_fake, write_clips
 
-CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
+CONFIG = EvaluationProduct(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
 SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
 HELDOUT = {"h.txt": "three", "i.txt": "four"}
 

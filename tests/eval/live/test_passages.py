@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from eval.config import Config, EvalConfig
+from eval.config import EvalConfig, EvaluationProduct
 from eval.live.run import passages
 from serve.contract.errors import ConfigError
 from serve.speech.rate import SAMPLE_RATE
@@ -41,7 +41,9 @@ def by(speaker, group="a", half="report"):
 
 
 def played(place, half="", groups=EvalConfig.gate_groups):
-    return passages(Config(eval=EvalConfig(manifest=place, half=half, gate_groups=groups)), 10.0)
+    return passages(
+        EvaluationProduct(eval=EvalConfig(manifest=place, half=half, gate_groups=groups)), 10.0
+    )
 
 
 def texts(clips):

@@ -8,7 +8,7 @@ import pytest
 
 import eval.live.run
 from build.clips import Clip
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.live.run import Level, live
 from serve.cli.live_client import Heard
 from serve.contract.errors import EarshotError
@@ -80,7 +80,7 @@ def measure(monkeypatch, tmp_path, run_of):
         monkeypatch.setattr(eval.live.run, "decode", lambda audio, limits: [])
         clip.path.write_bytes(b"audio")
         monkeypatch.setattr(eval.live.run, "passages", lambda config, join_s: [clip])
-        run = run_of(Config(live=LiveConfig(short_encoder="on")), "live")
+        run = run_of(EvaluationProduct(live=LiveConfig(short_encoder="on")), "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
     return measure

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
-from eval.config import Config, EvalConfig
+from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
 from eval.long import systems
 from eval.long import without_speech as invented
@@ -99,7 +99,7 @@ def hear(made, monkeypatch, run_of):
         monkeypatch.setattr(invented, "make", made_before)
         monkeypatch.setattr(systems, "measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
-        of = run_of(Config(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
+        of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
         return invented.without_speech(of, systems=NAMES[:2], seed=0, again=False)
 
     return hear
@@ -125,4 +125,4 @@ def test_a_call_that_failed_is_no_silence(hear):
 
 
 def test_its_systems_are_those_of_long_recordings():
-    assert set(NAMES) <= set(systems.specs(Config()))
+    assert set(NAMES) <= set(systems.specs(EvaluationProduct()))

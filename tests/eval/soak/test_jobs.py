@@ -39,7 +39,7 @@ def test_webhooks_are_counted_by_their_ids(receiver):
 @pytest.mark.server
 def test_no_job_is_lost_while_processes_are_killed(nano_config, tmp_path, run_of, monkeypatch):
     monkeypatch.setattr("eval.soak.jobs._APART_S", (1.0, 2.0))
-    product = eval.config.Config(**vars(nano_config()))
+    product = eval.config.EvaluationProduct(**vars(nano_config()))
     soak(run_of(product, "soak"), minutes=0.3, actions=None, seed=1, scenarios=["jobs"])
     record = json.loads((tmp_path / "soak.json").read_text())
     assert record["verdict"] == "passed", record["checks"]

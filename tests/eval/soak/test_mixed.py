@@ -25,7 +25,7 @@ MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
 
 @pytest.fixture
 def product(nano_config):
-    return eval.config.Config(**vars(nano_config()))
+    return eval.config.EvaluationProduct(**vars(nano_config()))
 
 
 @pytest.mark.nightly

@@ -83,7 +83,7 @@ def test_a_real_server_is_attacked(nano_config, tmp_path, monkeypatch, run_of):
     """With quick attacks, because the path is tested and not the server."""
     quick = {name: KILLERS[name] for name in ("a playlist", "a torn message by gRPC")}
     monkeypatch.setattr(attacks, "KILLERS", quick)
-    product = eval.config.Config(**vars(nano_config()))
+    product = eval.config.EvaluationProduct(**vars(nano_config()))
     soak(run_of(product, "soak"), **ALL, scenarios=["killers"])
     (finding,) = kept(tmp_path)
     assert all(check["passed"] for check in finding["checks"]), finding
@@ -93,7 +93,7 @@ def test_a_real_server_is_attacked(nano_config, tmp_path, monkeypatch, run_of):
 
 @pytest.mark.nightly
 def test_a_server_that_does_not_start_fails_the_scenario(nano_config, tmp_path, run_of):
-    product = eval.config.Config(**vars(nano_config()))
+    product = eval.config.EvaluationProduct(**vars(nano_config()))
     product = dataclasses.replace(product, engine=str(tmp_path / "none"))
     soak(run_of(product, "soak"), **ALL, scenarios=["killers"])
     (finding,) = kept(tmp_path)

@@ -9,7 +9,7 @@ import soundfile
 
 import eval.speakers.run
 from build.clips import Clip, load_clips
-from eval.config import Config
+from eval.config import EvaluationProduct
 from eval.record import Run
 from eval.speakers.conversations import Planned, compose
 from eval.speakers.recordings import Utterance, read_recordings, to_rttm, to_stm
@@ -116,7 +116,9 @@ def measured(monkeypatch, meetings, tmp_path):
         monkeypatch.setattr(
             eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
         )
-        run = Run("speakers", Config(), path=tmp_path / "out" / "speakers.json", say=print)
+        run = Run(
+            "speakers", EvaluationProduct(), path=tmp_path / "out" / "speakers.json", say=print
+        )
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
         result = speakers(run, **options, texts=texts)

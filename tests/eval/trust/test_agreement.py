@@ -11,7 +11,7 @@ import pytest
 from build.clips import Clip, load_clips
 from eval.__main__ import main
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.config import Config, changed
+from eval.config import EvaluationProduct, changed
 from eval.record import read_json
 from eval.trust import run as trust_run
 from eval.trust.agreement import (
@@ -139,7 +139,7 @@ def test_what_is_trusted_must_be_more_right_than_the_rest():
 
 
 def test_passes_that_are_the_same_are_refused(tmp_path):
-    config = dataclasses.replace(Config(), engine=str(tmp_path))
+    config = dataclasses.replace(EvaluationProduct(), engine=str(tmp_path))
     with pytest.raises(ConfigError, match="beam_size is 1, so a greedy pass would say the same"):
         passes_of(changed(config, "transcriber", beam_size=1), "")
     with pytest.raises(ConfigError, match="is the config's own engine"):
@@ -197,7 +197,7 @@ def opened(monkeypatch):
 
 
 def config_of(place, **settings):
-    config = dataclasses.replace(Config(), engine="e")
+    config = dataclasses.replace(EvaluationProduct(), engine="e")
     config = changed(config, "transcriber", beam_size=5)
     return changed(config, "eval", manifest=str(place), **settings)
 

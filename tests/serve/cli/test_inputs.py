@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from serve.cli.inputs import STDIN, Recording, find_recordings
+from serve.cli.inputs import STDIN, InputFile, find_recordings
 from serve.cli.outputs import places_of, targets_of
 from serve.contract.errors import ConfigError
 
@@ -27,7 +27,7 @@ def found(*names):
 
 
 def test_a_file_is_itself_whatever_it_is_called(folder):
-    assert find_recordings(["in/notes.txt"]) == ([Recording("in/notes.txt", "notes.txt")], 0)
+    assert find_recordings(["in/notes.txt"]) == ([InputFile("in/notes.txt", "notes.txt")], 0)
 
 
 def test_a_folder_is_its_audio_in_order_of_names(folder):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.config import Config as EvalsConfig
+from eval.config import EvaluationProduct as EvalsConfig
 from serve.contract.config import Config, load_config, read_config
 from serve.contract.errors import ConfigError
 from tests.config_page import REMOVED
