@@ -56,6 +56,7 @@ def test_it_understands_people(transcribe, human_clips, file):
     assert counts.errors <= MOST * counts.length, heard.text
 
 
+@pytest.mark.nightly
 def test_numbers_are_words_where_that_is_asked_for(transcribe, human_clips):
     clip = human_clips["en_an4_test_an391-mjwl-b.ogg"]
     assert re.search(r"\d", transcribe(clip, language="en").text)
@@ -63,6 +64,7 @@ def test_numbers_are_words_where_that_is_asked_for(transcribe, human_clips):
     assert not re.search(r"[0-9%$£]", heard) and "two" in heard.lower(), heard
 
 
+@pytest.mark.nightly
 def test_an_unsure_language_is_told_by_its_text(transcribe, human_clips):
     clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]  # before its text, Arabic is likelier
     heard = transcribe(clip)

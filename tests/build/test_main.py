@@ -20,7 +20,7 @@ from tests.checkpoints import (
     write_openai,
 )
 from tests.fakes import CONFIDENCE
-from tests.serve.native.kernels.parity import nightly
+from tests.marks import nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIP = ROOT / "tests" / "data" / "en_thanks.flac"

@@ -210,6 +210,7 @@ def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monk
     assert said[1:] == [(paths[0], "int8")]
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path, run_of, monkeypatch):
     lines = Path("tests/data/manifest.jsonl").read_text().splitlines()

@@ -75,6 +75,7 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     assert no_children()
 
 
+@pytest.mark.nightly
 def test_a_system_that_is_not_timed_says_each_of_its_clips_once(tmp_path):
     result, rows = measured(tmp_path, is_timed=False)
     assert sorted(r.file for r in rows) == sorted([*HELDOUT, *SAID])
@@ -109,6 +110,7 @@ def test_memory_belongs_to_one_system(tmp_path):
     assert abs(again.peak_memory_bytes - small.peak_memory_bytes) < 50_000_000
 
 
+@pytest.mark.nightly
 def test_the_systems_own_error_comes_back(tmp_path, no_children):
     with pytest.raises(UnavailableError, match="needs a device that is not here"):
         measured(tmp_path, "missing")

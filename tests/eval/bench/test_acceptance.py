@@ -9,9 +9,10 @@ from eval.bench.run import configured
 from eval.bench.workloads import RuntimeSession
 from eval.random_whisper import random_engine
 from serve.native.speculative import SpeculationPolicy
-from tests.serve.native.kernels.parity import nightly
+from tests.marks import nightly
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("share", "least", "most"), [(0.75, 0.5, 0.65), *nightly((0.0, 0, 0), (1.0, 1, 1))]
 )

@@ -631,6 +631,7 @@ def test_an_interrupted_start_leaves_nothing(nano_toml, number):
     assert errors == "interrupted\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_triton_says_why_it_cannot_start(nano_toml):
     with triton(nano_toml, "--engine", "/no/engine") as server:

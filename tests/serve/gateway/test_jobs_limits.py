@@ -215,6 +215,7 @@ def test_readers_of_one_result_share_it(long_jobs, rendered):
     assert len(rendered) < 16
 
 
+@pytest.mark.nightly
 def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     running, id, others = long_jobs
     rendered.readers = 17
@@ -229,6 +230,7 @@ def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     assert rendered.index([]) < 5, "it has not waited for all of the other key's"
 
 
+@pytest.mark.nightly
 def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, keys_file):
     running = start(jobs=config, keys_file=keys_file, max_request_mb=4, max_inflight_mb=4)
     options = {"prompt": "one two " * 3000, "response_format": "verbose_json"}

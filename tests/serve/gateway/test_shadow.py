@@ -185,6 +185,7 @@ def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running,
     assert len(asked(running)) == 5, "it is tried twice"
 
 
+@pytest.mark.nightly
 def test_hostile_clients_count_nothing_and_hold_up_nobody(start, little_room):
     """Bodies that are refused, clients that leave, a flood: samples are the other requests."""
     baseline = ShadowBaseline(log_probability=(-4.0, 0.5))

@@ -84,6 +84,7 @@ PING = frame(6, 0, 0, b"finished")
 PONG = frame(6, 1, 0, b"finished")
 
 
+@pytest.mark.nightly
 def test_a_flood_of_calls_cancels_no_other_clients_call(running):
     """gRPC ends calls at random once more than 1,000 wait for the event loop."""
     asked = head("ServerReady")

@@ -17,8 +17,8 @@ from serve.native.runtime import NativeRuntime
 from serve.native.slots import SlotAllocation
 from serve.runtime.protocol import DecodingOptions, Job, JobEvent
 from serve.speech.tokenizer import Tokenizer
+from tests.marks import nightly
 from tests.serve.native.decoding import prompt_of, run
-from tests.serve.native.kernels.parity import nightly
 
 CONFIG = RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=1)
 OPTIONS = (

@@ -11,8 +11,8 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.language_search import best_hypothesis, next_language_job, score_language
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Detection, Job, JobEvent, Scores
+from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, ends, run
-from tests.serve.native.kernels.parity import nightly
 
 CONFIG = RuntimeConfig(slots=3, rows=9, encoder_batch=2, threads=1)
 ALL = Detection(certainty=1.0, tries=3)

@@ -6,8 +6,8 @@ import pytest
 
 from serve.contract.phrases import build_trie
 from serve.runtime.protocol import DecodingOptions, Job
+from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, prompt_of, run
-from tests.serve.native.kernels.parity import nightly
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from serve.native.rules.state import NO_ROW
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import SlotAllocation
 from serve.runtime.protocol import DecodingOptions, Job
+from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, prompt_of, run
-from tests.serve.native.kernels.parity import nightly
 
 SHORT = sizes(slots=4)[0]
 SEVERAL = PrefillSize(feeds=12, windows=3, wanted=12)

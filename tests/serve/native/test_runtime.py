@@ -20,8 +20,8 @@ from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from tests.checkpoints import PUBLISHED, random_weights, write_engine, write_hf
+from tests.marks import nightly
 from tests.serve.native.decoding import prompt_of, run
-from tests.serve.native.kernels.parity import nightly
 
 
 @pytest.fixture
@@ -106,6 +106,7 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
         assert max(len(set(row)) for row in got) > 8  # the rows say something
 
 
+@pytest.mark.nightly
 def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, windows):
     clip, language, features = windows[0]
     assert clip == "en_question.wav"  # 2.6 s

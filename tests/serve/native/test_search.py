@@ -12,7 +12,7 @@ from serve.native.kernels.choose import choose
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.decoding import beginnings, prompt_of, run
 
 CPU = torch.device("cpu")
 PLAIN = DecodingOptions(timestamps=False, max_tokens=40)
@@ -34,6 +34,11 @@ def some(windows):
     return [next(window for window in windows if window[0] == name) for name in chosen]
 
 
+@pytest.fixture(scope="module")
+def beginnings_of_some(some):
+    return beginnings(some)
+
+
 def jobs_of(facts, some, *options):
     """A job a window; the options take turns."""
     return [
@@ -42,6 +47,7 @@ def jobs_of(facts, some, *options):
     ]
 
 
+@pytest.mark.nightly
 def test_a_blank_takes_its_share_of_the_first_choice_where_it_may_be_said(engine, runtime, some):
     facts = engine.manifest.tokenizer
     _, language, features = some[0]
@@ -84,6 +90,7 @@ def test_an_answer_has_the_score_that_the_network_gives_it_alone(
         assert event.scores.avg_logprob == pytest.approx(total / length, abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_best_sample_is_kept(engine, runtime, some):
     facts = engine.manifest.tokenizer
     one = dataclasses.replace(SAMPLES, best_of=1)
@@ -95,9 +102,9 @@ def test_the_best_sample_is_kept(engine, runtime, some):
     assert again.tokens == several.tokens
 
 
-def test_a_right_draft_saves_steps(engine, runtime, some):
+def test_a_right_draft_saves_steps(engine, runtime, beginnings_of_some):
     facts = engine.manifest.tokenizer
-    jobs = jobs_of(facts, some[1:3], dataclasses.replace(PLAIN, timestamps=True))
+    jobs = jobs_of(facts, beginnings_of_some[1:3], dataclasses.replace(PLAIN, timestamps=True))
     begun = runtime.gauges().steps
     plain = run(runtime, jobs)
     steps = runtime.gauges().steps - begun
@@ -106,7 +113,7 @@ def test_a_right_draft_saves_steps(engine, runtime, some):
 
 
 def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
-    engine, runtime, some, monkeypatch
+    engine, runtime, beginnings_of_some, monkeypatch
 ):
     facts = engine.manifest.tokenizer
     fed = []
@@ -117,7 +124,7 @@ def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
         lambda self, feed, *rest: fed.append(feed.positions.tolist()) or step(self, feed, *rest),
     )
     previous = (facts.sot_prev, *range(50, 150))
-    _, language, features = some[0]
+    _, language, features = beginnings_of_some[0]
     prompt = (*previous, *prompt_of(facts, language))
     named = run(runtime, [Job(0, features, prompt, PLAIN)])[0]
     assert fed[0] == list(range(104))

@@ -15,8 +15,8 @@ from serve.native.speculative import HOLD, TRIAL, SpeculationPolicy
 from serve.native.speculative_graph import SpeculativeStep
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import write_engine
+from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, ends, prompt_of, run
-from tests.serve.native.kernels.parity import nightly
 
 MOST = 4
 CONFIG = RuntimeConfig(slots=4, encoder_batch=4, threads=1, draft_tokens=MOST)

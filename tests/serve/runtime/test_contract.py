@@ -273,6 +273,7 @@ def test_answers_do_not_depend_on_the_company(open_runtime, job):
     assert {id: ended[id].result for id in expected} == expected
 
 
+@pytest.mark.nightly
 def test_a_draft_changes_nothing(open_runtime, job):
     runtime = open_runtime()
     jobs = [mixed(job, id, runtime.capabilities) for id in range(4)]

@@ -78,6 +78,7 @@ def test_blocks_say_what_the_whole_says(diarizer, conversation):
     assert diarizer.diarize(iter(blocks)) == diarizer.diarize(samples)
 
 
+@pytest.mark.nightly
 def test_the_number_of_speakers_may_be_told(diarizer, conversation):
     samples, _ = conversation
     assert len(speakers(diarizer.diarize(samples, num_speakers=1))) == 1

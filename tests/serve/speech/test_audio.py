@@ -14,6 +14,7 @@ import soxr
 from serve.contract.errors import AudioError, CancelledError, CutShortError
 from serve.speech import audio, ffmpeg, pcm, sources
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile
+from tests.marks import sample
 from tests.serve.speech.sounds import (
     FFMPEG,
     PHONES,
@@ -88,6 +89,7 @@ def test_formats_that_name_other_files_are_not_tried(demuxer: str):
     assert demuxer not in ffmpeg.DEMUXERS
 
 
+@pytest.mark.nightly
 def test_a_broadcast_whose_streams_change_is_refused_by_name():
     """PyAV knows only the streams that were there when it was opened: an IndexError of its own."""
     first = encode_ffmpeg("mpegts", "aac")
@@ -187,7 +189,7 @@ webm-libopus webm-libopus-live adts-aac avi-libmp3lame asf-wmav2 flv-aac amr
 """.split()
 
 
-@pytest.mark.parametrize("name", PARTIAL)
+@pytest.mark.parametrize("name", sample(PARTIAL, 4))
 def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name: str):
     whole, warnings = recording(name), []
     if name == "OGG-VORBIS":

@@ -16,6 +16,7 @@ from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
+from tests.marks import nightly
 from tests.serve.speech.sounds import FFMPEG, PHONES, SNDFILE, recording, wide_amr
 
 LIMITS = AudioLimits(max_s=5.0, max_values=2e6, max_cpu_s=1.0)
@@ -64,8 +65,10 @@ KINDS = st.sampled_from(("flip", "set", "size", "cut", "drop", "repeat", "move",
 MUTATIONS = st.lists(st.tuples(KINDS, PLACES, st.integers(0, 2**16)), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [*((name, 4) for name in NAMES[::4]), *nightly(*((name, 100) for name in NAMES))],
+)
 def test_a_damaged_file_gives_samples_or_an_audio_error(name: str, examples: int):
     """The whole file is tried first: a seed that cannot be decoded would test nothing."""
     assert len(audio.whole(audio.decode(valid(name), LIMITS)))

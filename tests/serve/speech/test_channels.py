@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.marks import sample
 from tests.serve.speech.sounds import RATE, Sound, decode, encode, tracks
 
 CLIP = Path(__file__).parents[2] / "data" / "en_two.wav"
@@ -58,24 +59,23 @@ def in_ffmpeg(fmt: str, codec: str, layout: str):
     return make
 
 
-MAKERS = [
-    pytest.param(SEVEN_ONE, lambda x: wav(x, 0x63F), id="7.1 WAV"),
-    pytest.param(FIVE_ONE, lambda x: wav(x, 0x60F), id="5.1 WAV, side"),
-    pytest.param(("FL", "FR", "FC"), lambda x: wav(x, 0x7), id="3.0 WAV"),
-    pytest.param(FIVE_ONE, lambda x: encode(x, "WAVEX", "PCM_24"), id="5.1 WAV, 24 bits"),
-    pytest.param(FIVE_ONE, lambda x: encode(x, "FLAC"), id="5.1 FLAC"),
-    pytest.param(FIVE_ONE, in_ffmpeg("ac3", "ac3", "5.1(side)"), id="AC3"),
-    pytest.param(FIVE_ONE, in_ffmpeg("mpegts", "eac3", "5.1(side)"), id="E-AC3 in MPEG-TS"),
-    pytest.param(FIVE_ONE, in_ffmpeg("mp4", "aac", "5.1"), id="M4A"),
+MAKERS = {
+    "M4A": (FIVE_ONE, in_ffmpeg("mp4", "aac", "5.1")),
+    "7.1 WAV": (SEVEN_ONE, lambda x: wav(x, 0x63F)),
+    "5.1 WAV, side": (FIVE_ONE, lambda x: wav(x, 0x60F)),
+    "3.0 WAV": (("FL", "FR", "FC"), lambda x: wav(x, 0x7)),
     # The order of Vorbis is another one: FL FC FR.
-    pytest.param(
-        ("FL", "FC", "FR", "BL", "BR", "LFE"), lambda x: encode(x, "OGG", "VORBIS"), id="Vorbis"
-    ),
-]
+    "Vorbis": (("FL", "FC", "FR", "BL", "BR", "LFE"), lambda x: encode(x, "OGG", "VORBIS")),
+    "5.1 WAV, 24 bits": (FIVE_ONE, lambda x: encode(x, "WAVEX", "PCM_24")),
+    "5.1 FLAC": (FIVE_ONE, lambda x: encode(x, "FLAC")),
+    "AC3": (FIVE_ONE, in_ffmpeg("ac3", "ac3", "5.1(side)")),
+    "E-AC3 in MPEG-TS": (FIVE_ONE, in_ffmpeg("mpegts", "eac3", "5.1(side)")),
+}
 
 
-@pytest.mark.parametrize(("layout", "make"), MAKERS)
-def test_a_voice_in_the_front_centre_is_heard_alone(voice, layout, make):
+@pytest.mark.parametrize("name", sample(MAKERS, 4))
+def test_a_voice_in_the_front_centre_is_heard_alone(voice, name):
+    layout, make = MAKERS[name]
     samples, told = decode(make(surround(voice, layout)))
     n = min(len(samples), len(voice))
     loudest = np.corrcoef(_envelope(samples[:n]), _envelope(voice[:n]))[0, 1]

@@ -8,6 +8,7 @@ import pytest
 from serve.contract.errors import AudioError, AudioLimitError, CancelledError
 from serve.speech import joined, sources
 from serve.speech.meter import AudioLimits
+from tests.marks import sample
 from tests.serve.speech.sounds import (
     RATE,
     SECONDS,
@@ -36,7 +37,7 @@ CAF-ALAC_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS MP3-MPEG_LAYER_III NIST-PCM_16 VOC-P
 """.split()
 
 
-@pytest.mark.parametrize("name", APPENDED)
+@pytest.mark.parametrize("name", sample(APPENDED, 5))
 def test_parts_of_other_rates_and_channels_are_heard_in_order(name: str):
     rates = [(300, 8_000, 1), (500, 48_000, 2), (700, 16_000, 1)]
     samples, warnings = decode(b"".join(encode_part(*name.split("-"), *part) for part in rates))
@@ -51,7 +52,7 @@ mpegts-aac mp3-libmp3lame mp3-libmp3lame-endless avi-libmp3lame flv-aac asf-wmav
 """.split()
 
 
-@pytest.mark.parametrize("name", APPENDED_BY_FFMPEG)
+@pytest.mark.parametrize("name", sample(APPENDED_BY_FFMPEG, 7))
 def test_parts_of_ffmpegs_formats_are_heard_in_order(name: str):
     rates = [(48_000, "mono"), (48_000, "stereo")]
     if "libopus" not in name:

@@ -1,6 +1,5 @@
 """What comparisons of kernels with their plain torch twins share."""
 
-import pytest
 import torch
 
 from serve.native.kernels.reference_ops import Matrix, Norm
@@ -17,12 +16,6 @@ KEYS = 1500 if ON_GPU else 300
 TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
 
 GELU = 5e-5  # the polynomial's error; below what FP16 can tell
-
-
-def nightly(*values):
-    """Mark parameters, tuples or single ones, as nightly."""
-    several = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*value, marks=pytest.mark.nightly) for value in several]
 
 
 def close(got, twin, at_least=0.0):

@@ -11,7 +11,8 @@ from serve.contract.phrases import build_trie
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import NO_ROW, Picks, new_state
-from tests.serve.native.kernels.parity import DEVICE, nightly
+from tests.marks import nightly
+from tests.serve.native.kernels.parity import DEVICE
 
 FACTS = TokenizerFacts(
     eot=2000,
