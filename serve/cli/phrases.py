@@ -3,14 +3,15 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve.cli.options import add_config
 from serve.contract.config import load_config
-from serve.contract.engine import open_engine
 from serve.contract.files import read_text
-from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.phrases import MAX_PHRASES, trie_of, weighted
+from serve.contract.phrases import MAX_PHRASES
+
+if TYPE_CHECKING:
+    from serve.speech.tokenizer import Tokenizer
 
 _COMMON = "common: it is one token, which comes by itself and may come where it is not said"
 _SHORT = 2  # letters of a phrase that says next to nothing
@@ -35,6 +36,9 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
+    from serve.speech.tokenizer import Tokenizer  # noqa: PLC0415 - loads torch
+
     config = load_config(args.config)
     tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected a phrase a line").splitlines()
@@ -42,12 +46,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
+def described(phrases: Sequence[str], tokenizer: "Tokenizer") -> str:
     """Write a line for each phrase: weight, tokens behind a space, and what is wrong with it.
 
     Raises:
         OptionError: one is no phrase or holds special tokens, or all have too many tokens.
     """
+    from serve.transcriber.phrases import trie_of, weighted  # noqa: PLC0415 - loads torch
+
     trie = trie_of(tuple(phrases), tokenizer)
     pairs = [weighted(phrase) for phrase in phrases]
     texts = [text for text, _ in pairs]

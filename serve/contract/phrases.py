@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_PHRASES = 1000  # of a list
 MAX_NODES = 1 << 15
 """The most nodes of a list of phrases, and the most edges."""
 BOOST = 3.0  # nats that a phrase of weight 1 earns

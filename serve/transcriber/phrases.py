@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.messages import Request
-from serve.contract.phrases import BOOST, Trie, build_trie
+from serve.contract.phrases import BOOST, MAX_PHRASES, Trie, build_trie
 from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
 
-MAX_PHRASES = 1000
 MAX_CHARS = 100  # per phrase
 MAX_BYTES = 2**16  # UTF-8 bytes of all phrases, checked before tokenizing
 MAX_WEIGHT = 4.0

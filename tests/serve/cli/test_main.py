@@ -498,6 +498,14 @@ def test_help_fits_a_screen(command, capsys, monkeypatch):
     assert 3 < len(capsys.readouterr().out.splitlines()) <= 40
 
 
+@pytest.mark.parametrize("module", ["serve.cli.main", "build.__main__", "eval.__main__"])
+def test_help_and_the_servers_first_process_load_no_torch(module):
+    """Loading torch takes 2 s and 200 MB."""
+    code = f"import {module}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_tensors_are_listed_without_a_config(capsys):
     assert main(["tensors"]) == 0
     assert capsys.readouterr().out == tensors.describe()
