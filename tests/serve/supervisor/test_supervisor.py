@@ -1,6 +1,7 @@
 """The whole server: how it starts, what it survives, how it fails, and how it ends."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -8,12 +9,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from serve.contract.errors import DeadlineError, EarshotError, OverloadedError, UnavailableError
+from serve.contract.errors import (
+    AudioError,
+    DeadlineError,
+    EarshotError,
+    OverloadedError,
+    UnavailableError,
+)
 from serve.contract.messages import Request, RequestFinished
 from serve.supervisor import supervisor as run_module
 from serve.supervisor.gateway import is_ready
@@ -45,12 +53,17 @@ def whisper_of(server, engine=0):
     return pid
 
 
-# ---------------------------------------------------------------- what died comes back
+# ---------------------------------------------------------------- one life: exchange, death, end
 
 
 @pytest.fixture(scope="module")
-def survivor(nano_config):
-    with running_server(nano_config()) as server:
+def config(nano_config):
+    return nano_config()
+
+
+@pytest.fixture(scope="module")
+def survivor(config):
+    with running_server(config) as server:
         yield server
 
 
@@ -75,6 +88,26 @@ def error_of(call):
     except EarshotError as error:
         return type(error)
     return None
+
+
+def test_requests_meet_an_exchange_and_are_answered(survivor, config, another, exchange, tmp_path):
+    link = tmp_path / "current"
+    link.symlink_to(another)
+    pids = survivor.pids
+    with TritonClient(survivor.grpc, timeout_s=120) as client, ThreadPoolExecutor(1) as pool:
+        call = client.start(Request(audio=LONG))
+        asked = pool.submit(exchange, dataclasses.replace(config, engine=str(link)), "")
+        while not asked.done():
+            assert client.transcribe(CLIP).duration == 1.0
+            with pytest.raises(AudioError):
+                client.transcribe(b"RIFF" + bytes(1000))
+            leaving = client.stream(Request(audio=LONG))
+            next(leaving)
+            leaving.close()
+        assert call.result().duration == 75.0
+    assert asked.result()[-1] == f"{link} has taken over"
+    assert "CER 0.0 % on 3 clips" in " ".join(asked.result())
+    assert survivor.pids != pids and survivor.restarts == 0
 
 
 def test_a_model_that_dies_is_started_again(survivor, caplog):
