@@ -9,6 +9,7 @@ Thread-safe: nothing changes after `open`.
 """
 
 import difflib
+import functools
 from collections.abc import Sequence
 
 import tokenizers
@@ -23,6 +24,8 @@ _CLOSE = 0.75  # minimum similarity of a misspelled language name
 _NUMERALS = (*"0123456789%$", "Â£")  # the last is £ in byte-level BPE
 # Characters to tokenize per token of the limit; text has about four characters per token.
 _MAX_TOKEN_CHARS = 32
+# A server's runtime and its transcriber open the same file; parsing it takes 0.2 s.
+_parsed = functools.lru_cache(maxsize=1)(tokenizers.Tokenizer.from_str)
 
 
 class Tokenizer:
@@ -47,7 +50,7 @@ class Tokenizer:
         """
         path, text = engine.path / TOKENIZER_FILE, engine.load_tokenizer()
         try:
-            pieces = tokenizers.Tokenizer.from_str(text)
+            pieces = _parsed(text)
         except Exception as error:  # the library raises no narrower type
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         facts = engine.manifest.tokenizer
