@@ -125,7 +125,7 @@ class LiveConfig:
 class ShadowBaseline:
     """What gaps between the answers of a sound engine and its reference are like.
 
-    `python -m serve shadow` tells them; see docs/shadow.md. A kind of (0, 0) is not known; if
+    `python -m serve shadow` tells them; see docs/operating.md. A kind of (0, 0) is not known; if
     none is, no drift is told.
     """
 
