@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 OTHERS = (
+    ROOT / "CONTRIBUTING.md",
     ROOT / "deploy" / "README.md",
     ROOT / "SECURITY.md",
     ROOT / "serve" / "native" / "kernels" / "README.md",
@@ -131,8 +132,9 @@ def test_every_page_is_one_click_away():
         assert "](../README.md)" in text_of(page).split("\n\n")[1], f"{page.name}: no way back"
 
 
-def test_what_the_page_on_design_names_is_there():
-    places = PLACE.findall(text_of(DOCS / "design.md"))
+def test_code_that_pages_for_developers_name_is_there():
+    pages = (DOCS / "design.md", ROOT / "CONTRIBUTING.md")
+    places = [place for page in pages for place in PLACE.findall(text_of(page))]
     assert len(places) > 150
     for path, name in places:
         (file,) = (one for one in (ROOT / path, ROOT / "serve" / path) if one.exists())

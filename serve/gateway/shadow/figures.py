@@ -3,7 +3,7 @@
 Each request has two figures. Its *edits* are the characters in which the two texts differ; all
 requests together have a rate of them, the CER against the reference. Its *gaps* are differences of
 the network's scores. They show an engine that computes wrongly before its words are wrong;
-docs/operating.md says why these, and what they find how soon.
+docs/shadow.md says why these, and what they find how soon.
 """
 
 import dataclasses

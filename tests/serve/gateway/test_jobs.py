@@ -462,8 +462,8 @@ def test_a_secret_that_is_none(tmp_path, text):
 
 @pytest.mark.nightly
 def test_the_receiver_of_the_page_knows_what_is_signed(tmp_path):
-    """That of docs/operating.md, as it stands there but for its port."""
-    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
+    """That of docs/jobs.md, as it stands there but for its port."""
+    page = (Path(__file__).parents[3] / "docs" / "jobs.md").read_text(encoding="utf-8")
     (code,) = [
         one.partition("```")[0] for one in page.split("```python\n")[1:] if "webhook-id" in one
     ]
