@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
-from eval.long import plan as long_plan
-from eval.soak.plan import SCENARIOS
+from eval.long import NAMES as LONG_SYSTEMS
+from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
 
 
@@ -173,8 +173,7 @@ def _profile(flags: Flags) -> None:
         "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
     )
     flags.switch(
-        "--nsys",
-        "run the load under NVIDIA Nsight Systems instead, which has to be installed",
+        "--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"
     )
 
 
@@ -251,7 +250,7 @@ def _beams(text: str) -> int:
 
 
 def _long(flags: Flags) -> None:
-    flags.add("--systems A,B", f"default: all, {', '.join(long_plan.NAMES)}", names)
+    flags.add("--systems A,B", f"default: all, {', '.join(LONG_SYSTEMS)}", names)
     flags.add(
         "--minutes M",
         "of composed recordings, at least; default: every kind once, about 30, and long passages",
@@ -403,7 +402,7 @@ COMMANDS = (
     Command(
         "profile",
         "where the time of a fixed load goes, by phase and kernel",
-        "profile.run.profiled",
+        "profile.profiled",
         _profile,
     ),
     Command("soak", "attack a real server: what survives?", "soak.run.soak", _soak),
@@ -413,7 +412,7 @@ COMMANDS = (
         "trust.run.trust",
         _trust,
     ),
-    Command("live", "live text: how late, how right", "live.run.live", _live),
+    Command("live", "live text: how late, how right", "live.live", _live),
     Command(
         "plan",
         "how many GPUs a load needs, and what that costs",

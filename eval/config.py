@@ -78,7 +78,7 @@ class EvalConfig:
         "nl/nathalie",
         "ru/asterisk",
     )
-    # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/gates.py.
+    # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/score.py.
     max_cer_gap_faster_whisper: Finite = 0.1
     max_cer_gap_fp16: Finite = 0.1
 

@@ -77,10 +77,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def open_loop(
-    work: Callable[[T], float | None],
-    arrivals: Iterable[tuple[float, T]],
-    *,
-    seconds: float,
+    work: Callable[[T], float | None], arrivals: Iterable[tuple[float, T]], *, seconds: float
 ) -> None:
     """Begin items when they are due, independent of earlier ones.
 

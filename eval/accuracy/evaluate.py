@@ -4,17 +4,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from eval.accuracy import run as runs
-from eval.accuracy.gates import TITLES, gates
 from eval.accuracy.normalize import Normalize, descriptions, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import (
-    Report,
-    accuracy_figure,
-    report_to_json,
-    result_of,
-    speed_figures,
-)
-from eval.accuracy.score import SystemScore, score_system
+from eval.accuracy.report import Report, accuracy_figure, report_to_json, result_of, speed_figures
+from eval.accuracy.score import TITLES, SystemScore, gates, score_system
 from eval.config import changed
 from eval.record import CONDITIONS, Part, ReportSection, Result, Run, Table, Text, facts, write_text
 from serve.contract.errors import ConfigError

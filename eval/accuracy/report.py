@@ -3,17 +3,16 @@
 The rules of comparison stand in the report, beside the numbers that follow them.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
+    TITLES,
     Accuracy,
     Latency,
     Rate,
@@ -23,7 +22,7 @@ from eval.accuracy.score import (
 )
 from eval.accuracy.worst_clips import worst_clips
 from eval.figures import latency_chart, memory_chart, rate_chart
-from eval.memory import SAMPLE_S
+from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
     Card,
@@ -42,7 +41,6 @@ from serve.contract.codec import to_json
 
 FORMAT_VERSION = 5
 GREEDY = "-greedy"  # ends the names of systems that search greedily
-_MAX_WORDS = 30  # in the table of misheard words
 _MIB = 2**20
 
 RULES = (
@@ -230,7 +228,6 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
             *_by("language", {name: of_set.by_language for name, of_set in sets.items()}),
             *_by("group", {name: of_set.by_group for name, of_set in sets.items()}),
             *_by("normaliser", {name: of_set.by_normalizer for name, of_set in sets.items()}),
-            *_misheard(sets),
         ],
     )
 
@@ -279,25 +276,6 @@ def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[Table]
 def _both_rates(accuracy: Accuracy) -> str:
     rates = (accuracy.cer.percent, accuracy.wer.percent)
     return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
-
-
-def _misheard(sets: Mapping[str, SetScore]) -> list[Table]:
-    """Return a table of the most frequent word edits of all systems together."""
-    counts = {
-        name: {(edit.said, edit.heard): edit.count for edit in of_set.misheard}
-        for name, of_set in sets.items()
-    }
-    total = sum(map(collections.Counter, counts.values()), collections.Counter[tuple[str, str]]())
-    rows = [
-        [
-            f"{said or '-'} → {heard or '-'}",
-            *(str(of.get((said, heard), 0)) for of in counts.values()),
-        ]
-        for (said, heard), _ in total.most_common(_MAX_WORDS)
-    ]
-    note = "`word → -` is a lost word, `- → word` an inserted one."
-    header = ["said → heard", *sets]
-    return [Table(header, rows, "Misheard words", note, folded="closed")] if rows else []
 
 
 def _speed(report: Report) -> ReportSection:

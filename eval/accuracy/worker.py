@@ -31,8 +31,7 @@ from eval.accuracy.predictions import (
 )
 from eval.config import EvaluationProduct
 from eval.load import closed_loop
-from eval.memory import Watch, tree_memory_bytes
-from eval.processes import ChildProcess, Send
+from eval.processes import ChildProcess, Send, Watch, tree_memory_bytes
 from serve.contract.errors import EarshotError
 from serve.contract.files import read_bytes
 from serve.supervisor.processes import peak_memory_bytes

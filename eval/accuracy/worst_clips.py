@@ -9,10 +9,9 @@ from pathlib import Path
 
 import jiwer
 
-from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
-from eval.accuracy.score import SystemScore, compared_texts
+from eval.accuracy.score import TITLES, SystemScore, compared_texts
 from eval.record import AlignedText, ReportClip, SharedTranscript
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes

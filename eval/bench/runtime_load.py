@@ -21,13 +21,7 @@ from serve.native.kernels.step_batch import StepBatch
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, JobEvent, Runtime
-from serve.speech.features import (
-    HOP_LENGTH,
-    SAMPLE_RATE,
-    WINDOW_S,
-    WINDOW_SAMPLES,
-    LogMel,
-)
+from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, LogMel
 from serve.speech.words import monotonic_path
 from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.bench.table import OURS, Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.clients import wav

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.plan import BenchPlan
 from eval.bench.runtime_load import (
     NoiseWindows,
     WindowLoad,

@@ -388,9 +388,7 @@ def _make(
 
 
 def render(
-    items: Sequence[ScriptItem],
-    sound: Callable[[Clip], Samples],
-    rng: np.random.Generator,
+    items: Sequence[ScriptItem], sound: Callable[[Clip], Samples], rng: np.random.Generator
 ) -> Samples:
     """Make the sound of a script.
 

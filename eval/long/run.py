@@ -10,24 +10,9 @@ from eval.accuracy.predictions import Kept, Keys, keys_of
 from eval.accuracy.report import percent
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
-from eval.long.compose import (
-    CONTENTS,
-    KINDS,
-    MANIFEST,
-    AnnotatedRecording,
-    compose,
-    read_manifest,
-)
-from eval.long.plan import NAMES
-from eval.long.score import (
-    BLOCK_S,
-    NEAR_CUT_S,
-    RUN,
-    TOUCH_S,
-    LongFormScore,
-    long_gates,
-    score_long,
-)
+from eval.long import NAMES
+from eval.long.compose import CONTENTS, KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
+from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
 from eval.long.systems import listen, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts

@@ -1,6 +1,6 @@
 """Scores of long recordings: words lost, repeated and made up; and the gates.
 
-As in `eval.accuracy.gates`, a gap passes if its whole interval is within the limit, fails if the
+As in `eval.accuracy.score`, a gap passes if its whole interval is within the limit, fails if the
 whole interval is beyond it, and is not decided in between. Each of ours that has rivals is compared
 with the most accurate of them on these recordings.
 """
@@ -11,12 +11,20 @@ from collections.abc import Callable, Sequence
 
 import jiwer
 
-from eval.accuracy.gates import all_answered, decided, gap_text
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import SystemFacts, TimedCall, TimedText
-from eval.accuracy.score import Counts, Rate, char_counts, gap_interval, rate
+from eval.accuracy.score import (
+    Counts,
+    Rate,
+    all_answered,
+    char_counts,
+    decided,
+    gap_interval,
+    gap_text,
+    rate,
+)
+from eval.long import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.compose import AnnotatedRecording, Kind, Stretch
-from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.record import Check
 
 RUN = 3  # words in a row, from which on they count as a stretch

@@ -1,4 +1,4 @@
-"""The systems that recordings are given to, and their answers; `eval.long.plan` lists them."""
+"""The systems that recordings are given to, and their answers; `eval.long` lists them."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from eval.accuracy.predictions import Kept, Keys, TimedCall
 from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
 from eval.accuracy.worker import TranscriptionSystem, measure_system
 from eval.config import EvaluationProduct
-from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
+from eval.long import OURS, THEIRS, THEIRS_BATCHED
 from eval.record import Run, Say, write_json
 
 _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing

@@ -13,13 +13,12 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.accuracy.gates import all_answered
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, TimedCall, keys_of
-from eval.accuracy.score import Counts, char_counts, compared_texts
+from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
+from eval.long import HEARING_NOBODY
 from eval.long.compose import at_level, faded, music, noise
-from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import listen, prepare_names
 from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError

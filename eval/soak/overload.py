@@ -103,11 +103,7 @@ def overload(settings: SoakSettings) -> Found:
 
 
 def figures(
-    name: str,
-    clients: Sequence[OverloadClient],
-    capacity: float,
-    target_s: float,
-    seconds: float,
+    name: str, clients: Sequence[OverloadClient], capacity: float, target_s: float, seconds: float
 ) -> Found:
     """Yield figures and checks of clients that came within so many seconds."""
     from_s = _WARM * seconds

@@ -20,7 +20,7 @@ from eval.accuracy import predictions as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.predictions import read_calls
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from eval.memory import Slope, Watch, resident_bytes, shared_memory_bytes, slope
+from eval.processes import Slope, Watch, resident_bytes, shared_memory_bytes, slope
 from tests.serving import wait_until
 
 

@@ -104,7 +104,6 @@ def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
         "Evaluation of demo failed",
         "✗ failed CER of earshot-int8 at most 0.2 points above earshot-fp16",
         "11.11 % [11.11, 11.11]",
-        "hello → hallo 1 0 0",
         "earshot-fp16 faster-whisper-int8 ✓ as it was said",
         "basic-v1 (compared under)",
         "a chip",

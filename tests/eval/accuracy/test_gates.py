@@ -3,8 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from eval.accuracy.gates import gates
-from eval.accuracy.score import clips_to_decide, score_system
+from eval.accuracy.score import clips_to_decide, gates, score_system
 from tests.eval.fakes import facts, timed_call
 
 CLIPS = 40

@@ -1,12 +1,6 @@
 import pytest
 
-from eval.accuracy.normalize import (
-    SPELLING_FILE,
-    Spelling,
-    descriptions,
-    normalizer,
-    read_spelling,
-)
+from eval.accuracy.normalize import SPELLING_FILE, Spelling, descriptions, normalizer, read_spelling
 from serve.contract.errors import ConfigError
 
 

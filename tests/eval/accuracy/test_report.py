@@ -42,7 +42,6 @@ def test_markdown_states_figures_conditions_and_gates():
         "Clips that no system can read, 1, which count for nothing:\n\n- `gone.wav`: it is gone",
         "- `whisper-english`: English as Whisper's EnglishTextNormalizer of transformers ",
         "### By normaliser, CER / WER in %",
-        "| hello → hallo |            1 |            0 |                   0 |",
         "500 / 500 / 500",
         "- CPU: a chip",
         "The 7.7 s clip is `a.wav`",

@@ -5,12 +5,10 @@ from eval.accuracy.normalize import Spelling
 from eval.accuracy.predictions import Prediction
 from eval.accuracy.score import (
     Counts,
-    WordEdit,
     accuracy,
     char_counts,
     gap_interval,
     latency,
-    misheard,
     rate,
     rtfx,
     score_system,
@@ -148,22 +146,6 @@ def test_clips_are_paired_by_name_whatever_ended_first():
     ]
     one, other = (score_system(facts("s"), calls, "raw").sets["timed"] for calls in ended)
     assert list(one.by_clip) == list(other.by_clip)
-
-
-def test_misheard_words_are_counted():
-    calls = [
-        timed_call("a", "the red cat sat here", "the bad cat sat"),
-        timed_call("b", "a red hat", "a bad hat oh"),
-        timed_call("c", "big red", "big rad"),
-        timed_call("d", "", "oh my"),
-    ]
-    assert misheard(calls, plain) == (
-        WordEdit("", "oh", 2),
-        WordEdit("red", "bad", 2),
-        WordEdit("", "my", 1),
-        WordEdit("here", "", 1),
-        WordEdit("red", "rad", 1),
-    )
 
 
 def test_every_normaliser_is_reported_beside_the_chosen_one():

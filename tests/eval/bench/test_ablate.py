@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench.ablate import FULL, ablate, variants
+from eval.bench.run import FULL, ablate, variants
 from eval.config import load_config
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.bench.run import configured
 from eval.bench.workloads import RuntimeSession
 from eval.random_whisper import random_engine

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from eval.__main__ import main
-from eval.bench import run
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan, run
 from eval.bench.run import bench, configured, installed_peers, measurements
 from eval.bench.table import Measurement
 from eval.config import load_config

@@ -8,8 +8,7 @@ import pytest
 import soundfile
 import torch
 
-from eval.bench import server
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan, server
 from eval.bench.server import (
     LENGTHS,
     LoadedServer,

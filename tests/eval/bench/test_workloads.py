@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from serve.contract.config import RuntimeConfig
 

@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from eval.config import EvalConfig, EvaluationProduct
-from eval.live.run import passages
+from eval.live import passages
 from serve.contract.errors import ConfigError
 from serve.speech.rate import SAMPLE_RATE
 
@@ -52,9 +52,7 @@ def texts(clips):
 
 def test_clips_of_each_speaker_are_joined_and_groups_take_turns(table):
     place = table(
-        *[(4.0, by("one"))] * 4,
-        *[(4.0, by("two", "b"))] * 2,
-        (4.0, by("three", "b", "choose")),
+        *[(4.0, by("one"))] * 4, *[(4.0, by("two", "b"))] * 2, (4.0, by("three", "b", "choose"))
     )
     found = played(place, "report")
     assert texts(found) == ["text 0 text 1", "text 4 text 5", "text 2 text 3"]

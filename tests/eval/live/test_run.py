@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-import eval.live.run
+import eval.live
 from build.clips import Clip
 from eval.config import EvaluationProduct
-from eval.live.run import Level, live
+from eval.live import Level, live
 from serve.cli.live_client import Heard
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
@@ -68,7 +68,7 @@ class Told:
 @pytest.fixture
 def measure(monkeypatch, tmp_path, run_of):
     """Measures what a system tells of one clip."""
-    monkeypatch.setattr(eval.live.run, "_APART_S", 0.0)
+    monkeypatch.setattr(eval.live, "_APART_S", 0.0)
     clip = Clip(*("a.wav", tmp_path / "a.wav", "All is quiet the rain was gone", "en", 7.0))
 
     def measure(system, streams=(1,)):
@@ -76,10 +76,10 @@ def measure(monkeypatch, tmp_path, run_of):
             assert decode_s == 0.5
             return contextlib.nullcontext(system)
 
-        monkeypatch.setattr(eval.live.run, "open_system", opened)
-        monkeypatch.setattr(eval.live.run, "decode", lambda audio, limits: [])
+        monkeypatch.setattr(eval.live, "open_system", opened)
+        monkeypatch.setattr(eval.live, "decode", lambda audio, limits: [])
         clip.path.write_bytes(b"audio")
-        monkeypatch.setattr(eval.live.run, "passages", lambda config, join_s: [clip])
+        monkeypatch.setattr(eval.live, "passages", lambda config, join_s: [clip])
         run = run_of(EvaluationProduct(live=LiveConfig(short_encoder="on")), "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 

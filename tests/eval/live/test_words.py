@@ -1,7 +1,7 @@
 """When words of a stream became final, held against when they were said."""
 
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.live.run import final_words, latencies
+from eval.live import final_words, latencies
 
 
 def test_a_word_is_there_with_its_last_letter_and_a_mark_may_follow():

@@ -9,9 +9,9 @@ import pytest
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
 from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
+from eval.long import HEARING_NOBODY as NAMES
 from eval.long import systems
 from eval.long import without_speech as invented
-from eval.long.plan import HEARING_NOBODY as NAMES
 from eval.long.without_speech import NOBODY, SPOKEN, make
 from eval.record import verdict
 from serve.contract.errors import ConfigError

@@ -11,9 +11,8 @@ from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
 from eval.accuracy.worker import TranscriptionSystem, drive
-from eval.long import compose, systems
+from eval.long import OUR_DEFAULT, compose, systems
 from eval.long.compose import PlannedRecording, read_manifest
-from eval.long.plan import OUR_DEFAULT
 from eval.long.score import LongFormResult, coverage_gates
 from serve.contract.errors import UnavailableError
 
@@ -66,14 +65,7 @@ def measure(name, config, clips, *, run_id, open_system, on_call, log):
     assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
     folder = clips["timed"][0].path.parent
     listener = Listener(name, read_manifest(folder / "manifest.jsonl"), folder)
-    drive(
-        listener,
-        clips["timed"],
-        phase="accuracy",
-        concurrency=1,
-        repeats=1,
-        emit=on_call,
-    )
+    drive(listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1, emit=on_call)
     if name == OTHER and not (folder.parent / "mended").exists():
         raise UnavailableError(f"{OTHER} ended early")
     return SystemFacts(run_id, name, {"threads": "1"}, 0.1, 1 << 20, len(clips["timed"]))

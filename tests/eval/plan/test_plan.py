@@ -86,8 +86,7 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "key, value",
-    [("cuda_graph", False), ("cross_kv", "full"), ("encoder_precision", "fp8")],
+    "key, value", [("cuda_graph", False), ("cross_kv", "full"), ("encoder_precision", "fp8")]
 )
 def test_figures_of_other_settings_are_refused(tmp_path, key, value):
     path = bench_file(tmp_path, lambda table: table["settings"]["runtime"].__setitem__(key, value))

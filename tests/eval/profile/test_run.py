@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.profile.run import UNDER_NSYS
+from eval.profile import UNDER_NSYS
 from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
 from tests.eval.bench.conftest import tiny

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.profile.timeline import timeline_of
+from eval.profile import timeline_of
 
 LOAD = ("user_annotation", "load", 0, 1000, 1)
 

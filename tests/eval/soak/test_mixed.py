@@ -16,8 +16,7 @@ from eval.record import Check
 from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
-from eval.soak.disruptions import DisruptionInterval, disruptions
-from eval.soak.mixed import HonestRequest, Tally, action, uneven
+from eval.soak.mixed import DisruptionInterval, HonestRequest, Tally, action, disruptions, uneven
 from eval.soak.run import soak
 
 MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start

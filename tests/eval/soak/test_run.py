@@ -10,9 +10,8 @@ import eval.config
 from eval.__main__ import main
 from eval.record import Check
 from eval.server import role_of
-from eval.soak import attacks, run
+from eval.soak import MIXED, SCENARIOS, attacks, run
 from eval.soak.attacks import KILLERS
-from eval.soak.plan import MIXED, SCENARIOS
 from eval.soak.run import soak
 from serve.contract.errors import AudioError, ConfigError
 

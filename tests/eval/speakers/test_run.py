@@ -11,8 +11,14 @@ import eval.speakers.run
 from build.clips import Clip, load_clips
 from eval.config import EvaluationProduct
 from eval.record import Run
-from eval.speakers.conversations import Planned, compose
-from eval.speakers.recordings import Utterance, read_recordings, to_rttm, to_stm
+from eval.speakers.conversations import (
+    Planned,
+    Utterance,
+    compose,
+    read_recordings,
+    to_rttm,
+    to_stm,
+)
 from eval.speakers.run import speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import SpeakerTurn

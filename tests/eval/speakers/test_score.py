@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from eval.speakers.score import best_pairs, counts_as_one, cp_counts, errors
+from eval.speakers.run import best_pairs, counts_as_one, cp_counts, errors
 from serve.speakers.diarize import SpeakerTurn
 
 

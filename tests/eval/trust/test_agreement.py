@@ -14,13 +14,7 @@ from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.config import EvaluationProduct, changed
 from eval.record import read_json
 from eval.trust import run as trust_run
-from eval.trust.agreement import (
-    checks_of,
-    figures_of,
-    is_trusted,
-    pair_of,
-    steps,
-)
+from eval.trust.agreement import checks_of, figures_of, is_trusted, pair_of, steps
 from eval.trust.run import passes_of, trust
 from serve.contract.codec import to_json
 from serve.contract.engine import Confidence, open_engine
