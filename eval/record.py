@@ -263,8 +263,13 @@ class Run:
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
         settings = {**self.flags, **vars(self.config.runtime), **vars(self.config.transcriber)}
-        pairs = {"Machine": self.machine, "Versions": self.versions, "Settings": settings}
-        tables = [facts(title, values) for title, values in pairs.items()]
+        given = {
+            name: value
+            for name, value in settings.items()
+            if value is not None and not dataclasses.is_dataclass(value)
+        }
+        folded = dataclasses.replace(facts("Settings", given), folded="closed")
+        tables = (facts("Machine", self.machine), facts("Versions", self.versions), folded)
         return ReportSection(CONDITIONS, tables, printed=False)
 
 

@@ -34,7 +34,6 @@ KINDS: dict[Kind, str] = {
 }
 
 Content = Literal["speech", "silence", "noise", "tones"]
-CONTENTS: tuple[Content, ...] = ("speech", "silence", "noise", "tones")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,8 +310,8 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
     """Make recordings, unless they are there.
 
     Args:
-        speech: clips of sentences, some of them with speech. Of each language one speaker is
-            chosen. Clips longer than a window become recordings of their own.
+        speech: clips of sentences, some of them with speech. One speaker is chosen for each
+            language. Clips longer than a window become recordings of their own.
         minutes: as of `plan`.
         seed: of everything that is drawn.
         tell: gets a line on each that is made.

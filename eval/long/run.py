@@ -11,7 +11,7 @@ from eval.accuracy.report import percent
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
-from eval.long.compose import CONTENTS, KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
+from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
 from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
 from eval.long.systems import listen, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
@@ -134,7 +134,6 @@ def result_of(
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            ReportSection("Recordings", [_recordings(recordings)], printed=False),
             ReportSection("Systems", [Text("", items=RULES), *settings], printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
@@ -173,16 +172,3 @@ def _by_kind(
     rows = [(score.name, *(percent(score.by_kind[kind].cer) for kind in kinds)) for score in scores]
     note = "CER. " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds) + "."
     return ReportSection("By kind of recording", [Table(("system", *kinds), rows, note=note)])
-
-
-def _recordings(recordings: Sequence[AnnotatedRecording]) -> Table:
-    """Tabulate the length and the content of each recording."""
-    rows = []
-    for recording in recordings:
-        seconds = dict.fromkeys(CONTENTS, 0.0)
-        for stretch in recording.stretches:
-            seconds[stretch.what] += stretch.end_s - stretch.start_s
-        sizes = f"{recording.duration / 60:.1f}", str(len(recording.sentences))
-        rows.append((recording.file, *sizes, *(f"{each:.0f}" for each in seconds.values())))
-    header = ("recording", "minutes", "sentences", *(f"{what}, s" for what in CONTENTS))
-    return Table(header, rows)

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,41 +167,25 @@ class Scored:
     errors: Errors
 
 
-@dataclasses.dataclass(frozen=True)
-class DiarizationResult:
-    """The figures of a set of recordings, weighed by their speech."""
-
-    recordings: str  # name of the set
-    count: int
-    rate: float  # diarization error rate, %
-    missed: float  # % of the speech, as the following
-    invented: float
-    confused: float
-    counted: int  # recordings with the right number of speakers
-    rtfx: float
-
-
-def result_of(recordings: str, scored: Sequence[Scored]) -> DiarizationResult:
-    """Pool the scores of a set of recordings."""
+def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
     total = sum((score.errors for score in scored), Errors())
     points = 100 / max(total.speech_s, 1e-9)
-    return DiarizationResult(
-        recordings=recordings,
-        count=len(scored),
-        rate=total.rate,
-        missed=points * total.missed_s,
-        invented=points * total.invented_s,
-        confused=points * total.confused_s,
-        counted=sum(score.speakers == score.told for score in scored),
-        rtfx=sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
-    )
+    return {
+        "recordings": recordings,
+        "count": len(scored),
+        "rate": total.rate,
+        "missed": points * total.missed_s,
+        "invented": points * total.invented_s,
+        "confused": points * total.confused_s,
+        "counted": sum(score.speakers == score.told for score in scored),
+        "rtfx": sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
+    }
 
 
-def _row(result: DiarizationResult) -> list[str]:
-    shares = (result.rate, result.missed, result.invented, result.confused)
-    percents = [f"{share:.1f} %" for share in shares]
-    counted = f"{result.counted} of {result.count}"
-    return [result.recordings, *percents, counted, f"{result.rtfx:.1f}"]
+def _row(of: dict[str, Any]) -> list[str]:
+    percents = [f"{of[share]:.1f} %" for share in ("rate", "missed", "invented", "confused")]
+    return [of["recordings"], *percents, f"{of['counted']} of {of['count']}", f"{of['rtfx']:.1f}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,13 +222,18 @@ def speakers(
     sets = {"conversations": _conversations(half, seed, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
-    scored, results = list[Scored](), list[DiarizationResult]()
+    scored, results = list[Scored](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
         of_set = _scored(device, some, run.say)
         scored += of_set
-        results.append(result_of(name, of_set))
-        shown = ReportSection("Speakers", [Table(HEADER, [_row(one) for one in results])])
+        results.append(figures_of(name, of_set))
+        each = [_row(figures_of(score.recording, [score])) for score in scored]
+        tables = (
+            Table(HEADER, [_row(one) for one in results]),
+            Table(HEADER, each, "By recording", folded="closed"),
+        )
+        shown = ReportSection("Speakers", tables)
         kept = {"sets": results, "recordings": scored}
         result = Result(kept, _checks(results[0]), (shown,))
         run.keep(result)
@@ -304,16 +294,11 @@ def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) 
     return scored
 
 
-def _checks(conversations: DiarizationResult) -> tuple[Check, ...]:
+def _checks(conversations: dict[str, Any]) -> tuple[Check, ...]:
+    rate, counted, count = (conversations[name] for name in ("rate", "counted", "count"))
+    wrong = f"the DER of conversations is at most {MAX_ERROR_RATE:g} %"
+    right = f"{100 * MIN_COUNTED:g} % of conversations have the right number of speakers"
     return (
-        Check(
-            f"at most {MAX_ERROR_RATE:g} % of conversations are wrong",
-            conversations.rate <= MAX_ERROR_RATE,
-            f"{conversations.rate:.1f} %",
-        ),
-        Check(
-            f"{MIN_COUNTED:.0%} of conversations have the right number of speakers",
-            conversations.counted >= MIN_COUNTED * conversations.count,
-            f"{conversations.counted} of {conversations.count}",
-        ),
+        Check(wrong, rate <= MAX_ERROR_RATE, f"{rate:.1f} %"),
+        Check(right, counted >= MIN_COUNTED * count, f"{counted} of {count}"),
     )

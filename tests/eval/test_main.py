@@ -7,8 +7,6 @@ import os
 import pkgutil
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -346,16 +344,6 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["report"], ["demo"], ["bench"], ["live"], ["long"]]
-)
-def test_help(command):
-    done = subprocess.run(
-        [sys.executable, "-m", "eval", *command, "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "usage: python -m eval" in done.stdout
-
-
 def options_of(command):
     """The names of what the parser of a command gives, and the defaults."""
     (commands,) = (action for action in _parser()._actions if action.choices)
@@ -391,11 +379,3 @@ def test_help_fits_a_screen():
             assert len(commands.choices[command.name].format_help().splitlines()) <= 40
         flags += len(options_of(command.name))
     assert flags <= 90
-
-
-def test_the_flags_of_the_bench_have_the_defaults_of_its_plan():
-    """Each default stands in one place."""
-    options = options_of("bench")
-    for field in dataclasses.fields(BenchPlan):
-        if field.name not in ("peers", "devices"):  # what is there is not known before
-            assert options[field.name] == field.default

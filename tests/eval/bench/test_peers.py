@@ -1,7 +1,6 @@
 """Peers on a CPU and a tiny shape: lengths are forced, and a bad peer costs only its own lines."""
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 import transformers
 
 from eval.bench import peers
-from eval.bench.peers import PEERS, check_peers, measure_ctranslate2, measure_peer
+from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
 from eval.random_whisper import PROMPT, prompt_ids, write_peer_checkpoint
 from serve.contract.errors import EarshotError, UnavailableError
@@ -147,14 +146,6 @@ def test_windows_at_once_are_enough_for_the_time(monkeypatch):
     assert found["tokens_on_average"] == 120.5
     row = peers.throughput("peer", decode, 50, 2.0, "")
     assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.4)
-
-
-def test_peers_and_what_they_need_are_known(monkeypatch):
-    assert set(PEERS) == {"faster-whisper", "vllm"}
-    check_peers(["faster-whisper"])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
-        check_peers(["vllm"])
 
 
 def raises(shape, device, seconds, say):

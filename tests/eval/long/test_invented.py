@@ -122,7 +122,3 @@ def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, made, tmp_path)
 def test_a_call_that_failed_is_no_silence(hear):
     result = hear(lambda clip: call(clip.file, "", error="broken"))
     assert str(result.checks[1]).startswith("FAILED: every call answered. ")
-
-
-def test_its_systems_are_those_of_long_recordings():
-    assert set(NAMES) <= set(systems.specs(EvaluationProduct()))

@@ -16,7 +16,7 @@ from eval.record import Check
 from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
-from eval.soak.mixed import DisruptionInterval, HonestRequest, Tally, action, disruptions, uneven
+from eval.soak.mixed import DisruptionInterval, HonestRequest, Tally, action, uneven
 from eval.soak.run import soak
 
 MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
@@ -119,12 +119,6 @@ def test_actions_follow_from_the_seed_and_have_their_shares():
     assert {one.attack for one in hostile} == set(ATTACKS)
     assert {one.api for one in some} == set(CLIENTS)
     assert {one.file for one in some} == set(range(15))
-
-
-def test_disruptions_come_all_in_an_order_of_the_seed():
-    found = disruptions(3)
-    first, second = ([next(found)[0] for _ in range(11)] for _ in range(2))
-    assert sorted(first) == sorted(set(second)) and first != second
 
 
 def checks(tally):
