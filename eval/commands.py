@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
@@ -16,6 +16,8 @@ from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.long import NAMES as LONG_SYSTEMS
 from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
+
+N = TypeVar("N", int, float)
 
 
 class Flags:
@@ -82,42 +84,27 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def positive(text: str) -> int:
-    """Parse a whole number above 0."""
-    return not_negative(text, least=1)
+def number(kind: type[N], low: float, high: float = math.inf) -> Callable[[str], N]:
+    """Return a parser of numbers of a kind from `low` to `high`."""
+
+    def parse(text: str) -> N:
+        value = kind(text)
+        if not low <= value <= high or value == math.inf:
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{most}")
+        return value
+
+    parse.__name__ = kind.__name__  # for argparse's "invalid int value"
+    return parse
 
 
-def not_negative(text: str, least: int = 0) -> int:
-    """Parse a whole number from 0."""
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text} is below {least}")
-    return value
+positive, not_negative, beams = number(int, 1), number(int, 0), number(int, 1, MAX_BEAMS)
+above_0 = number(float, 0.001)
 
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse whole numbers above 0, between commas."""
-    return tuple(positive(number) for number in text.split(","))
-
-
-def seconds(text: str) -> float:
-    """Parse a number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def within(most: float) -> Callable[[str], float]:
-    """Return a parser of numbers from 0 to `most`."""
-
-    def parse(text: str) -> float:
-        value = float(text)
-        if not 0 <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not between 0 and {most:g}")
-        return value
-
-    return parse
+    return tuple(positive(one) for one in text.split(","))
 
 
 def own_clips(place: str) -> dict[str, Any]:
@@ -199,7 +186,7 @@ def _trust(flags: Flags) -> None:
     flags.add(
         "--threshold P",
         "%% of the characters in which two trusted texts may differ",
-        within(100.0),
+        number(float, 0, 100),
         10.0,
     )
     flags.setting("--manifest CLIPS", "clips to hear, or a folder of audio without references")
@@ -216,7 +203,7 @@ def _live(flags: Flags) -> None:
     flags.add(
         "--join-s S",
         "clips whose speaker is known are joined to passages of at most so long",
-        seconds,
+        above_0,
         60.0,
     )
     flags.add(
@@ -224,29 +211,22 @@ def _live(flags: Flags) -> None:
         "no server: streams run as fast as they are decoded, by a clock by which every "
         "decoding takes so many seconds; accuracy is real, and lateness is what such a machine "
         "has; default: a real server",
-        seconds,
+        above_0,
         0.0,
     )
 
 
 def _plan(flags: Flags) -> None:
-    flags.add("--load N", "requests of 10 s of audio a second", seconds, required=True)
-    flags.add("--p99 S", "seconds within which 99 of 100 are answered", seconds, required=True)
-    flags.add("--price P", "of a GPU for an hour, in any currency", seconds)
-    flags.setting("--beam-size N", "of all requests", _beams, "transcriber.beam_size")
+    flags.add("--load N", "requests of 10 s of audio a second", above_0, required=True)
+    flags.add("--p99 S", "seconds within which 99 of 100 are answered", above_0, required=True)
+    flags.add("--price P", "of a GPU for an hour, in any currency", above_0)
+    flags.setting("--beam-size N", "of all requests", beams, "transcriber.beam_size")
     flags.add(
         "--measured FILE",
         "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
         "figures of the config's name, in eval/plan/measured/",
         Path,
     )
-
-
-def _beams(text: str) -> int:
-    value = positive(text)
-    if value > MAX_BEAMS:
-        raise argparse.ArgumentTypeError(f"{text} is above {MAX_BEAMS}")
-    return value
 
 
 def _long(flags: Flags) -> None:
@@ -298,12 +278,12 @@ def _bench(flags: Flags) -> None:
     flags.add(
         "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
     )
-    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", _beams, BenchPlan.beam_size)
+    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
     flags.add(
         "--draft-acceptance P",
         "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
         f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
-        within(1.0),
+        number(float, 0, 1),
     )
     flags.add(
         "--requests N", "of the latency workload, through Triton too", positive, BenchPlan.requests
@@ -311,7 +291,7 @@ def _bench(flags: Flags) -> None:
     flags.add(
         "--request-s S",
         "seconds of audio in a request of latency and open-loop, at most 30",
-        seconds,
+        above_0,
         BenchPlan.request_s,
     )
     flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")

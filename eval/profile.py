@@ -399,7 +399,7 @@ def result_of(timeline: DeviceTimeline, about: str) -> Result:
         timeline,
         sections=(
             ReportSection("Phases", [times]),
-            ReportSection("Kernels", [table for table in kernels if table.rows]),
+            ReportSection("Kernels", [table for table in kernels if table.rows], printed=False),
             ReportSection("Gaps", [idle], printed=False),
         ),
         about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. "

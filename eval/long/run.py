@@ -8,12 +8,13 @@ from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, Keys, keys_of
 from eval.accuracy.report import percent
+from eval.accuracy.run import listen
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
 from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
 from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
-from eval.long.systems import listen, prepare_names
+from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
@@ -70,7 +71,7 @@ def long(
     clips = [recording.clip(folder) for recording in recordings]
     keys = keys_of({"timed": clips})
     for name in names:
-        listen(name, config, clips, keys, run.folder, run.say, again=again)
+        listen(name, config, clips, keys, run.folder, run.say, again=again, open_system=open_system)
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 

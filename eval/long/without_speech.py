@@ -15,11 +15,12 @@ import soundfile
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, TimedCall, keys_of
+from eval.accuracy.run import listen
 from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
 from eval.long import HEARING_NOBODY
 from eval.long.compose import at_level, faded, music, noise
-from eval.long.systems import listen, prepare_names
+from eval.long.systems import open_system, prepare_names
 from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
@@ -210,7 +211,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
     keys, calls = keys_of({"timed": clips}), {}
     for name in names:
-        listen(name, run.config, clips, keys, folder, run.say, again=again)
+        listen(name, run.config, clips, keys, folder, run.say, again=again, open_system=open_system)
         calls[name] = Kept(folder, name).heard(keys)
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}

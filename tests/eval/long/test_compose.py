@@ -16,7 +16,6 @@ from eval.long.compose import (
     Stretch,
     compose,
     level_db,
-    plan,
     read_manifest,
     render,
     write_script,
@@ -57,17 +56,6 @@ def test_scripts_have_what_their_kind_says(kind):
     assert said[0].language == "es"
     if kind == "pauses":
         assert max(s.end_s - s.start_s for s in stretches) > 20.0
-
-
-def test_sentences_come_again_only_after_all_others():
-    said = [clip.text for _, clip in script("reading", ("en",), 400.0, 0) if clip]
-    assert len(said) > 80
-    assert all(len(set(said[first : first + 40])) == 40 for first in range(len(said) - 40))
-
-
-def test_scripts_depend_on_their_seed_alone():
-    texts = [script("languages", ("en", "es"), 200.0, seed) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_sound_is_where_the_script_says():
@@ -145,16 +133,6 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
     assert (passage.kind, passage.text, passage.duration) == ("passage", "A tale.", 40.0)
     whole = soundfile.info(folder / passage.file)
     assert whole.duration == pytest.approx(40.0, abs=1e-3)
-
-
-def test_recordings_are_of_the_languages_that_most_is_said_in():
-    rows = plan(["en", "de", "nl", "zh"])
-    assert [row.languages for row in rows if row.kind == "reading"] == [("en",), ("de",), ("nl",)]
-    assert [row.languages for row in rows if row.kind == "languages"] == [("en", "de")]
-    assert {row.kind for row in rows} == KINDS.keys() - {"passage"}
-    assert {row.kind for row in plan(["en"])} == KINDS.keys() - {"passage", "languages"}
-    assert sum(row.minutes for row in plan(["en"], 150)) == pytest.approx(150, abs=8)
-    assert len(plan(["en"], 1)) == 1
 
 
 def test_the_speech_that_ships_is_enough():

@@ -10,7 +10,6 @@ from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
 from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
 from eval.long import HEARING_NOBODY as NAMES
-from eval.long import systems
 from eval.long import without_speech as invented
 from eval.long.without_speech import NOBODY, SPOKEN, make
 from eval.record import verdict
@@ -97,7 +96,7 @@ def hear(made, monkeypatch, run_of):
             return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
 
         monkeypatch.setattr(invented, "make", made_before)
-        monkeypatch.setattr(systems, "measure_system", measure)
+        monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
         of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
         return invented.without_speech(of, systems=NAMES[:2], seed=0, again=False)

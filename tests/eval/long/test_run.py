@@ -53,13 +53,13 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(compose, "plan", lambda languages, minutes: planned)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
-    monkeypatch.setattr(systems, "measure_system", measure)
+    monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
     path = tmp_path / "small.toml"
     path.write_text(f'[eval]\nmanifest = "{manifest}"\nheldout = ""\n')
     return path
 
 
-def measure(name, config, clips, *, run_id, open_system, on_call, log):
+def measure(name, config, clips, *, timed, run_id, open_system, on_call, log):
     """What the process of a system does, in this one."""
     assert open_system is systems.open_system
     assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
