@@ -138,7 +138,9 @@ def _run(flags: Flags) -> None:
     flags.switch("--again", _AGAIN)
     flags.setting("--seed N", "of the draw", int)
     flags.setting("--language CODE", "of clips whose references do not say it")
-    flags.switch("--full", "every system hears all clips and is timed: more than twice as long")
+    flags.switch(
+        "--full", "every system transcribes all clips and is timed: more than twice as long"
+    )
     _normalizer(flags)
 
 
@@ -167,7 +169,7 @@ def _profile(flags: Flags) -> None:
 def _soak(flags: Flags) -> None:
     titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
     flags.add("--minutes M", "duration of the attack", positive, 5)
-    flags.add("--actions N", "end after so many actions of clients", positive)
+    flags.add("--actions N", "end after N actions of clients", positive)
     flags.add("--seed S", "determines the action of each client", int, 0)
     flags.add(
         "--scenario NAME",
@@ -180,7 +182,7 @@ def _soak(flags: Flags) -> None:
 def _trust(flags: Flags) -> None:
     flags.add(
         "--other ENGINE",
-        "folder of another engine, which hears the clips too; default: the same one, greedily",
+        "engine folder of the second pass; default: the same engine, greedily",
         default="",
     )
     flags.add(
@@ -208,9 +210,9 @@ def _live(flags: Flags) -> None:
     )
     flags.add(
         "--simulate S",
-        "no server: streams run as fast as they are decoded, by a clock by which every "
-        "decoding takes so many seconds; accuracy is real, and lateness is what such a machine "
-        "has; default: a real server",
+        "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
+        "takes S seconds; the text is real, the delay is that of such a machine; default: a real "
+        "server",
         above_0,
         0.0,
     )
@@ -238,9 +240,7 @@ def _long(flags: Flags) -> None:
     )
     flags.add("--seed N", "of them", int, 0)
     flags.switch("--again", _AGAIN)
-    flags.switch(
-        "--without-speech", "short clips in which nobody speaks instead: in how many is text?"
-    )
+    flags.switch("--without-speech", "short clips without speech instead: how many get text?")
     flags.setting("--speech CLIPS", "of people, with their texts, for these", place="eval.manifest")
 
 

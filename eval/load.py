@@ -119,7 +119,7 @@ def open_loop(
 
 
 def processes_for(requests: int, most: int = MAX_PROCESSES) -> int:
-    """Return the number of processes for so many requests in flight: at most half of the cores."""
+    """Return the number of client processes for `requests` in flight: at most half of the cores."""
     return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
 
 

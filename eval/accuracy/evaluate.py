@@ -30,7 +30,7 @@ def evaluate(
     Args:
         run: its `config.eval` names systems and clips.
         without: systems that are left out.
-        full: whether every system hears the held-out clips and is timed.
+        full: whether every system transcribes the held-out clips and is timed.
         again: whether earlier answers are dropped.
         normalizer: of texts, before they are compared.
 

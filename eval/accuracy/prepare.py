@@ -1,6 +1,6 @@
 """Make what systems need to start: engines, and the checkpoint as CTranslate2 reads it.
 
-Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
+Each is made by the tool that owns it, in a process of its own, so that nothing that it loads
 counts as a system's memory.
 """
 

@@ -62,7 +62,7 @@ class RunFacts:
     settings: EvalConfig
     clips: dict[ClipSet, int]
     audio_s: dict[ClipSet, float]  # unpadded
-    one_clip: str | None  # sent alone again and again: the timed clip nearest to 10 s
+    one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
     one_clip_s: float | None  # its length
     machine: dict[str, str]
     sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # content of each place
@@ -155,7 +155,7 @@ def listen(
     again: bool,
     open_system: OpenSystem,
 ) -> None:
-    """Let one system hear the clips that it has not heard yet, and keep each answer.
+    """Transcribe the clips that a system has not transcribed yet, and keep each answer.
 
     Args:
         name: of the system.
@@ -293,7 +293,7 @@ def _run_system(
     advance: Callable[[int], object],
     open_system: OpenSystem,
 ) -> None:
-    """Let one system hear the clips that are left; keep each answer, and count its windows."""
+    """Transcribe the remaining clips with one system; keep each answer, and count its windows."""
     work.kept.facts_path.unlink(missing_ok=True)
     timed: list[TimedCall] = []
     with work.kept.appended() as keep:

@@ -101,7 +101,7 @@ def drive(
 def _timed_call(
     system: TranscriptionSystem, clip: Clip, language: list[str], began_s: float, **facts: Any
 ) -> TimedCall:
-    """Let a system hear a clip; `facts` are further fields of the call."""
+    """Transcribe a clip with a system; `facts` are further fields of the call."""
     audio = read_bytes(clip.path)
     prediction, error = None, None
     started_s = time.perf_counter()

@@ -25,7 +25,7 @@ class BenchPlan:
     # Throughput with each; latency and open-loop with the first, mlperf with the last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # shortest time of a throughput figure, without its warm-up
-    beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
+    beam_size: int = 1  # of every request; 1 = greedy; replaces the default
     draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
     requests: int = 200  # counted of the latency workload, through Triton too
     request_s: float = 10.0  # of audio, for requests of latency and open-loop
@@ -35,7 +35,7 @@ class BenchPlan:
     peers: tuple[str, ...] = ()
 
     def workloads_with(self, slots: int) -> list[str]:
-        """List the workloads that run with so many slots, in order."""
+        """List the workloads that run with `slots` slots, in order."""
         first, last = slots == self.slots[0], slots == self.slots[-1]
         fits = {"latency": first, "throughput": True, "words": True}
         fits |= {"open-loop": first, "mlperf": last}

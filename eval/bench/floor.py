@@ -190,6 +190,6 @@ class Floor:
         return size / self.ceilings.memory
 
     def window_s(self, tokens: int, slots: int) -> float:
-        """Return the seconds of a window while so many slots decode; 1 is a single request."""
+        """Return the seconds of a window while `slots` slots decode; 1 is a single request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
         return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots

@@ -249,7 +249,7 @@ def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) 
 
 
 START_S = 900.0  # to convert weights, load and compile
-SUSTAINED = 10  # a figure arrives after at most so many times `seconds`
+SUSTAINED = 10  # the longest wait for a figure, in multiples of `seconds`
 _LOG_LINES = 20  # shown of a child that failed
 
 Measure = Callable[[Shape, str, float, Say], Iterator[Measurement]]

@@ -219,7 +219,7 @@ class WindowLoad:
         self.wait_for_words(0)
 
     def wait_for_words(self, untimed: int) -> None:
-        """Wait until the words of at most so many windows are not timed yet."""
+        """Wait until at most `untimed` windows have words that are not timed yet."""
         while len(self._timing) > untimed:
             self._timing.popleft().result()
 

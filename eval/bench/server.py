@@ -272,7 +272,7 @@ def measure_scaling(
 
 
 def scaling_check(rows: Sequence[Measurement], cores: int) -> Check:
-    """Check that each engine adds enough, and tell where the host of so many cores would bind."""
+    """Check that each engine adds enough; tell at which number of engines the CPU would limit."""
     first, last = rows[0], rows[-1]
     engines = last.figures["engines"]
     speedup = (last.value or 0.0) / (first.value or 1.0)

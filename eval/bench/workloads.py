@@ -239,7 +239,7 @@ def _with_slots(
     ceilings: Ceilings,
     progress: Say,
 ) -> Iterator[Measurement]:
-    """Run the workloads with so many slots; the runtime's memory is free afterwards."""
+    """Run the workloads with `slots` slots; the runtime's memory is free afterwards."""
     names = plan.workloads_with(slots)
     if not names:
         return
@@ -257,7 +257,7 @@ def _with_slots(
 
 
 def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:
-    """Configure so many slots, with a row for each beam of the configured search."""
+    """Configure `slots` slots, with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
     rows = slots * beam_size if beam_size > 1 else 0
     return dataclasses.replace(config.runtime, slots=slots, rows=rows)

@@ -159,7 +159,7 @@ def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
 
 
 def _drawn(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
-    """Draw clips, in their order; every group has its share, whatever the limit.
+    """Draw clips, in their order; every group has its share at any limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the lowest are drawn.
     """

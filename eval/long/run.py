@@ -1,4 +1,4 @@
-"""`python -m eval long`: let systems hear long recordings, score the answers, and report."""
+"""`python -m eval long`: transcribe long recordings with several systems, and score them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ RULES = (
     f"length of all references; intervals 95 %, bootstrap over minutes ({BLOCK_S:.0f} s). Texts "
     f"are compared under the normaliser `{DEFAULT}`.",
     f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
-    f"in stretches of {RUN} and more are repeated if they stand in the text once more near by, "
+    f"in stretches of {RUN} and more are repeated if they occur a second time nearby, "
     "else made up.",
     "Characters where nobody speaks: the characters of segments that overlap with no sentence for "
     f"more than {TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
@@ -49,7 +49,7 @@ def long(
     again: bool,
     without_speech: bool,
 ) -> Result:
-    """Let systems hear recordings that they have not heard yet, and score all kept answers.
+    """Transcribe the recordings that systems have not transcribed yet; score all answers.
 
     Args:
         run: its config says the speech, the CPU threads of every system, and a gate's limit.
@@ -57,7 +57,7 @@ def long(
         minutes: of composed recordings, at least; None: of every kind once.
         seed: of the recordings.
         again: whether the former answers of these systems are dropped.
-        without_speech: whether they hear short clips in which nobody speaks instead.
+        without_speech: whether to use short clips without speech instead.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.

@@ -31,7 +31,7 @@ RUN = 3  # words in a row, from which on they count as a stretch
 _FARTHEST = 60  # words between a stretch and its repetition
 _ALIKE = 0.75  # share of words that are the same in a repeated stretch
 NEAR_CUT_S = 0.5  # between a sentence and a cut that may have harmed it
-TOUCH_S = 0.3  # a text that overlaps less with every sentence stands where nobody speaks
+TOUCH_S = 0.3  # text that overlaps less with every sentence lies outside speech
 BLOCK_S = 60.0
 
 
@@ -136,7 +136,7 @@ def _by_sentence(
 
 
 def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
-    """Return whether a stretch of the text stands there once more, not far before or after."""
+    """Return whether a stretch of the text occurs a second time nearby."""
     stretch = answered[start : start + length]
     first = max(0, start - _FARTHEST - length + 1)
     for other in range(first, start + _FARTHEST + length):
@@ -239,7 +239,7 @@ def _figures(recordings: Sequence[HeardRecording]) -> LongFormResult:
 def _by_minute(
     sentences: Sequence[HeardSentence], part: Callable[[HeardSentence], Counts]
 ) -> list[Counts]:
-    """Sum edits by minutes of recordings; in some minutes nobody speaks."""
+    """Sum edits by minutes of recordings; minutes without speech are left out."""
     minutes: dict[tuple[str, int], Counts] = {}
     for sentence in sentences:
         minutes[sentence.minute] = minutes.get(sentence.minute, Counts()) + part(sentence)

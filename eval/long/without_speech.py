@@ -1,4 +1,4 @@
-"""Short clips in which nobody speaks or little is said: in how many is text?
+"""Short clips without speech, or with little of it: the share for which a system writes text.
 
 without-speech/clips/                       the clips
 without-speech/predictions/<system>.jsonl   the answers, raw
@@ -31,7 +31,7 @@ from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, VadModel
 
 NOBODY = ("silence", "noise", "hum", "keys", "music", "rooms", "breaths")
-"""Kinds of clips in which nobody speaks: any text is invented."""
+"""Kinds of clips without speech: any text is invented."""
 SPOKEN = ("in silence", "in noise")
 """Kinds of clips with known text."""
 
@@ -145,7 +145,7 @@ def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
-    """Yield a recording's pauses, one after another, again and again."""
+    """Yield a recording's pauses in a loop."""
     for pauses in _with_pauses(speech):
         tile = np.concatenate([faded(pause, 0.01) for pause in pauses])
         yield MadeClip("rooms", np.resize(tile, _count(float(np.exp(rng.uniform(0.0, 3.3))))))
@@ -195,7 +195,7 @@ class HallucinationScore:
 
 
 def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool) -> Result:
-    """Make the clips of `eval.manifest`'s speech, let systems hear them, count.
+    """Make clips from the speech of `eval.manifest`, transcribe them, and count the texts.
 
     Args:
         run: its `config.eval` says the speech, its half, and the CPU threads of every system.

@@ -184,7 +184,7 @@ def plan(
         price: of a GPU for an hour.
 
     Raises:
-        ConfigError: a figure is needed that nobody has measured.
+        ConfigError: a needed figure has not been measured.
     """
     rows = steady(find_measured(run.config, measured), load, p99, price)
     return Result(sections=(ReportSection("GPUs and cost", [Table((), rows)]),))

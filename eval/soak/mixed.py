@@ -63,7 +63,7 @@ def with_link(config: EvaluationProduct, folder: Path) -> EvaluationProduct:
 
 
 def disruptions(seed: int) -> Iterator[tuple[str, Callable[[Stage], None]]]:
-    """Yield all of them again and again, each time in another order."""
+    """Yield all disruptions in a loop, each round in another order."""
     rng = random.Random(seed)
     while True:
         yield from rng.sample(list(_KINDS.items()), len(_KINDS))
@@ -192,7 +192,7 @@ class HonestRequest:
 
 @dataclasses.dataclass(frozen=True)
 class ResourceSample:
-    """The memory and descriptors of a process after so many actions."""
+    """The memory and descriptors of a process after a number of actions."""
 
     actions: int
     memory_kb: float
@@ -445,7 +445,7 @@ class _Mixed:
         return answer
 
     def _disrupt(self) -> None:
-        """Disrupt again and again early on; the rest of the run is for growth."""
+        """Disrupt the server in the first part of the run; the rest measures growth."""
         for name, act in disruptions(self._settings.seed):
             if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
                 return

@@ -105,7 +105,7 @@ def overload(settings: SoakSettings) -> Found:
 def figures(
     name: str, clients: Sequence[OverloadClient], capacity: float, target_s: float, seconds: float
 ) -> Found:
-    """Yield figures and checks of clients that came within so many seconds."""
+    """Yield figures and checks of clients that arrived within `seconds`."""
     from_s = _WARM * seconds
     times = [one.latency_s for one in clients if one.latency_s is not None]
     p99_s = float(np.percentile(times or [math.inf], 99))
@@ -236,7 +236,7 @@ def p95_bound(before: Mapping[float, float], after: Mapping[float, float]) -> fl
 
 @contextlib.contextmanager
 def _streams(server: RunningServer, sounds: Sequence[Samples]) -> Iterator[None]:
-    """Play clips to live streams, again and again, during a `with` block."""
+    """Play clips to live streams in a loop during a `with` block."""
     stop, key = threading.Event(), server.keys[STREAMS]
 
     async def play(number: int) -> None:

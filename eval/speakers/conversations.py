@@ -155,7 +155,7 @@ class Planned:
 
     speakers: int
     minutes: float
-    one_group: bool  # all of one corpus, as far as it goes: as if of one microphone
+    one_group: bool  # all speakers are of one corpus if possible, as if of one microphone
 
     @property
     def name(self) -> str:

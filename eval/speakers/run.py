@@ -129,7 +129,7 @@ def cp_counts(reference: Said, hypothesis: Said) -> Counts:
 
 
 def counts_as_one(reference: Said, hypothesis: Said) -> Counts:
-    """Count the edits between the words alone, whoever says them."""
+    """Count the edits between all words, regardless of the speaker."""
     joined = (" ".join(text for _, text in texts) for texts in (reference, hypothesis))
     return word_counts(*map(_words, joined))
 
@@ -150,7 +150,7 @@ HALVES = ("choose", "report")
 MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
-TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
+TEXTS_HEADER = ("texts", "cpWER", "WER, all speakers", "words")
 _LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
@@ -194,7 +194,7 @@ class Texts:
 
     recording: str
     by_speaker: Counts  # as cpWER has it
-    as_one: Counts  # whoever says them
+    as_one: Counts  # regardless of the speaker
 
 
 def _text_row(texts: Texts) -> list[str]:
