@@ -180,25 +180,6 @@ _PENDING = (
 # ---------------------------------------------------------------- counting
 
 
-@dataclasses.dataclass(frozen=True)
-class HonestRequest:
-    """A request of an honest client."""
-
-    name: str  # the API and the file
-    text: str  # of the same request in quiet
-    patient: bool  # False: the client leaves before it has an answer
-    begin_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ResourceSample:
-    """The memory and descriptors of a process after a number of actions."""
-
-    actions: int
-    memory_kb: float
-    descriptors: int
-
-
 class Tally:
     """Counts the outcomes of actions. Thread-safe."""
 
@@ -212,23 +193,34 @@ class Tally:
         self._bad: dict[str, list[str]] = {name: [] for name in _PROMISES}
         self._longest_s = {"beside": 0.0, "in": 0.0}  # of waits, by whether something was disrupted
         self._recovered_s: dict[str, float] = {}
-        self._samples: dict[tuple[str, int], list[ResourceSample]] = {}
+        # Actions so far, KB of memory and descriptors, by role and process.
+        self._samples: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
 
     def _disrupted(self, begin_s: float) -> bool:
         now_s = time.monotonic()
         return any(interval.meets(begin_s, now_s) for interval in self.disruptions)
 
-    def honest(self, request: HonestRequest, answer: Answer) -> None:
-        """Count an honest request that has just ended."""
+    def honest(
+        self, name: str, begin_s: float, answer: Answer, *, text: str, patient: bool
+    ) -> None:
+        """Count an honest request that has just ended.
+
+        Args:
+            name: the API and the file.
+            begin_s: its start.
+            answer: its end.
+            text: of the same request in quiet.
+            patient: False if the client left before it had an answer.
+        """
         with self._lock:
             self.actions += 1
-            disrupted = self._disrupted(request.begin_s)
-            left = not request.patient and answer.kind != "answered"
+            disrupted = self._disrupted(begin_s)
+            left = not patient and answer.kind != "answered"
             self._kinds["left" if left else answer.kind] += 1
-            complaint = f"{request.name}: {answer}"
-            if answer.kind == "answered" and answer.text != request.text:
-                self._bad["wrong"].append(f"{complaint}, not {request.text!r}")
-            if request.patient:
+            complaint = f"{name}: {answer}"
+            if answer.kind == "answered" and answer.text != text:
+                self._bad["wrong"].append(f"{complaint}, not {text!r}")
+            if patient:
                 when = "in" if disrupted else "beside"
                 self._longest_s[when] = max(self._longest_s[when], answer.seconds)
                 if answer.waited_in_vain:
@@ -256,7 +248,7 @@ class Tally:
         """Note the resources of a process."""
         with self._lock:
             found = self._samples.setdefault((role, pid), [])
-            found.append(ResourceSample(self.actions, memory_kb, descriptors))
+            found.append((self.actions, memory_kb, descriptors))
 
     def found(self) -> Found:
         """Yield all figures and checks."""
@@ -281,20 +273,20 @@ class Tally:
                 yield from _growth(role, found)
 
 
-def _growth(role: str, found: Sequence[ResourceSample]) -> Found:
-    actions = [sample.actions for sample in found]
+def _growth(role: str, found: Sequence[tuple[float, float, float]]) -> Found:
+    actions, memory_kb, descriptors = zip(*found, strict=True)
     count = actions[-1] - actions[0]
     if len(found) < _MIN_SAMPLES or not count:
         return
-    yield f"{role}: resident, MB", found[-1].memory_kb / 1024
-    yield f"{role}: descriptors", found[-1].descriptors
+    yield f"{role}: resident, MB", memory_kb[-1] / 1024
+    yield f"{role}: descriptors", descriptors[-1]
     for promise, values, limit in (
-        ("grows by at most {:g} KB an action", [one.memory_kb for one in found], MAX_GROWTH_KB),
-        ("keeps at most {:g} files an action", [one.descriptors for one in found], MAX_DESCRIPTORS),
+        (f"grows by at most {MAX_GROWTH_KB:g} KB an action", memory_kb, MAX_GROWTH_KB),
+        (f"keeps at most {MAX_DESCRIPTORS:g} files an action", descriptors, MAX_DESCRIPTORS),
     ):
         grown = slope(actions, values)
         passed = grown.within(limit) if count >= _MIN_ACTIONS else None
-        yield Check(f"{role} {promise.format(limit)}", passed, f"{grown} in {count} actions")
+        yield Check(f"{role} {promise}", passed, f"{grown} in {count} actions")
 
 
 def uneven(page: str) -> str:
@@ -440,8 +432,8 @@ class _Mixed:
         at = dataclasses.replace(self._stage.at, key=self._stage.server.keys[act.key])
         patience_s = act.patience_s or (_JOB_S if act.api == "job" else PATIENCE_S)
         answer = CLIENTS[act.api](at, file.ask(patience_s))
-        patient = act.patience_s is None
-        self.tally.honest(HonestRequest(f"{act.api}, {file.name}", text, patient, begin_s), answer)
+        name, patient = f"{act.api}, {file.name}", act.patience_s is None
+        self.tally.honest(name, begin_s, answer, text=text, patient=patient)
         return answer
 
     def _disrupt(self) -> None:

@@ -199,7 +199,7 @@ def test_two_runs_are_shown_side_by_side(config, capsys):
     assert main(["report", *both, "--output", str(folder / "both")]) == 0
     out = capsys.readouterr().out
     html = folder / "both" / "report.html"
-    assert "CER %" in out and f"The report: {html}" in out
+    assert "CER [95 %]" in out and f"The report: {html}" in out
     assert "Two runs, compared" in html.read_text()
 
 

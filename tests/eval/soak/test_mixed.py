@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import json
 import time
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from eval.record import Check
 from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
-from eval.soak.mixed import DisruptionInterval, HonestRequest, Tally, action, uneven
+from eval.soak.mixed import DisruptionInterval, Tally, action, uneven
 from eval.soak.run import soak
 
 MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
@@ -125,7 +124,6 @@ def checks(tally):
     return {one.name: one for one in tally.found() if isinstance(one, Check)}
 
 
-REQUEST = HonestRequest("SSE, a.wav", "hello", True, 0.0)
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
 VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
@@ -153,7 +151,7 @@ def test_an_honest_request_has_one_right_answer(answer, patient, disrupted, brok
     tally.uneven = ""
     if disrupted:
         tally.disruptions.append(DisruptionInterval("gateway killed", now_s - 1))
-    tally.honest(dataclasses.replace(REQUEST, patient=patient, begin_s=now_s), answer)
+    tally.honest("SSE, a.wav", now_s, answer, text="hello", patient=patient)
     found = [one.name for one in checks(tally).values() if not one.passed]
     assert found == ([broken] if broken else [])
 
