@@ -60,7 +60,7 @@ class Flags:
         """Add a flag for a setting of the config, which decides if the flag is not given.
 
         Args:
-            flag, help, type: as of `add`.
+            flag, help, type: as in `add`.
             place: section and key; "" is the key of [eval] that is called as the flag. A section
                 without a key takes a dict of its settings.
         """
@@ -115,12 +115,14 @@ def own_clips(place: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- flags
 
 
-_AGAIN = "drop earlier answers of these systems, in place of continuing"
-_HALF = "of a manifest's halves, '' for both"
+_AGAIN = "drop earlier answers of these systems instead of continuing"
+_HALF = "the half of a manifest to use; '' for both"
 
 
 def _normalizer(flags: Flags) -> None:
-    flags.add("--normalizer", "", str, DEFAULT, choices=NORMALIZERS)
+    flags.add(
+        "--normalizer", "of texts before they are compared", str, DEFAULT, choices=NORMALIZERS
+    )
 
 
 def _tell_language(flags: Flags) -> None:
@@ -129,15 +131,15 @@ def _tell_language(flags: Flags) -> None:
 
 
 def _run(flags: Flags) -> None:
-    flags.setting("--systems A,B", "comma separated", names)
-    flags.setting("--clips CLIPS", "your own recordings, all of them", own_clips, "eval.")
-    flags.add("--without A,B", "leave these systems out; comma separated", names, ())
-    flags.setting("--limit N", "draw N clips, 0 for all; each group gives its share", not_negative)
+    flags.setting("--systems A,B", "systems to run, comma separated", names)
+    flags.setting("--clips CLIPS", "your own recordings; all of them are used", own_clips, "eval.")
+    flags.add("--without A,B", "systems to leave out, comma separated", names, ())
+    flags.setting("--limit N", "draw N clips, a share of each group; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
     _tell_language(flags)
     flags.switch("--again", _AGAIN)
-    flags.setting("--seed N", "of the draw", int)
-    flags.setting("--language CODE", "of clips whose references do not say it")
+    flags.setting("--seed N", "seed of the draw", int)
+    flags.setting("--language CODE", "language of clips if their references do not state it")
     flags.switch(
         "--full", "every system transcribes all clips and is timed: more than twice as long"
     )
@@ -147,33 +149,31 @@ def _run(flags: Flags) -> None:
 def _report(flags: Flags) -> None:
     flags.add("a A", "the folder of a run, such as reports/demo", Path)
     flags.add("b B", "the folder of a run to compare with", Path, nargs="?")
-    flags.add("--systems A,B", "comma separated; default: all of the run", names)
+    flags.add("--systems A,B", "systems to score, comma separated; default: all of the run", names)
     _normalizer(flags)
-    flags.add("--output DIR", "for the page of two runs", Path, Path("reports/compare"))
+    flags.add("--output DIR", "folder for the report on two runs", Path, Path("reports/compare"))
 
 
 def _profile(flags: Flags) -> None:
-    flags.add("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest")
-    flags.add("--requests N", "after the warm-up", positive, 16)
-    flags.add("--at-once N", "requests at a time", positive, 8)
-    flags.switch("--words", "time words, too")
+    flags.add("--clips CLIPS", "clips to transcribe, in turn; default: eval.manifest")
+    flags.add("--requests N", "number of requests after the warm-up", positive, 16)
+    flags.add("--at-once N", "number of requests at a time", positive, 8)
+    flags.switch("--words", "also compute the times of words")
     flags.switch(
         "--random-weights",
-        "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
+        "use random weights in the shape of build.checkpoint; every window gets the most tokens",
     )
-    flags.switch(
-        "--nsys", "run the load under NVIDIA Nsight Systems instead, which has to be installed"
-    )
+    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
 
 def _soak(flags: Flags) -> None:
     titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
     flags.add("--minutes M", "duration of the attack", positive, 5)
     flags.add("--actions N", "end after N actions of clients", positive)
-    flags.add("--seed S", "determines the action of each client", int, 0)
+    flags.add("--seed S", "seed of the clients' actions", int, 0)
     flags.add(
         "--scenario NAME",
-        f"run these in turn instead, each on a server of its own; without a name all. {titles}",
+        f"run these scenarios in turn instead, each on its own server; no NAME: all. {titles}",
         nargs="*",
         dest="scenarios",
     )
@@ -187,24 +187,28 @@ def _trust(flags: Flags) -> None:
     )
     flags.add(
         "--threshold P",
-        "%% of the characters in which two trusted texts may differ",
+        "the most that two trusted texts may differ, in %% of their characters",
         number(float, 0, 100),
         10.0,
     )
-    flags.setting("--manifest CLIPS", "clips to hear, or a folder of audio without references")
-    flags.setting("--limit N", "draw N clips, 0 for all", not_negative)
+    flags.setting(
+        "--manifest CLIPS", "clips to transcribe, or a folder of audio without references"
+    )
+    flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
     _tell_language(flags)
 
 
 def _live(flags: Flags) -> None:
-    flags.add("--streams N,M", "at a time, one after another", counts, (1, 4))
-    flags.add("--clips N", "that each stream plays, at the pace of speech", positive, 6)
+    flags.add(
+        "--streams N,M", "numbers of streams at a time, measured one after another", counts, (1, 4)
+    )
+    flags.add("--clips N", "number of clips that each stream plays in real time", positive, 6)
     flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
     flags.setting("--half NAME", _HALF)
     flags.add(
         "--join-s S",
-        "clips whose speaker is known are joined to passages of at most so long",
+        "join clips of one speaker to passages of at most S seconds",
         above_0,
         60.0,
     )
@@ -219,66 +223,77 @@ def _live(flags: Flags) -> None:
 
 
 def _plan(flags: Flags) -> None:
-    flags.add("--load N", "requests of 10 s of audio a second", above_0, required=True)
-    flags.add("--p99 S", "seconds within which 99 of 100 are answered", above_0, required=True)
-    flags.add("--price P", "of a GPU for an hour, in any currency", above_0)
-    flags.setting("--beam-size N", "of all requests", beams, "transcriber.beam_size")
+    flags.add("--load N", "requests a second, each of 10 s of audio", above_0, required=True)
+    flags.add(
+        "--p99 S", "seconds within which 99 of 100 requests are answered", above_0, required=True
+    )
+    flags.add("--price P", "price of a GPU hour, in any currency", above_0)
+    flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
     flags.add(
         "--measured FILE",
-        "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
-        "figures of the config's name, in eval/plan/measured/",
+        "bench.json that `python -m eval bench` wrote on such a GPU; default: the file of the "
+        "config's name in eval/plan/measured/",
         Path,
     )
 
 
 def _long(flags: Flags) -> None:
-    flags.add("--systems A,B", f"default: all, {', '.join(LONG_SYSTEMS)}", names)
+    flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
     flags.add(
         "--minutes M",
-        "of composed recordings, at least; default: every kind once, about 30, and long passages",
+        "least minutes of composed recordings; default: each kind once, about 30 minutes",
         positive,
     )
-    flags.add("--seed N", "of them", int, 0)
+    flags.add("--seed N", "seed of the recordings", int, 0)
     flags.switch("--again", _AGAIN)
     flags.switch("--without-speech", "short clips without speech instead: how many get text?")
-    flags.setting("--speech CLIPS", "of people, with their texts, for these", place="eval.manifest")
+    flags.setting("--speech CLIPS", "clips of speech with their texts", place="eval.manifest")
 
 
 def _speakers(flags: Flags) -> None:
     flags.add(
         "--recordings FOLDER",
-        "besides conversations: audio files, each with an RTTM of its name, such as of meetings",
+        "further recordings, such as meetings: audio files, each with its .rttm",
         Path,
     )
     flags.add(
         "--half NAME",
-        "of the clips and the recordings; settings were chosen on the other",
+        "half of the clips and recordings; settings were chosen on the other one",
         str,
         "report",
         choices=("choose", "report"),
     )
-    flags.add("--seed N", "of the conversations", int, 0)
-    flags.add("--device DEVICE", "that our networks compute on", default="cpu")
-    flags.switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER")
+    flags.add("--seed N", "seed of the conversations", int, 0)
+    flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
+    flags.switch(
+        "--texts", "also transcribe recordings of at most 10 minutes, and report the cpWER"
+    )
 
 
 def _demo(flags: Flags) -> None:
-    flags.add("--otherwise TOML", "the config where the checkpoint cannot be had")
+    flags.add("--otherwise TOML", "config to use if the checkpoint cannot be fetched")
 
 
 def _bench(flags: Flags) -> None:
     workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
+    flags.add(
+        "--workloads A,B",
+        f"workloads to run; default: all. {workloads}",
+        names,
+        BenchPlan.workloads,
+    )
     flags.add(
         "--slots N,M",
-        "throughput with each, latency and open-loop with the first, mlperf with the last",
+        "numbers of slots: throughput uses each, latency and open-loop the first, mlperf the last",
         counts,
         BenchPlan.slots,
     )
     flags.add(
         "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
     )
-    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
+    flags.add(
+        "--beam-size N", f"beam size of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size
+    )
     flags.add(
         "--draft-acceptance P",
         "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
@@ -286,7 +301,7 @@ def _bench(flags: Flags) -> None:
         number(float, 0, 1),
     )
     flags.add(
-        "--requests N", "of the latency workload, through Triton too", positive, BenchPlan.requests
+        "--requests N", "number of requests of the latency workload", positive, BenchPlan.requests
     )
     flags.add(
         "--request-s S",
@@ -294,12 +309,14 @@ def _bench(flags: Flags) -> None:
         above_0,
         BenchPlan.request_s,
     )
-    flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")
-    flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
-    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed", names)
+    flags.switch(
+        "--ablate", "also measure the gain of each option: CUDA graphs, kernels, INT8, FP8"
+    )
+    flags.switch("--through-server", "also send the load to a real server over gRPC")
+    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed ones", names)
     flags.add(
         "--device DEVICE",
-        "measure only a server on each device; once for each",
+        "measure only a server on this device; repeat the flag to compare devices",
         action="append",
         dest="devices",
     )
@@ -308,7 +325,7 @@ def _bench(flags: Flags) -> None:
 def _trtllm_check(flags: Flags) -> None:
     flags.add(
         "--python PATH",
-        "of another environment that has release 1.3 or later; default: this one",
+        "Python of another environment, with release 1.3 or later; default: this one",
         default="",
     )
 
@@ -358,7 +375,7 @@ class Command:
 COMMANDS = (
     Command(
         "run",
-        "run the systems over the clips, write the report",
+        "compare systems on clips: accuracy, latency, throughput and memory",
         "accuracy.evaluate.evaluate",
         _run,
         epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
@@ -373,7 +390,7 @@ COMMANDS = (
     ),
     Command(
         "demo",
-        "build the engine unless it is there, serve it and transcribe some clips",
+        "build the engine if it is missing, serve it and transcribe some clips",
         "demo.demo",
         _demo,
         keeps_results=False,
@@ -381,30 +398,35 @@ COMMANDS = (
     Command("bench", "speed of the native runtime on one GPU", "bench.run.bench", _bench),
     Command(
         "profile",
-        "where the time of a fixed load goes, by phase and kernel",
+        "time of a fixed load by phase and kernel",
         "profile.profiled",
         _profile,
     ),
-    Command("soak", "attack a real server: what survives?", "soak.run.soak", _soak),
+    Command("soak", "load and attack a real server", "soak.run.soak", _soak),
     Command(
         "trust",
         "transcripts that two searches agree on; calibration of confidence",
         "trust.run.trust",
         _trust,
     ),
-    Command("live", "live text: how late, how right", "live.live", _live),
+    Command("live", "live text: delay and accuracy", "live.live", _live),
     Command(
         "plan",
-        "how many GPUs a load needs, and what that costs",
+        "number of GPUs for a load, and their cost",
         "plan.run.plan",
         _plan,
         keeps_results=False,
     ),
-    Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", _long),
-    Command("speakers", "who speaks when: how right, how fast", "speakers.run.speakers", _speakers),
+    Command("long", "long recordings: words lost, repeated and invented", "long.run.long", _long),
+    Command(
+        "speakers",
+        "diarization: error rate, number of speakers, speed",
+        "speakers.run.speakers",
+        _speakers,
+    ),
     Command(
         "trtllm-check",
-        "on a machine with TensorRT-LLM: compare it with transformers",
+        "compare TensorRT-LLM with transformers, where it is installed",
         "trtllm.check.trtllm_check",
         _trtllm_check,
         takes_config=False,

@@ -102,7 +102,7 @@ class Simulated:
     Args:
         transcriber: decodes.
         config: how live text is made.
-        decode_s: that each decoding takes.
+        decode_s: the seconds that each decoding takes.
     """
 
     def __init__(self, transcriber: Transcriber, config: LiveConfig, decode_s: float) -> None:
@@ -344,8 +344,8 @@ def live(
         run: its record is kept anew with each number of streams.
         streams: how many at a time, one after another; the last must be good.
         clips: how many each of them plays.
-        join_s: as of `passages`.
-        simulate: as of `open_system`.
+        join_s: as in `passages`.
+        simulate: `decode_s` of `open_system`.
 
     Raises:
         EarshotError: a server did not start, or has failed.

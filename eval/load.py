@@ -132,7 +132,7 @@ class ClientProcesses(Generic[T]):
     Args:
         opened: a module's function; called in each process with its number, returns a context
             manager of a function that makes the n-th request and returns its answer.
-        arguments: of `opened` before the number; pickled.
+        arguments: arguments of `opened` before the number; pickled.
         in_flight: requests in flight at any time.
         processes: the number of processes.
     """

@@ -46,7 +46,7 @@ class ChildProcess:
     Args:
         name: the child's name in errors.
         work: called in the child as `work(send, *arguments)`; a function of a module.
-        arguments: of `work`; pickled, as its messages are.
+        arguments: further arguments of `work`; they and its messages are pickled.
         log: the file for the child's stdout and stderr, which stays. None: a file in a temporary
             folder, which also holds the child's temporary files and is removed at its end.
     """

@@ -246,7 +246,7 @@ def profiled(
     """Profile a fixed load; write its page and a trace to open.
 
     Args:
-        run: of the product; its folder gets both.
+        run: the run; its folder gets both.
         clips: where they are; None: the config's `eval.manifest`.
         requests: how many, after a warm-up.
         at_once: how many at a time.

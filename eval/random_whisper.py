@@ -379,7 +379,7 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     """Write made-up weights as a real engine folder, for a server to open.
 
     Args:
-        engine: of which shape.
+        engine: the engine.
         folder: empty.
         device: where to make the weights.
 

@@ -179,10 +179,10 @@ class Result:
     Attributes:
         figures: dataclasses, or plain values that hold some; None keeps no record.
         checks: the conditions that must hold.
-        sections: of the report; `eval.report` writes it.
-        title: of the report; "" is the command and its config.
+        sections: the report's sections; `eval.report` writes them.
+        title: the report's title; "" is the command and its config.
         about: the line below the title.
-        cards: of the page's top.
+        cards: figures at the page's top.
         notes: lines below the checks.
     """
 

@@ -24,7 +24,7 @@ def evaluate(
         without: systems that are left out.
         full: whether every system transcribes the held-out clips and is timed.
         again: whether earlier answers are dropped.
-        normalizer: of texts, before they are compared.
+        normalizer: the name of the text normaliser.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
@@ -54,7 +54,7 @@ def report(
         a: the folder of a run.
         b: the folder of another one.
         systems: to be scored; None is all systems of the run.
-        normalizer: of texts, before they are compared.
+        normalizer: the name of the text normaliser.
         output: the folder of two runs' page.
 
     Raises:
@@ -80,9 +80,9 @@ def score(
     """Score a run's predictions.
 
     Args:
-        folder: of the run.
-        names: of the systems to score; () is all systems of the run.
-        normalizer_name: of texts, before they are compared.
+        folder: the run's folder.
+        names: the systems to score; () is all systems of the run.
+        normalizer_name: the name of the text normaliser.
 
     Returns:
         The report, the calls of each system by name, and the normaliser.

@@ -36,9 +36,9 @@ def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> 
     Clips without speech, and longer ones, stay as they are.
 
     Args:
-        clips: that can be read.
-        longest_s: of a passage, pauses included.
-        limits: of decoding.
+        clips: readable clips.
+        longest_s: the longest passage, pauses included.
+        limits: the limits of decoding.
 
     Raises:
         FileError, AudioError: a clip cannot be read after all.

@@ -125,8 +125,8 @@ class Kept:
     """The predictions of one system in the folder of a run.
 
     Args:
-        folder: of the run.
-        name: of the system.
+        folder: the run's folder.
+        name: the system's name.
     """
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -123,7 +123,7 @@ def result_of(
 
     Args:
         report: the scores.
-        calls: of each system, by name, for the clips that were misheard worst.
+        calls: each system's calls, by name, for the worst clips.
         normalize: the normaliser that texts were compared under.
     """
     run, ours = report.run, chooser(report)

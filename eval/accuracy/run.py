@@ -158,14 +158,14 @@ def listen(
     """Transcribe the clips that a system has not transcribed yet, and keep each answer.
 
     Args:
-        name: of the system.
+        name: the system's name.
         config: `eval` says how many calls at a time, and the CPU threads.
         clips: all that there are.
-        keys: of the clips.
-        folder: of the answers; see `eval.accuracy.predictions`.
+        keys: the clips' hashes.
+        folder: the folder of the answers; see `eval.accuracy.predictions`.
         say: gets a line if answers under other conditions are dropped.
         again: whether all former answers are dropped.
-        open_system: as of `measure_system`.
+        open_system: as in `measure_system`.
 
     Raises:
         EarshotError: the system cannot be opened, or ended early.

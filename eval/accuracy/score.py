@@ -168,10 +168,10 @@ def clips_to_decide(
     The interval of a mean of paired differences shrinks with the root of their number.
 
     Args:
-        gap: of two rates, in points.
-        interval: that `gap_interval` gave for it.
+        gap: the difference of two rates, in points.
+        interval: its interval, from `gap_interval`.
         limit: in points.
-        clips: that the interval is of.
+        clips: the number of clips behind the interval.
 
     Returns:
         None where the gap is the limit, which no number tells apart.
@@ -336,8 +336,8 @@ def gates(
     """Judge a run, on the clips that the compared systems heard.
 
     Args:
-        scores: of the systems that ran.
-        precision: of the configured engine, which says which of ours is the default.
+        scores: the scores of the systems that ran.
+        precision: the configured engine's precision, which decides our default system.
         max_gap_faster_whisper: points of CER by which ours may be above faster-whisper.
         max_gap_fp16: points of CER by which INT8 may be above FP16.
         groups: groups of clips that decide; () is all clips.

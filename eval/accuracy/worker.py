@@ -177,11 +177,11 @@ def measure_system(
     """Run one system to its end.
 
     Args:
-        name: of the system.
+        name: the system's name.
         config: `eval` says how many calls at a time, and how often the timed phases are repeated.
-        clips: that are scored, by set.
-        timed: those that its speed is measured on afterwards, if any.
-        run_id: of the run that it belongs to.
+        clips: the clips to score, by set.
+        timed: the clips to measure its speed on afterwards.
+        run_id: the run's id.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
         log: receives the output of the child.

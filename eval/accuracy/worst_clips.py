@@ -38,8 +38,8 @@ def worst_clips(
     """Return the clips with the most character errors of one system, worst first.
 
     Args:
-        score: of that system.
-        calls: of each system, by name.
+        score: that system's score.
+        calls: each system's calls, by name.
         normalize: the normaliser that texts are compared under.
     """
     name = score.facts.name

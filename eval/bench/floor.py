@@ -151,11 +151,11 @@ def step_bytes(
 
     Args:
         dims: the network's sizes.
-        precision: of the decoder's matrices; the encoder uses those of cross-attention.
-        cross_kv: of the keys and values of cross-attention; those of self-attention are FP16.
+        precision: the precision of the decoder's matrices; the encoder uses cross-attention's.
+        cross_kv: precision of cross-attention keys and values; self-attention's are FP16.
         slots: the number of decoding slots.
         age: the number of tokens in each row.
-        rows: of each slot; they share its keys and values of cross-attention.
+        rows: rows per slot; they share its cross-attention keys and values.
     """
     d, layers = dims.n_text_state, dims.n_text_layer
     weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d

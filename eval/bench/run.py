@@ -38,7 +38,7 @@ def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
-        run: of a product for a GPU.
+        run: the run; its config is for a GPU.
         peers: their names; None: all that are installed.
         of_plan: the fields of `BenchPlan`.
 

@@ -93,8 +93,8 @@ class NoiseWindows:
         engine: with end-of-text suppressed, so that every window reaches its length.
         device: computes the log-mels.
         batch: the number of windows whose log-mels are computed together.
-        seconds: of noise in each window; silence fills the rest up to 30 s.
-        beam_size: of each job.
+        seconds: the noise in each window; silence fills the rest up to 30 s.
+        beam_size: each job's beam size.
         words: whether the text of a job is aligned with its audio.
         short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
     """
@@ -247,7 +247,7 @@ def closed_loop(
     Args:
         load: empty.
         lengths: endless, in tokens.
-        slots: of the runtime.
+        slots: the runtime's slots.
         in_flight: at least `slots`, or some stay free.
         seconds: to count.
         joules: returns the energy that the device has used so far.
@@ -316,7 +316,7 @@ def open_loop(
     Args:
         load: empty, and empty again afterwards.
         arrivals: due times (s), ascending.
-        length: of each, in tokens.
+        length: the length of each window, in tokens.
         warm_s: arrivals before this time are not counted.
         drain_s: how long to wait after the last.
     """

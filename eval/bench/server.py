@@ -201,7 +201,7 @@ def through_server(
     """Start a server, load it, then send single requests; yield a row of each.
 
     Args:
-        config: of the runtime and the server.
+        config: the config of runtime and server.
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         in_process: throughput (RTFx) of the same runtime without a server, to compare with.
         plan: the duration of the load, and the number of single requests.
@@ -250,7 +250,7 @@ def measure_scaling(
     """Start a server with each of these runtimes in turn and load it; yield a row of each.
 
     Args:
-        config: of the server.
+        config: the server's config.
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         runtimes: with their devices counted.
         seconds: the duration of each load.

@@ -53,9 +53,9 @@ class RuntimeSession:
 
     Args:
         engine: with end-of-text suppressed.
-        config: of the runtime, and how much of short audio it encodes.
-        plan: of the bench.
-        ceilings: of the machine.
+        config: the config of the runtime, and how much of short audio it encodes.
+        plan: the bench's plan.
+        ceilings: the machine's ceilings.
 
     Raises:
         UnavailableError: the machine cannot run this configuration.

@@ -208,7 +208,7 @@ def write_script(
     Args:
         kind: decides pauses and breaks.
         languages: codes; with more than one they take turns.
-        sentences: of each language; none comes again before all others.
+        sentences: clips by language; each is used once before one is used again.
         seconds: how long it is to be; it ends after the scene that reaches them.
         rng: draws everything.
     """
@@ -312,8 +312,8 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
     Args:
         speech: clips of sentences, some of them with speech. One speaker is chosen for each
             language. Clips longer than a window become recordings of their own.
-        minutes: as of `plan`.
-        seed: of everything that is drawn.
+        minutes: as in `plan`.
+        seed: the seed of all random draws.
         tell: gets a line on each that is made.
 
     Returns:
@@ -392,7 +392,7 @@ def render(
     """Make the sound of a script.
 
     Args:
-        items: of the script.
+        items: the script's items.
         sound: returns the samples of a clip.
         rng: draws levels, noise and tones.
     """

@@ -54,8 +54,8 @@ def long(
     Args:
         run: its config says the speech, the CPU threads of every system, and a gate's limit.
         systems: their names; None is all.
-        minutes: of composed recordings, at least; None: of every kind once.
-        seed: of the recordings.
+        minutes: the least minutes of composed recordings; None: each kind once.
+        seed: the seed of the recordings.
         again: whether the former answers of these systems are dropped.
         without_speech: whether to use short clips without speech instead.
 

@@ -63,7 +63,7 @@ def hear(
 
     Args:
         recording: the truth.
-        segments: of the system, in order.
+        segments: the system's segments, in order.
         normalize: applied to both texts.
     """
     sentences = recording.sentences
@@ -204,7 +204,7 @@ def score_long(
     """Score a system.
 
     Args:
-        facts: of the system.
+        facts: the system's facts.
         calls: one for each recording, in their order.
         recordings: the truth.
         normalize: applied to both texts.
@@ -258,7 +258,7 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
     """Judge a run.
 
     Args:
-        scores: of the systems that heard everything.
+        scores: the scores of the systems that transcribed everything.
         max_cer_gap: points of CER by which ours may be above faster-whisper's best.
     """
     by_name = {score.name: score for score in scores}

@@ -59,7 +59,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
 
     Args:
         speech: recordings with their text; some hundred give all clips that there can be.
-        seed: of everything that is drawn.
+        seed: the seed of all random draws.
 
     Raises:
         ConfigError: no recording has a text.
@@ -200,7 +200,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     Args:
         run: its `config.eval` says the speech, its half, and the CPU threads of every system.
         systems: their names; None is `HEARING_NOBODY`.
-        seed: of everything that is drawn.
+        seed: the seed of all random draws.
         again: whether the former answers of these systems are dropped.
 
     Raises:

@@ -95,8 +95,8 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
     """Find the figures of a config.
 
     Args:
-        config: of a product; all requests are searched as it says.
-        file: of the bench; None: the committed table of the config's name.
+        config: the product; its beam size holds for all requests.
+        file: the bench's record; None: the committed file of the config's name.
 
     Raises:
         FileError, ConfigError: there is no such file, it is of another product, or it lacks
@@ -177,11 +177,11 @@ def plan(
     """Show how many GPUs an even load needs.
 
     Args:
-        run: of a product that was benched on such a GPU.
+        run: the run; its product was benched on such a GPU.
         measured: a file of the bench; None is the committed one.
         load: requests of 10 s of audio a second.
         p99: seconds within which 99 of 100 are answered.
-        price: of a GPU for an hour.
+        price: the price of a GPU hour; None: unknown.
 
     Raises:
         ConfigError: a needed figure has not been measured.

@@ -71,7 +71,7 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
     Args:
         address: host:port.
         head: up to the empty line.
-        pieces: of the body as they go over the wire; they may be endless.
+        pieces: pieces of the body as they go over the wire, maybe without end.
         timeout_s: the longest time for all of it.
 
     Raises:

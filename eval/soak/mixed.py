@@ -209,7 +209,7 @@ class Tally:
             name: the API and the file.
             begin_s: its start.
             answer: its end.
-            text: of the same request in quiet.
+            text: the text of the same request without other load.
             patient: False if the client left before it had an answer.
         """
         with self._lock:

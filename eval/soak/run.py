@@ -51,7 +51,7 @@ def soak(
     """Attack a server, and keep the findings so far after each scenario and an interrupt.
 
     Args:
-        run: of the product that is attacked.
+        run: the run; its config is the attacked product.
         minutes, actions, seed: as in `SoakSettings`.
         scenarios: names of `SCENARIOS`; () is all of them, None everything at once.
 

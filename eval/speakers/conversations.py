@@ -193,7 +193,7 @@ def compose(
 
     Args:
         planned: the conversations; their names differ.
-        seed: of everything that is drawn.
+        seed: the seed of all random draws.
         clips: to be spoken; clips of unknown speakers are left out.
         say: gets a line on each that is made.
 

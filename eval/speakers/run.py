@@ -212,8 +212,8 @@ def speakers(
         run: its record is kept anew with each set and system.
         recordings: a folder of audio files and RTTMs, such as of meetings.
         half: "choose" or "report", of these and of the clips.
-        seed: of the conversations.
-        device: that our networks compute on.
+        seed: the seed of the conversations.
+        device: the device of the diarization networks.
         texts: whether the config's engine also transcribes recordings that have texts.
 
     Raises:

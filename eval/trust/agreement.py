@@ -117,10 +117,10 @@ def figures_of(
     """Count the trusted transcripts, and select by each threshold.
 
     Args:
-        pairs: of the clips that both passes heard.
+        pairs: one for each clip that both passes transcribed.
         failed: number of clips without a pair.
         clips: number of all clips.
-        seconds: of all clips.
+        seconds: the length of all clips.
         threshold: % in which two trusted texts may differ.
     """
     said = [pair.edits.length for pair in pairs if pair.silence and pair.edits]

@@ -76,8 +76,8 @@ def reliability(
 
     Args:
         values: the figure of each word, 0 to 1.
-        right: of each word.
-        beam_size, figure, language: as of `Reliability`.
+        right: whether each word is right.
+        beam_size, figure, language: as in `Reliability`.
     """
     figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
     numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[Bin]()
@@ -115,7 +115,7 @@ def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
 
     Args:
         features: float64 (words, k), the most telling first.
-        right: of each word.
+        right: whether each word is right.
 
     Returns:
         The intercept, and a weight of each feature, none below 0.
@@ -264,7 +264,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
     """Fit to the words of one half that were heard by any beam, and judge by the other.
 
     Args:
-        words: of both halves, by beam.
+        words: the words of both halves, by beam.
         source: id of the checkpoint that heard them.
 
     Raises:

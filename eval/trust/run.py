@@ -35,7 +35,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     The second pass is greedy, or of another engine; with another engine there is no calibration.
 
     Args:
-        run: of a config whose engine is built.
+        run: the run; the engine of its config is built.
         other: folder of the engine of the second pass; "" is the same engine.
         threshold: % in which two texts may differ that are trusted.
 
@@ -130,7 +130,7 @@ def paired(
     Args:
         drawn: the clips.
         first, second: the transcripts of each clip.
-        half: of a manifest's two, whose clips alone are paired; "" is both.
+        half: the half of a manifest to pair; "" is both.
 
     Returns:
         The pairs, and the reasons of clips without one, by file.
