@@ -33,7 +33,7 @@ from serve.contract.errors import (
     UnavailableError,
 )
 
-FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
+FINISH_TIMEOUT_S = 60.0  # for a child to free its resources once its work is done
 TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
 
 Send = Callable[[Any], None]

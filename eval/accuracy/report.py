@@ -108,7 +108,7 @@ def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScor
 
 
 def chooser(report: Report) -> SystemScore | None:
-    """Return the system whose worst clips are shown: the configured one, else the first."""
+    """Return the system for the worst clips: the configured one, else the first."""
     scores = {score.facts.name: score for score in report.systems if score.sets}
     return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
 

@@ -84,7 +84,7 @@ class _SystemRun:
     name: str
     kept: Kept
     left: ClipSets
-    timed: Sequence[Clip]  # () where its speed is known, or not asked for
+    timed: Sequence[Clip]  # () if its speed is known or not requested
     timed_key: str
     facts_before: SystemFacts | None
 

@@ -105,7 +105,7 @@ class EarshotTriton(TranscriptionSystem):
 
 
 class EarshotInProcess(TranscriptionSystem):
-    """A transcriber in this process; `options` are those of `Request` that every call asks for."""
+    """A transcriber in this process; every call has these `options` of `Request`."""
 
     def __init__(self, config: EvaluationProduct, precision: Precision, **options: Any) -> None:
         from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch

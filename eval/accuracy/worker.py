@@ -1,12 +1,12 @@
-"""Run one system in a process of its own, so that memory, threads and crashes stay apart.
+"""Run one system in its own process, so that memory, threads and crashes stay separate.
 
 The child pins itself to the CPU threads that every system gets and opens the system. It sends the
 scored clips once for their texts, which also warms the system up. Then it drives the three timed
 phases if its speed is asked for. It sends each call to the parent, which samples the memory of the
 child's process tree and gives up on a child that falls silent.
 
-A drive is a closed loop: each caller sends its next clip as soon as its last answer is there. Files
-are read before the clock starts; decoding the audio belongs to the system and is timed.
+A drive is a closed loop: each caller sends its next clip once it has an answer. Files are read
+before the clock starts; decoding the audio belongs to the system and is timed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Speed: figures beside what the machine could do at best, and beside peers.
+"""Speed: figures beside the ceilings of the machine, and beside peers.
 
 The command line reads this plan, so it imports no package.
 """

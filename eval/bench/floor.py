@@ -151,7 +151,8 @@ def step_bytes(
 
     Args:
         dims: the network's sizes.
-        precision: the precision of the decoder's matrices; the encoder uses cross-attention's.
+        precision: the precision of the decoder's matrices. The cross-attention projections are
+            not counted: they run once for each window.
         cross_kv: precision of cross-attention keys and values; self-attention's are FP16.
         slots: the number of decoding slots.
         age: the number of tokens in each row.

@@ -37,7 +37,7 @@ from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
 Compile = Callable[[Path], None]
 Tokens = list[list[int]]
-"""Of each window, in the order of the jobs."""
+"""The tokens of each window, in the order of the jobs."""
 
 _CONTRACT = "tests/serve/runtime/test_contract.py"
 # Arguments of pytest: files, and the tests in them that are about this runtime.
