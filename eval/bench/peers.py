@@ -2,8 +2,8 @@
 
 A peer frees its memory when its process ends, and a crash costs only its own rows. faster-whisper
 is measured through CTranslate2, which computes everything but log-mels and text: faster-whisper
-itself cannot force the length of a text. vLLM computes log-mels one by one on one CPU thread, which can
-limit its throughput. So it is measured a second time with log-mels on the GPU.
+itself cannot force the length of a text. vLLM computes log-mels one by one on one CPU thread, which
+can limit its throughput. So it is measured a second time with log-mels on the GPU.
 """
 
 import itertools
