@@ -122,7 +122,7 @@ def score(
 def _without_unheard(
     systems: list[runs.LoadedSystem],
 ) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """Return the calls of clips that some system could read, and the reasons of others by file."""
+    """Return the calls of readable clips, and the reasons for the other clips, by file."""
     scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
     answered = {(call.clip_set, call.file) for call in scored if call.error is None}
     unheard = {

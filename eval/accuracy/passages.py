@@ -31,7 +31,7 @@ _UNSPACED = ("zh", "ja")  # languages whose sentences follow each other without 
 
 
 def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> list[Clip]:
-    """Join the clips of each speaker, in their order, as long as they last no longer together.
+    """Join the clips of each speaker, in their order, to passages of at most `longest_s`.
 
     Clips without speech, and longer ones, stay as they are.
 

@@ -49,7 +49,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class TimedCall:
-    """One timed call, with all that scoring it again needs."""
+    """One timed call, complete enough to be scored again."""
 
     file: str
     reference: str
@@ -69,7 +69,7 @@ class TimedCall:
 
     @property
     def text(self) -> str:
-        """Return the hypothesis; a call that failed said nothing."""
+        """Return the hypothesis; "" for a failed call."""
         return self.prediction.text if self.prediction else ""
 
 

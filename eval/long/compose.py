@@ -1,4 +1,4 @@
-"""Recordings composed of clips, with pauses, noise and tones, and the truth about them."""
+"""Recordings composed of clips, with pauses, noise and tones, and their reference."""
 
 import dataclasses
 import functools
@@ -91,7 +91,7 @@ def read_manifest(path: Path) -> list[AnnotatedRecording]:
 
 
 FADE_S = 0.05
-_TILE_S = 30.0  # noise that lasts longer comes again
+_TILE_S = 30.0  # longer noise is repeated
 _LOWEST_HZ = 40.0
 _SCALES = ((0, 2, 4, 5, 7, 9, 11), (0, 2, 3, 5, 7, 8, 10), (0, 2, 4, 7, 9))  # semitones
 _HARMONICS = 8
@@ -337,7 +337,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
 
 
 def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
-    """Choose the sentences of one speaker for each language: the known one that says the most."""
+    """Choose one speaker's sentences for each language: the known speaker with the most speech."""
     by_speaker: dict[tuple[str, str, str], list[Clip]] = {}
     for clip in speech:
         if clip.text and clip.language and clip.duration_s <= WINDOW_S:
@@ -417,7 +417,7 @@ def render(
 
 
 def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
-    """Make noise that is so much less than speech usually is."""
+    """Make noise `snr_db` below the usual level of speech."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return faded(noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
 

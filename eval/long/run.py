@@ -77,7 +77,7 @@ def long(
 
 
 def _fair(config: EvaluationProduct) -> EvaluationProduct:
-    """Set one recording at a time, the same threads for ours, and time for the longest."""
+    """Configure one recording at a time, equal threads, and a timeout for the longest one."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
     return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S)
@@ -95,7 +95,7 @@ def _speech(config: EvaluationProduct) -> list[Clip]:
 def _scored(
     folder: Path, recordings: Sequence[AnnotatedRecording], keys: Keys
 ) -> tuple[list[LongFormScore], list[str]]:
-    """Score all systems that have heard everything; returns the names of those that have not."""
+    """Score all systems that have finished; also return the names of the others."""
     scores, unfinished, normalize = [], [], normalizer(DEFAULT)
     for name in NAMES:
         kept = Kept(folder, name)

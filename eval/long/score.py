@@ -53,7 +53,7 @@ class HeardRecording:
     lost_in_stretches: int  # lost words, `RUN` and more in a row
     repeated: int  # added words, `RUN` and more in a row that stand near by as well
     made_up: int  # added words in other stretches
-    unspoken: int  # characters where nobody speaks
+    unspoken: int  # characters of text outside speech
 
 
 def hear(
@@ -116,7 +116,7 @@ def _by_sentence(
     answered: Sequence[str],
     alignment: Sequence[jiwer.AlignmentChunk],
 ) -> list[tuple[Counts, list[str]]]:
-    """Return the word edits of each sentence, and the words that were heard of it."""
+    """Return the word edits of each sentence, and the words aligned to it."""
     owner = [number for number, words in enumerate(spoken) for _ in words]
     hits, substituted, lost, added = ([0] * len(spoken) for _ in range(4))
     words: list[list[str]] = [[] for _ in spoken]
@@ -147,9 +147,9 @@ def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
 
 
 def _cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]]:
-    """Find from when to when a cut may lie: between segments of different windows.
+    """Find the regions of cuts: between segments of different windows.
 
-    There is none where the system does not tell windows apart.
+    There are none if the system does not report windows.
     """
     return [
         (min(before.end_s, after.start_s), max(before.end_s, after.start_s))
@@ -170,11 +170,11 @@ class LongFormResult:
     lost_in_stretches: int
     repeated: int
     made_up: int
-    unspoken: int  # characters where nobody speaks
+    unspoken: int  # characters of text outside speech
 
     @property
     def uncovered(self) -> float:
-        """Return the per cent of words that are lost, or said twice, in stretches."""
+        """Return the percentage of words that are lost or repeated in stretches."""
         return 100.0 * (self.lost_in_stretches + self.repeated) / self.wer.counts.length
 
 
@@ -307,7 +307,7 @@ def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
 
 
 def _lost_or_added(words: Counts) -> Counts:
-    """Return the same words, where one that was misheard counts as heard."""
+    """Return the counts with substitutions as hits."""
     return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
 
 
@@ -319,7 +319,7 @@ def _gap_gate(
     limit: float,
     parts: str,
 ) -> Check:
-    """Judge the gap of two that heard the same parts; `name` is of the other."""
+    """Judge the gap of two systems on the same parts; `name` is the other system."""
     gap = gap_interval(ours, theirs)
     totals = [sum(counts, Counts()) for counts in (ours, theirs)]
     mine, other = (100.0 * total.errors / total.length for total in totals)

@@ -73,7 +73,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     order = [spoken[i] for i in rng.permutation(len(spoken))]
     sources = (_rooms, _breaths, _in_silence, _in_noise)
     for number, source in enumerate(sources):
-        # Each takes the first recordings of its own share that are fit for it.
+        # Each source uses the first suitable recordings of its own share.
         made += source(order[number :: len(sources)], rng)
     return made
 
@@ -177,7 +177,7 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 # ---------------------------------------------------------------- run
 
 
-MAX_INVENTED = 1.0  # % of the clips in which nobody speaks
+MAX_INVENTED = 1.0  # % of the clips without speech
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _heard(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> lis
 def paired(
     drawn: FoundCorpus, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
 ) -> tuple[list[Pair], dict[str, str]]:
-    """Pair the transcripts of both passes, the most alike first; of equals, the surest.
+    """Pair the transcripts of both passes, by difference and then by avg_logprob.
 
     Args:
         drawn: the clips.
