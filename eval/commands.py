@@ -120,9 +120,7 @@ _HALF = "the half of a manifest to use; '' for both"
 
 
 def _normalizer(flags: Flags) -> None:
-    flags.add(
-        "--normalizer", "of texts before they are compared", str, DEFAULT, choices=NORMALIZERS
-    )
+    flags.add("--normalizer", "of compared texts", str, DEFAULT, choices=NORMALIZERS)
 
 
 def _tell_language(flags: Flags) -> None:
@@ -140,9 +138,7 @@ def _run(flags: Flags) -> None:
     flags.switch("--again", _AGAIN)
     flags.setting("--seed N", "seed of the draw", int)
     flags.setting("--language CODE", "language of clips if their references do not state it")
-    flags.switch(
-        "--full", "every system transcribes all clips and is timed: more than twice as long"
-    )
+    flags.switch("--full", "every system transcribes all clips and is timed: takes twice as long")
     _normalizer(flags)
 
 
@@ -160,8 +156,7 @@ def _profile(flags: Flags) -> None:
     flags.add("--at-once N", "number of requests at a time", positive, 8)
     flags.switch("--words", "also compute the times of words")
     flags.switch(
-        "--random-weights",
-        "use random weights in the shape of build.checkpoint; every window gets the most tokens",
+        "--random-weights", "random weights in the shape of build.checkpoint; longest texts"
     )
     flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
@@ -181,9 +176,7 @@ def _soak(flags: Flags) -> None:
 
 def _trust(flags: Flags) -> None:
     flags.add(
-        "--other ENGINE",
-        "engine folder of the second pass; default: the same engine, greedily",
-        default="",
+        "--other ENGINE", "engine of the second pass; default: the same, greedily", default=""
     )
     flags.add(
         "--threshold P",
@@ -191,27 +184,18 @@ def _trust(flags: Flags) -> None:
         number(float, 0, 100),
         10.0,
     )
-    flags.setting(
-        "--manifest CLIPS", "clips to transcribe, or a folder of audio without references"
-    )
+    flags.setting("--manifest CLIPS", "clips, or a folder of audio without references")
     flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
     _tell_language(flags)
 
 
 def _live(flags: Flags) -> None:
-    flags.add(
-        "--streams N,M", "numbers of streams at a time, measured one after another", counts, (1, 4)
-    )
+    flags.add("--streams N,M", "streams at a time, measured one after another", counts, (1, 4))
     flags.add("--clips N", "number of clips that each stream plays in real time", positive, 6)
     flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
     flags.setting("--half NAME", _HALF)
-    flags.add(
-        "--join-s S",
-        "join clips of one speaker to passages of at most S seconds",
-        above_0,
-        60.0,
-    )
+    flags.add("--join-s S", "join clips of one speaker to at most S seconds", above_0, 60.0)
     flags.add(
         "--simulate S",
         "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
@@ -224,9 +208,7 @@ def _live(flags: Flags) -> None:
 
 def _plan(flags: Flags) -> None:
     flags.add("--load N", "requests a second, each of 10 s of audio", above_0, required=True)
-    flags.add(
-        "--p99 S", "seconds within which 99 of 100 requests are answered", above_0, required=True
-    )
+    flags.add("--p99 S", "seconds within which 99 %% are answered", above_0, required=True)
     flags.add("--price P", "price of a GPU hour, in any currency", above_0)
     flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
     flags.add(
@@ -239,11 +221,7 @@ def _plan(flags: Flags) -> None:
 
 def _long(flags: Flags) -> None:
     flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
-    flags.add(
-        "--minutes M",
-        "least minutes of composed recordings; default: each kind once, about 30 minutes",
-        positive,
-    )
+    flags.add("--minutes M", "least minutes of audio; default: each kind once, about 30", positive)
     flags.add("--seed N", "seed of the recordings", int, 0)
     flags.switch("--again", _AGAIN)
     flags.switch("--without-speech", "short clips without speech instead: how many get text?")
@@ -251,11 +229,7 @@ def _long(flags: Flags) -> None:
 
 
 def _speakers(flags: Flags) -> None:
-    flags.add(
-        "--recordings FOLDER",
-        "further recordings, such as meetings: audio files, each with its .rttm",
-        Path,
-    )
+    flags.add("--recordings FOLDER", "meetings or the like: audio files, each with its .rttm", Path)
     flags.add(
         "--half NAME",
         "half of the clips and recordings; settings were chosen on the other one",
@@ -265,9 +239,7 @@ def _speakers(flags: Flags) -> None:
     )
     flags.add("--seed N", "seed of the conversations", int, 0)
     flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
-    flags.switch(
-        "--texts", "also transcribe recordings of at most 10 minutes, and report the cpWER"
-    )
+    flags.switch("--texts", "also transcribe short recordings, and report the cpWER")
 
 
 def _demo(flags: Flags) -> None:
@@ -276,12 +248,7 @@ def _demo(flags: Flags) -> None:
 
 def _bench(flags: Flags) -> None:
     workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    flags.add(
-        "--workloads A,B",
-        f"workloads to run; default: all. {workloads}",
-        names,
-        BenchPlan.workloads,
-    )
+    flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
     flags.add(
         "--slots N,M",
         "numbers of slots: throughput uses each, latency and open-loop the first, mlperf the last",
@@ -289,29 +256,20 @@ def _bench(flags: Flags) -> None:
         BenchPlan.slots,
     )
     flags.add(
-        "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
+        "--seconds S", "least seconds of a figure after its warm-up", positive, BenchPlan.seconds
     )
-    flags.add(
-        "--beam-size N", f"beam size of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size
-    )
+    flags.add("--beam-size N", f"of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
     flags.add(
         "--draft-acceptance P",
         "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
         f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
         number(float, 0, 1),
     )
+    flags.add("--requests N", "requests of the latency workload", positive, BenchPlan.requests)
     flags.add(
-        "--requests N", "number of requests of the latency workload", positive, BenchPlan.requests
+        "--request-s S", "audio of a request of latency and open-loop", above_0, BenchPlan.request_s
     )
-    flags.add(
-        "--request-s S",
-        "seconds of audio in a request of latency and open-loop, at most 30",
-        above_0,
-        BenchPlan.request_s,
-    )
-    flags.switch(
-        "--ablate", "also measure the gain of each option: CUDA graphs, kernels, INT8, FP8"
-    )
+    flags.switch("--ablate", "also measure each option: CUDA graphs, kernels, INT8, FP8")
     flags.switch("--through-server", "also send the load to a real server over gRPC")
     flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed ones", names)
     flags.add(
@@ -325,7 +283,7 @@ def _bench(flags: Flags) -> None:
 def _trtllm_check(flags: Flags) -> None:
     flags.add(
         "--python PATH",
-        "Python of another environment, with release 1.3 or later; default: this one",
+        "of an environment with release 1.3 or later; default: this one",
         default="",
     )
 
@@ -396,27 +354,11 @@ COMMANDS = (
         keeps_results=False,
     ),
     Command("bench", "speed of the native runtime on one GPU", "bench.run.bench", _bench),
-    Command(
-        "profile",
-        "time of a fixed load by phase and kernel",
-        "profile.profiled",
-        _profile,
-    ),
+    Command("profile", "time of a fixed load by phase and kernel", "profile.profiled", _profile),
     Command("soak", "load and attack a real server", "soak.run.soak", _soak),
-    Command(
-        "trust",
-        "transcripts that two searches agree on; calibration of confidence",
-        "trust.run.trust",
-        _trust,
-    ),
+    Command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust", _trust),
     Command("live", "live text: delay and accuracy", "live.live", _live),
-    Command(
-        "plan",
-        "number of GPUs for a load, and their cost",
-        "plan.run.plan",
-        _plan,
-        keeps_results=False,
-    ),
+    Command("plan", "GPUs for a load, and their cost", "plan.run.plan", _plan, keeps_results=False),
     Command("long", "long recordings: words lost, repeated and invented", "long.run.long", _long),
     Command(
         "speakers",

@@ -11,15 +11,7 @@ import soundfile
 from build.clips import Clip, load_clips
 from eval.config import load_config
 from eval.long import compose as compose_module
-from eval.long.compose import (
-    KINDS,
-    Stretch,
-    compose,
-    level_db,
-    read_manifest,
-    render,
-    write_script,
-)
+from eval.long.compose import KINDS, Stretch, compose, level_db, read_manifest, render, write_script
 from eval.long.run import PASSAGES
 from serve.contract.errors import ConfigError
 from serve.speech.features import WINDOW_S
