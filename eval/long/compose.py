@@ -20,6 +20,7 @@ from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import AudioLimits
+from serve.speech.word_parts import SPACELESS
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """The difficulty of a recording. All but the last two have pauses of up to 8 s."""
@@ -337,11 +338,15 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
 
 
 def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
-    """Choose one speaker's sentences for each language: the known speaker with the most speech."""
+    """Choose one speaker's sentences for each language: the known speaker with the most speech.
+
+    Languages written without spaces are left out, because the scores count words.
+    """
     by_speaker: dict[tuple[str, str, str], list[Clip]] = {}
     for clip in speech:
-        if clip.text and clip.language and clip.duration_s <= WINDOW_S:
-            key = clip.language, clip.speaker and clip.group, clip.speaker
+        code = clip.language or ""
+        if clip.text and code and code not in SPACELESS and clip.duration_s <= WINDOW_S:
+            key = code, clip.speaker and clip.group, clip.speaker
             by_speaker.setdefault(key, []).append(clip)
 
     def rank(item: tuple[tuple[str, str, str], list[Clip]]) -> tuple[bool, float]:

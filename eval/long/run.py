@@ -31,8 +31,8 @@ RULES = (
     f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
     f"in stretches of {RUN} and more are repeated if they occur a second time nearby, "
     "else made up.",
-    "Characters where nobody speaks: the characters of segments that overlap with no sentence for "
-    f"more than {TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
+    "No speech: the characters of segments that overlap with no sentence for more than "
+    f"{TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
     "nearly always overlap with one.",
     f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
     "the next one's begin.",
@@ -144,10 +144,13 @@ def result_of(
     )
 
 
+_COUNTS = "Counts are words; `no speech` counts characters of text where nobody speaks."
+
+
 def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
     header = (
-        *("system", "CER [95 %]", "WER [95 %]", "lost", "in stretches", "added", "repeated"),
-        *("made up", "characters where nobody speaks", "RTFx"),
+        *("system", "CER [95 %]", "WER [95 %]", "lost", "in a row", "added", "repeated"),
+        *("made up", "no speech", "RTFx"),
     )
     rows = []
     for score in scores:
@@ -162,7 +165,7 @@ def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
         rate_chart("CER, %", {score.name: score.overall.cer for score in scores}),
         rate_chart("WER, %", {score.name: score.overall.wer for score in scores}),
     ]
-    table = Table(header, rows, note="Counts are words, unless they say otherwise.")
+    table = Table(header, rows, note=_COUNTS)
     return ReportSection("Accuracy", [Figure([chart for chart in charts if chart]), table])
 
 

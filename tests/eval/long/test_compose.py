@@ -114,6 +114,11 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
         *(dataclasses.replace(short, text=f"Ann {n}.", speaker="ann") for n in range(9)),
         *(dataclasses.replace(short, text=f"Bob {n}.", speaker="bob") for n in range(5)),
         *(dataclasses.replace(short, text=f"Who {n}?") for n in range(20)),
+        # The scores count words, so languages without spaces are left out.
+        *(
+            dataclasses.replace(short, text=f"我{n}", language="zh", speaker="li")
+            for n in range(30)
+        ),
         dataclasses.replace(short, path=tmp_path / "long.wav", text="A tale.", duration_s=40.0),
     ]
     folder = compose(clips, 1.0, 0, lambda _: None)
