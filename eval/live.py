@@ -315,7 +315,7 @@ class Level:
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MAX_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
-        of = f"with {self.streams} streams"
+        of = f"with {self.streams} stream{'s' * (self.streams > 1)}"
         return (
             Check(f"every utterance has its text {of}", not self.failed, f"{self.failed} failed"),
             Check(f"{late} {of}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),

@@ -192,20 +192,14 @@ def test_an_unknown_system_is_refused_wherever_it_is_named(config, capsys):
 
 
 @pytest.mark.nightly
-def test_two_runs_are_shown_side_by_side(config, capsys):
+def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, capsys):
     _, folder = run(config)
     capsys.readouterr()
     both = [str(folder), str(folder)]
     assert main(["report", *both, "--output", str(folder / "both")]) == 0
-    out = capsys.readouterr().out
     html = folder / "both" / "report.html"
-    assert "CER [95 %]" in out and f"The report: {html}" in out
+    assert f"The report: {html}" in capsys.readouterr().out
     assert "Two runs, compared" in html.read_text()
-
-
-@pytest.mark.nightly
-def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
-    _, folder = run(config)
     facts = folder / "predictions" / "earshot-fp16.json"
     facts.unlink()
     assert main(["report", str(folder)]) == 2

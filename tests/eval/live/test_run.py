@@ -116,7 +116,7 @@ def test_a_whole_recording_is_asked_for_once(measure):
 
 def test_utterances_without_text_are_counted(measure):
     failed, *_ = measure(Told(SAID, failed=True)).checks
-    assert str(failed) == "FAILED: every utterance has its text with 1 streams. 1 failed"
+    assert str(failed) == "FAILED: every utterance has its text with 1 stream. 1 failed"
     with pytest.raises(EarshotError, match="no word became final"):
         measure(Told(""))
 
