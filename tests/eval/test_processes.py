@@ -23,7 +23,6 @@ from eval.processes import (
     run_tool,
     shared_memory_bytes,
     slope,
-    wait_for_any,
 )
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 from tests.serving import wait_until
@@ -185,13 +184,6 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
         parent.kill()
     _, alive = psutil.wait_procs(family, 60)
     assert len(family) == 3 and alive == []
-
-
-def test_of_several_children_the_ready_ones_are_found():
-    with child(echo, "a") as first, child(sleep_with_descendants) as second:
-        second.receive(60)
-        assert wait_for_any([first, second], 60) == [first]
-        assert wait_for_any([second], 0.01) == []
 
 
 def test_a_tool_that_fails_is_named_with_its_command():
