@@ -277,7 +277,7 @@ def by_events(at: Addresses, ask: Ask) -> Answer:
 
 
 def by_phrases(at: Addresses, ask: Ask) -> Answer:
-    """Send one form with a list of phrases of its own, whose weight changes no text."""
+    """Send one form with a unique list of phrases, too light to change the text."""
     phrase = {"phrases": f"Zanzibar {next(_NUMBERS)}^0.0001"}
     return by_form(at, dataclasses.replace(ask, options={**ask.options, **phrase}))
 

@@ -8,14 +8,16 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
-from eval.long import plan as long_plan
-from eval.soak.plan import SCENARIOS
+from eval.long import NAMES as LONG_SYSTEMS
+from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
+
+N = TypeVar("N", int, float)
 
 
 class Flags:
@@ -58,7 +60,7 @@ class Flags:
         """Add a flag for a setting of the config, which decides if the flag is not given.
 
         Args:
-            flag, help, type: as of `add`.
+            flag, help, type: as in `add`.
             place: section and key; "" is the key of [eval] that is called as the flag. A section
                 without a key takes a dict of its settings.
         """
@@ -82,42 +84,27 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def positive(text: str) -> int:
-    """Parse a whole number above 0."""
-    return not_negative(text, least=1)
+def number(kind: type[N], low: float, high: float = math.inf) -> Callable[[str], N]:
+    """Return a parser of numbers of a kind from `low` to `high`."""
+
+    def parse(text: str) -> N:
+        value = kind(text)
+        if not low <= value <= high or value == math.inf:
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{most}")
+        return value
+
+    parse.__name__ = kind.__name__  # for argparse's "invalid int value"
+    return parse
 
 
-def not_negative(text: str, least: int = 0) -> int:
-    """Parse a whole number from 0."""
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text} is below {least}")
-    return value
+positive, not_negative, beams = number(int, 1), number(int, 0), number(int, 1, MAX_BEAMS)
+above_0 = number(float, 0.001)
 
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse whole numbers above 0, between commas."""
-    return tuple(positive(number) for number in text.split(","))
-
-
-def seconds(text: str) -> float:
-    """Parse a number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def within(most: float) -> Callable[[str], float]:
-    """Return a parser of numbers from 0 to `most`."""
-
-    def parse(text: str) -> float:
-        value = float(text)
-        if not 0 <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not between 0 and {most:g}")
-        return value
-
-    return parse
+    return tuple(positive(one) for one in text.split(","))
 
 
 def own_clips(place: str) -> dict[str, Any]:
@@ -128,12 +115,12 @@ def own_clips(place: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- flags
 
 
-_AGAIN = "drop earlier answers of these systems, in place of continuing"
-_HALF = "of a manifest's halves, '' for both"
+_AGAIN = "drop earlier answers of these systems instead of continuing"
+_HALF = "the half of a manifest to use; '' for both"
 
 
 def _normalizer(flags: Flags) -> None:
-    flags.add("--normalizer", "", str, DEFAULT, choices=NORMALIZERS)
+    flags.add("--normalizer", "of compared texts", str, DEFAULT, choices=NORMALIZERS)
 
 
 def _tell_language(flags: Flags) -> None:
@@ -142,50 +129,46 @@ def _tell_language(flags: Flags) -> None:
 
 
 def _run(flags: Flags) -> None:
-    flags.setting("--systems A,B", "comma separated", names)
-    flags.setting("--clips CLIPS", "your own recordings, all of them", own_clips, "eval.")
-    flags.add("--without A,B", "leave these systems out; comma separated", names, ())
-    flags.setting("--limit N", "draw N clips, 0 for all; each group gives its share", not_negative)
+    flags.setting("--systems A,B", "systems to run, comma separated", names)
+    flags.setting("--clips CLIPS", "your own recordings; all of them are used", own_clips, "eval.")
+    flags.add("--without A,B", "systems to leave out, comma separated", names, ())
+    flags.setting("--limit N", "draw N clips, a share of each group; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
     _tell_language(flags)
     flags.switch("--again", _AGAIN)
-    flags.setting("--seed N", "of the draw", int)
-    flags.setting("--language CODE", "of clips whose references do not say it")
-    flags.switch("--full", "every system hears all clips and is timed: more than twice as long")
+    flags.setting("--seed N", "seed of the draw", int)
+    flags.setting("--language CODE", "language of clips if their references do not state it")
+    flags.switch("--full", "every system transcribes all clips and is timed: takes twice as long")
     _normalizer(flags)
 
 
 def _report(flags: Flags) -> None:
     flags.add("a A", "the folder of a run, such as reports/demo", Path)
     flags.add("b B", "the folder of a run to compare with", Path, nargs="?")
-    flags.add("--systems A,B", "comma separated; default: all of the run", names)
+    flags.add("--systems A,B", "systems to score, comma separated; default: all of the run", names)
     _normalizer(flags)
-    flags.add("--output DIR", "for the page of two runs", Path, Path("reports/compare"))
+    flags.add("--output DIR", "folder for the report on two runs", Path, Path("reports/compare"))
 
 
 def _profile(flags: Flags) -> None:
-    flags.add("--clips CLIPS", "what is transcribed, in turn; default: eval.manifest")
-    flags.add("--requests N", "after the warm-up", positive, 16)
-    flags.add("--at-once N", "requests at a time", positive, 8)
-    flags.switch("--words", "time words, too")
+    flags.add("--clips CLIPS", "clips to transcribe, in turn; default: eval.manifest")
+    flags.add("--requests N", "number of requests after the warm-up", positive, 16)
+    flags.add("--at-once N", "number of requests at a time", positive, 8)
+    flags.switch("--words", "also compute the times of words")
     flags.switch(
-        "--random-weights",
-        "make an engine up, of the shape of build.checkpoint; it says as many tokens as it may",
+        "--random-weights", "random weights in the shape of build.checkpoint; longest texts"
     )
-    flags.switch(
-        "--nsys",
-        "run the load under NVIDIA Nsight Systems instead, which has to be installed",
-    )
+    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
 
 def _soak(flags: Flags) -> None:
     titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
     flags.add("--minutes M", "duration of the attack", positive, 5)
-    flags.add("--actions N", "end after so many actions of clients", positive)
-    flags.add("--seed S", "determines the action of each client", int, 0)
+    flags.add("--actions N", "end after N actions of clients", positive)
+    flags.add("--seed S", "seed of the clients' actions", int, 0)
     flags.add(
         "--scenario NAME",
-        f"run these in turn instead, each on a server of its own; without a name all. {titles}",
+        f"run these scenarios in turn instead, each on its own server; no NAME: all. {titles}",
         nargs="*",
         dest="scenarios",
     )
@@ -193,98 +176,74 @@ def _soak(flags: Flags) -> None:
 
 def _trust(flags: Flags) -> None:
     flags.add(
-        "--other ENGINE",
-        "folder of another engine, which hears the clips too; default: the same one, greedily",
-        default="",
+        "--other ENGINE", "engine of the second pass; default: the same, greedily", default=""
     )
     flags.add(
         "--threshold P",
-        "%% of the characters in which two trusted texts may differ",
-        within(100.0),
+        "the most that two trusted texts may differ, in %% of their characters",
+        number(float, 0, 100),
         10.0,
     )
-    flags.setting("--manifest CLIPS", "clips to hear, or a folder of audio without references")
-    flags.setting("--limit N", "draw N clips, 0 for all", not_negative)
+    flags.setting("--manifest CLIPS", "clips, or a folder of audio without references")
+    flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
     _tell_language(flags)
 
 
 def _live(flags: Flags) -> None:
-    flags.add("--streams N,M", "at a time, one after another", counts, (1, 4))
-    flags.add("--clips N", "that each stream plays, at the pace of speech", positive, 6)
+    flags.add("--streams N,M", "streams at a time, measured one after another", counts, (1, 4))
+    flags.add("--clips N", "number of clips that each stream plays in real time", positive, 6)
     flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
     flags.setting("--half NAME", _HALF)
-    flags.add(
-        "--join-s S",
-        "clips whose speaker is known are joined to passages of at most so long",
-        seconds,
-        60.0,
-    )
+    flags.add("--join-s S", "join clips of one speaker to at most S seconds", above_0, 60.0)
     flags.add(
         "--simulate S",
-        "no server: streams run as fast as they are decoded, by a clock by which every "
-        "decoding takes so many seconds; accuracy is real, and lateness is what such a machine "
-        "has; default: a real server",
-        seconds,
+        "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
+        "takes S seconds; the text is real, the delay is that of such a machine; default: a real "
+        "server",
+        above_0,
         0.0,
     )
 
 
 def _plan(flags: Flags) -> None:
-    flags.add("--load N", "requests of 10 s of audio a second", seconds, required=True)
-    flags.add("--p99 S", "seconds within which 99 of 100 are answered", seconds, required=True)
-    flags.add("--price P", "of a GPU for an hour, in any currency", seconds)
-    flags.setting("--beam-size N", "of all requests", _beams, "transcriber.beam_size")
+    flags.add("--load N", "requests a second, each of 10 s of audio", above_0, required=True)
+    flags.add("--p99 S", "seconds within which 99 %% are answered", above_0, required=True)
+    flags.add("--price P", "price of a GPU hour, in any currency", above_0)
+    flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
     flags.add(
         "--measured FILE",
-        "bench.json that `python -m eval bench` wrote on such a GPU; default: the committed "
-        "figures of the config's name, in eval/plan/measured/",
+        "bench.json that `python -m eval bench` wrote on such a GPU; default: the file of the "
+        "config's name in eval/plan/measured/",
         Path,
     )
-
-
-def _beams(text: str) -> int:
-    value = positive(text)
-    if value > MAX_BEAMS:
-        raise argparse.ArgumentTypeError(f"{text} is above {MAX_BEAMS}")
-    return value
 
 
 def _long(flags: Flags) -> None:
-    flags.add("--systems A,B", f"default: all, {', '.join(long_plan.NAMES)}", names)
-    flags.add(
-        "--minutes M",
-        "of composed recordings, at least; default: every kind once, about 30, and long passages",
-        positive,
-    )
-    flags.add("--seed N", "of them", int, 0)
+    flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
+    flags.add("--minutes M", "least minutes of audio; default: each kind once, about 30", positive)
+    flags.add("--seed N", "seed of the recordings", int, 0)
     flags.switch("--again", _AGAIN)
-    flags.switch(
-        "--without-speech", "short clips in which nobody speaks instead: in how many is text?"
-    )
-    flags.setting("--speech CLIPS", "of people, with their texts, for these", place="eval.manifest")
+    flags.switch("--without-speech", "short clips without speech instead: how many get text?")
+    flags.setting("--speech CLIPS", "clips of speech with their texts", place="eval.manifest")
 
 
 def _speakers(flags: Flags) -> None:
-    flags.add(
-        "--recordings FOLDER",
-        "besides conversations: audio files, each with an RTTM of its name, such as of meetings",
-        Path,
-    )
+    flags.add("--recordings FOLDER", "meetings or the like: audio files, each with its .rttm", Path)
     flags.add(
         "--half NAME",
-        "of the clips and the recordings; settings were chosen on the other",
+        "half of the clips and recordings; settings were chosen on the other one",
         str,
         "report",
         choices=("choose", "report"),
     )
-    flags.add("--seed N", "of the conversations", int, 0)
-    flags.add("--device DEVICE", "that our networks compute on", default="cpu")
-    flags.switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER")
+    flags.add("--seed N", "seed of the conversations", int, 0)
+    flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
+    flags.switch("--texts", "also transcribe short recordings, and report the cpWER")
 
 
 def _demo(flags: Flags) -> None:
-    flags.add("--otherwise TOML", "the config where the checkpoint cannot be had")
+    flags.add("--otherwise TOML", "config to use if the checkpoint cannot be fetched")
 
 
 def _bench(flags: Flags) -> None:
@@ -292,35 +251,30 @@ def _bench(flags: Flags) -> None:
     flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
     flags.add(
         "--slots N,M",
-        "throughput with each, latency and open-loop with the first, mlperf with the last",
+        "numbers of slots: throughput uses each, latency and open-loop the first, mlperf the last",
         counts,
         BenchPlan.slots,
     )
     flags.add(
-        "--seconds S", "shortest time of a figure, without its warm-up", positive, BenchPlan.seconds
+        "--seconds S", "least seconds of a figure after its warm-up", positive, BenchPlan.seconds
     )
-    flags.add("--beam-size N", f"of every request; 1 to {MAX_BEAMS}", _beams, BenchPlan.beam_size)
+    flags.add("--beam-size N", f"of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
     flags.add(
         "--draft-acceptance P",
         "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
         f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
-        within(1.0),
+        number(float, 0, 1),
     )
+    flags.add("--requests N", "requests of the latency workload", positive, BenchPlan.requests)
     flags.add(
-        "--requests N", "of the latency workload, through Triton too", positive, BenchPlan.requests
+        "--request-s S", "audio of a request of latency and open-loop", above_0, BenchPlan.request_s
     )
-    flags.add(
-        "--request-s S",
-        "seconds of audio in a request of latency and open-loop, at most 30",
-        seconds,
-        BenchPlan.request_s,
-    )
-    flags.switch("--ablate", "the gain of each option: CUDA graphs, kernels, INT8 and FP8")
-    flags.switch("--through-server", "the same load on a real server over gRPC, audio in, text out")
-    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed", names)
+    flags.switch("--ablate", "also measure each option: CUDA graphs, kernels, INT8, FP8")
+    flags.switch("--through-server", "also send the load to a real server over gRPC")
+    flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed ones", names)
     flags.add(
         "--device DEVICE",
-        "measure only a server on each device; once for each",
+        "measure only a server on this device; repeat the flag to compare devices",
         action="append",
         dest="devices",
     )
@@ -329,7 +283,7 @@ def _bench(flags: Flags) -> None:
 def _trtllm_check(flags: Flags) -> None:
     flags.add(
         "--python PATH",
-        "of another environment that has release 1.3 or later; default: this one",
+        "of an environment with release 1.3 or later; default: this one",
         default="",
     )
 
@@ -379,7 +333,7 @@ class Command:
 COMMANDS = (
     Command(
         "run",
-        "run the systems over the clips, write the report",
+        "compare systems on clips: accuracy, latency, throughput and memory",
         "accuracy.evaluate.evaluate",
         _run,
         epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
@@ -394,38 +348,27 @@ COMMANDS = (
     ),
     Command(
         "demo",
-        "build the engine unless it is there, serve it and transcribe some clips",
+        "build the engine if it is missing, serve it and transcribe some clips",
         "demo.demo",
         _demo,
         keeps_results=False,
     ),
     Command("bench", "speed of the native runtime on one GPU", "bench.run.bench", _bench),
+    Command("profile", "time of a fixed load by phase and kernel", "profile.profiled", _profile),
+    Command("soak", "load and attack a real server", "soak.run.soak", _soak),
+    Command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust", _trust),
+    Command("live", "live text: delay and accuracy", "live.live", _live),
+    Command("plan", "GPUs for a load, and their cost", "plan.run.plan", _plan, keeps_results=False),
+    Command("long", "long recordings: words lost, repeated and invented", "long.run.long", _long),
     Command(
-        "profile",
-        "where the time of a fixed load goes, by phase and kernel",
-        "profile.run.profiled",
-        _profile,
+        "speakers",
+        "diarization: error rate, number of speakers, speed",
+        "speakers.run.speakers",
+        _speakers,
     ),
-    Command("soak", "attack a real server: what survives?", "soak.run.soak", _soak),
-    Command(
-        "trust",
-        "transcripts that two searches agree on; calibration of confidence",
-        "trust.run.trust",
-        _trust,
-    ),
-    Command("live", "live text: how late, how right", "live.run.live", _live),
-    Command(
-        "plan",
-        "how many GPUs a load needs, and what that costs",
-        "plan.run.plan",
-        _plan,
-        keeps_results=False,
-    ),
-    Command("long", "long recordings: what is lost, repeated, made up", "long.run.long", _long),
-    Command("speakers", "who speaks when: how right, how fast", "speakers.run.speakers", _speakers),
     Command(
         "trtllm-check",
-        "on a machine with TensorRT-LLM: compare it with transformers",
+        "compare TensorRT-LLM with transformers, where it is installed",
         "trtllm.check.trtllm_check",
         _trtllm_check,
         takes_config=False,

@@ -65,10 +65,10 @@ class EvalConfig:
     # Timed passes over the clips.
     repeats: Count = 2
     threads: Count = 2  # CPU threads given to every system
-    # Groups of clips on which the gates of accuracy are decided; () = all clips. What a network
-    # hardly hears it hears differently with every rounding, and that decides nothing.
-    # These are what Whisper base gets less than 15 % of the characters wrong in; the others are
-    # spelled letters, learners of English, and languages that it hardly knows.
+    # Groups of clips on which the gates of accuracy are decided; () = all clips. Text of clips that
+    # a network hardly understands changes with every rounding, so it decides nothing. In these
+    # groups Whisper base has a CER below 15 %. The others are spelled letters, learners of English,
+    # and languages that it hardly knows.
     gate_groups: tuple[Name, ...] = (
         "de/kerstin",
         "en/kathleen_arctic",
@@ -78,7 +78,7 @@ class EvalConfig:
         "nl/nathalie",
         "ru/asterisk",
     )
-    # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/gates.py.
+    # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/score.py.
     max_cer_gap_faster_whisper: Finite = 0.1
     max_cer_gap_fp16: Finite = 0.1
 

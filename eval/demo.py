@@ -9,11 +9,18 @@ from collections.abc import Iterator, Sequence
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.accuracy.gates import all_answered
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import TimedCall
 from eval.accuracy.prepare import prepare_engine
-from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
+from eval.accuracy.score import (
+    Accuracy,
+    accuracy,
+    all_answered,
+    char_counts,
+    compared_texts,
+    latency,
+    rtfx,
+)
 from eval.accuracy.systems import EarshotTriton
 from eval.accuracy.worker import drive, wall_s
 from eval.config import EvaluationProduct, load_config

@@ -77,10 +77,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def open_loop(
-    work: Callable[[T], float | None],
-    arrivals: Iterable[tuple[float, T]],
-    *,
-    seconds: float,
+    work: Callable[[T], float | None], arrivals: Iterable[tuple[float, T]], *, seconds: float
 ) -> None:
     """Begin items when they are due, independent of earlier ones.
 
@@ -122,7 +119,7 @@ def open_loop(
 
 
 def processes_for(requests: int, most: int = MAX_PROCESSES) -> int:
-    """Return the number of processes for so many requests in flight: at most half of the cores."""
+    """Return the number of client processes for `requests` in flight: at most half of the cores."""
     return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
 
 
@@ -135,7 +132,7 @@ class ClientProcesses(Generic[T]):
     Args:
         opened: a module's function; called in each process with its number, returns a context
             manager of a function that makes the n-th request and returns its answer.
-        arguments: of `opened` before the number; pickled.
+        arguments: arguments of `opened` before the number; pickled.
         in_flight: requests in flight at any time.
         processes: the number of processes.
     """

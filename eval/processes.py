@@ -1,4 +1,4 @@
-"""Child processes: start one, receive what it sends, and end it with everything below it.
+"""Child processes, and the memory of processes.
 
 A child has a session of its own, so Ctrl-C reaches only the parent, which then ends the child. If
 the parent is killed, the child ends by itself. Its stdout and stderr go to a log file. If it dies,
@@ -6,6 +6,8 @@ the error contains the last line of that file.
 """
 
 import contextlib
+import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -14,13 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import psutil
 
 from serve.contract.errors import (
@@ -30,7 +33,7 @@ from serve.contract.errors import (
     UnavailableError,
 )
 
-FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
+FINISH_TIMEOUT_S = 60.0  # for a child to free its resources once its work is done
 TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
 
 Send = Callable[[Any], None]
@@ -43,7 +46,7 @@ class ChildProcess:
     Args:
         name: the child's name in errors.
         work: called in the child as `work(send, *arguments)`; a function of a module.
-        arguments: of `work`; pickled, as its messages are.
+        arguments: further arguments of `work`; they and its messages are pickled.
         log: the file for the child's stdout and stderr, which stays. None: a file in a temporary
             folder, which also holds the child's temporary files and is removed at its end.
     """
@@ -236,3 +239,111 @@ def _end_with_parent() -> None:
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
     """Leave by an exception, so that open files and servers are closed."""
     raise SystemExit(128 + signal.SIGTERM)
+
+
+# ---------------------------------------------------------------- memory
+
+
+SAMPLE_S = 0.1
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Return the resident memory; 0 once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Measure the resident memory of a process and all its descendants; 0 once it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sum(map(resident_bytes, [psutil.Process(pid), *descendants(pid)]))
+    return 0
+
+
+class Watch:
+    """Samples memory during a `with` block.
+
+    Args:
+        measure: returns bytes.
+    """
+
+    def __init__(self, measure: Callable[[], int]) -> None:
+        self.peak_bytes = 0
+        self.first_bytes = 0
+        self._measure = measure
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        """Begin, and return itself."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            size = self._measure()
+            self.first_bytes = self.first_bytes or size
+            self.peak_bytes = max(self.peak_bytes, size)
+            if self._stopped.wait(SAMPLE_S):
+                return
+
+
+def shared_memory_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Sum the memory of processes; a page that n processes share counts as 1/n for each."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
+
+
+_Z95 = 1.96
+_MIN_VALUES = 10
+_MIN_INDEPENDENT = 4.0  # fewer leave no error to speak of
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """Growth with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def within(self, limit: float) -> bool | None:
+        """Return whether it is at most the limit; None where the interval holds the limit."""
+        if self.high <= limit:
+            return True
+        return False if self.low > limit else None
+
+    def __str__(self) -> str:
+        """Write the value and its interval."""
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Fit least squares; the error allows for values that resemble earlier ones, as memory's do.
+
+    Source: Santer et al., Statistical significance of trends, J. Geophys. Res. 105 (2000): values
+    with lag-1 autocorrelation r of the residuals count as n (1 - r) / (1 + r) independent ones.
+
+    Args:
+        x: at least 10 values in equal steps.
+        y: the measured values.
+    """
+    count = len(x)
+    assert len(y) == count >= _MIN_VALUES
+    away = np.asarray(x, float) - np.mean(x)
+    value = float(away @ np.asarray(y, float) / (away @ away))
+    residual = np.asarray(y, float) - np.mean(y) - value * away
+    squares = float(residual @ residual)
+    alike = max(0.0, float(residual[1:] @ residual[:-1]) / squares) if squares > 0 else 0.0
+    independent = max(_MIN_INDEPENDENT, count * (1 - alike) / (1 + alike))
+    error = _Z95 * math.sqrt(squares / (independent - 2) / float(away @ away))
+    return Slope(value, value - error, value + error)

@@ -334,7 +334,7 @@ class RandomEngine(Engine):
 
 
 def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
-    """Make the engine of a multilingual shape, with a draft of so many layers if there are any."""
+    """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
     allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
@@ -379,7 +379,7 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     """Write made-up weights as a real engine folder, for a server to open.
 
     Args:
-        engine: of which shape.
+        engine: the engine.
         folder: empty.
         device: where to make the weights.
 

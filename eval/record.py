@@ -179,10 +179,10 @@ class Result:
     Attributes:
         figures: dataclasses, or plain values that hold some; None keeps no record.
         checks: the conditions that must hold.
-        sections: of the report; `eval.report` writes it.
-        title: of the report; "" is the command and its config.
+        sections: the report's sections; `eval.report` writes them.
+        title: the report's title; "" is the command and its config.
         about: the line below the title.
-        cards: of the page's top.
+        cards: figures at the page's top.
         notes: lines below the checks.
     """
 
@@ -263,8 +263,13 @@ class Run:
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
         settings = {**self.flags, **vars(self.config.runtime), **vars(self.config.transcriber)}
-        pairs = {"Machine": self.machine, "Versions": self.versions, "Settings": settings}
-        tables = [facts(title, values) for title, values in pairs.items()]
+        given = {
+            name: value
+            for name, value in settings.items()
+            if value is not None and not dataclasses.is_dataclass(value)
+        }
+        folded = dataclasses.replace(facts("Settings", given), folded="closed")
+        tables = (facts("Machine", self.machine), facts("Versions", self.versions), folded)
         return ReportSection(CONDITIONS, tables, printed=False)
 
 

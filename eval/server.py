@@ -53,9 +53,9 @@ class RunningServer:
     Args:
         config: with the ports that it listens on.
         folder: for its config, its log and scratch files.
-        keys: of its API.
+        keys: its API keys.
         engine: the engine's folder; "" takes the config's.
-        log: of the server; None puts it into the folder.
+        log: the server's log; None puts it into the folder.
     """
 
     def __init__(
@@ -223,10 +223,10 @@ def running(
     """Run a server on free ports of loopback, without TLS; it is ready, and ends with the block.
 
     Args:
-        config: of the server.
+        config: the server's config.
         keys: number of API keys that it has; 0 asks for none.
         engine: the engine's folder; "" takes the config's.
-        log: of the server; None keeps it only while the server runs.
+        log: the server's log; None keeps it only while the server runs.
 
     Raises:
         EarshotError: the server did not become ready; the message ends with its last lines.

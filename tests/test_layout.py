@@ -31,7 +31,7 @@ CONTRACT = ("serve.contract",)
 RUNTIME = (*CONTRACT, "serve.speech", "serve.runtime.protocol")
 HARNESS = (
     *("serve", "build.clips", "build.hub", "eval.config", "eval.record"),
-    *("eval.clients", "eval.load", "eval.memory", "eval.processes", "eval.server"),
+    *("eval.clients", "eval.load", "eval.processes", "eval.server"),
 )
 RULES = {
     "serve.contract": (),
@@ -88,7 +88,6 @@ RULES = {
     "build.trtllm": ("serve", "build.hub", "build.checkpoint", "build.config", "build.writer"),
     "build": ("serve",),
     "eval.processes": CONTRACT,
-    "eval.memory": ("eval.processes",),
     "eval.server": ("serve", "eval.config", "eval.processes"),
     "eval.clients": ("serve", "eval.record", "eval.server"),
     "eval.load": (*CONTRACT, "eval.processes"),
@@ -302,14 +301,14 @@ def test_a_folder_stays_within_its_budget_of_code(top):
 
 
 def test_an_evaluation_sees_the_gateway_from_outside():
-    """But for live text, whose sessions run under a simulated clock in `eval.live.systems`."""
+    """But for live text, whose sessions run under a simulated clock in `eval.live`."""
     seen = {
         name_of(path): found
         for path in (ROOT / "eval").rglob("*.py")
         for found in imports(path)
         if within(found, ["serve.gateway"])
     }
-    assert seen.keys() <= {"eval.live.systems"}
+    assert seen.keys() <= {"eval.live"}
 
 
 @pytest.mark.nightly

@@ -1,31 +1,16 @@
 """`python -m eval run` and `report`: answers -> report.json and the report; two runs compared."""
 
-from operator import attrgetter
 from pathlib import Path
 
 from eval.accuracy import run as runs
-from eval.accuracy.gates import TITLES, gates
 from eval.accuracy.normalize import Normalize, descriptions, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import (
-    Report,
-    accuracy_figure,
-    report_to_json,
-    result_of,
-    speed_figures,
-)
-from eval.accuracy.score import SystemScore, score_system
+from eval.accuracy.report import Report, accuracy_parts, report_to_json, result_of, speed_parts
+from eval.accuracy.score import TITLES, SystemScore, gates, score_system
 from eval.config import changed
 from eval.record import CONDITIONS, Part, ReportSection, Result, Run, Table, Text, facts, write_text
 from serve.contract.errors import ConfigError
 
-_SPEEDS = (  # figure, its place in a Speed, factor, digits
-    ("one clip ms", "one_clip_s", 1e3, 0),
-    ("alone p50 ms", "alone.p50_s", 1e3, 0),
-    ("loaded p95 ms", "loaded.p95_s", 1e3, 0),
-    ("RTFx alone", "rtfx_alone", 1.0, 1),
-    ("RTFx loaded", "rtfx_loaded", 1.0, 1),
-)
 _MAX_CLIPS = 40  # in the table of changed clips
 
 
@@ -37,9 +22,9 @@ def evaluate(
     Args:
         run: its `config.eval` names systems and clips.
         without: systems that are left out.
-        full: whether every system hears the held-out clips and is timed.
+        full: whether every system transcribes the held-out clips and is timed.
         again: whether earlier answers are dropped.
-        normalizer: of texts, before they are compared.
+        normalizer: the name of the text normaliser.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
@@ -69,7 +54,7 @@ def report(
         a: the folder of a run.
         b: the folder of another one.
         systems: to be scored; None is all systems of the run.
-        normalizer: of texts, before they are compared.
+        normalizer: the name of the text normaliser.
         output: the folder of two runs' page.
 
     Raises:
@@ -95,9 +80,9 @@ def score(
     """Score a run's predictions.
 
     Args:
-        folder: of the run.
-        names: of the systems to score; () is all systems of the run.
-        normalizer_name: of texts, before they are compared.
+        folder: the run's folder.
+        names: the systems to score; () is all systems of the run.
+        normalizer_name: the name of the text normaliser.
 
     Returns:
         The report, the calls of each system by name, and the normaliser.
@@ -137,7 +122,7 @@ def score(
 def _without_unheard(
     systems: list[runs.LoadedSystem],
 ) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """Return the calls of clips that some system could read, and the reasons of others by file."""
+    """Return the calls of readable clips, and the reasons for the other clips, by file."""
     scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
     answered = {(call.clip_set, call.file) for call in scored if call.error is None}
     unheard = {
@@ -154,7 +139,7 @@ def _without_unheard(
 
 
 def compared(a: Report, b: Report) -> Result:
-    """Show two runs side by side: A, B, and B - A for each system that both have.
+    """Show two runs side by side, for each system that both have.
 
     Raises:
         ConfigError: they share no system.
@@ -174,12 +159,10 @@ def compared(a: Report, b: Report) -> Result:
         sets = {
             name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
         }
-        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_figure(sets)]
-    speed = speed_figures(both, b.run.settings.concurrency)
+        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
     changed = _changed_clips(names, first, second)
     note = f"Character errors, the greatest changes first; {len(changed)} in all."
     clips = Table(["system", "clip", "A", "B", "B - A"], changed[:_MAX_CLIPS], note=note)
-    rows = [row for name in names for row in _figure_rows(name, first[name], second[name])]
     differing = _differing_conditions(a, b)
     about = [f"{r.run.config_name}, {r.run.started}, {r.verdict}" for r in (a, b)]
     return Result(
@@ -191,10 +174,9 @@ def compared(a: Report, b: Report) -> Result:
                 if differing
                 else []
             ),
-            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")], False),
-            ReportSection("Speed", speed or [Text("No system was timed.")], False),
+            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
+            ReportSection("Speed", speed_parts(both, b.run)),
             ReportSection("Clips", [clips], False),
-            ReportSection("Figures", [Table(["system", "figure", "A", "B", "B - A"], rows)]),
             ReportSection(
                 CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False
             ),
@@ -232,30 +214,3 @@ def _changed_clips(
     ]
     changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
     return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed if a != b]
-
-
-def _figure_rows(name: str, first: SystemScore, second: SystemScore) -> list[list[str]]:
-    """Return a row for each figure that both scores of a system have."""
-    a, b = _figures(first), _figures(second)
-    rows = []
-    for label in [label for label in a if label in b]:
-        value, other, digits = a[label][0], b[label][0], a[label][1]
-        cells = ["none" if one is None else f"{one:.{digits}f}" for one in (value, other)]
-        gap = "" if value is None or other is None else f"{other - value:+.{digits}f}"
-        rows.append([name, label, *cells, gap])
-    return rows
-
-
-def _figures(score: SystemScore) -> dict[str, tuple[float | None, int]]:
-    """Return the compared figures of a system by title, None if not measured, and their digits."""
-    figures: dict[str, tuple[float | None, int]] = {}
-    for clip_set, of_set in score.sets.items():
-        figures[f"CER %, {clip_set}"] = (of_set.overall.cer.percent, 2)
-        for name, accuracy in of_set.by_normalizer.items():
-            figures[f"WER %, {clip_set}, {name}"] = (accuracy.wer.percent, 2)
-    if score.speed is not None:
-        for label, place, factor, digits in _SPEEDS:
-            value = attrgetter(place)(score.speed)
-            figures[label] = (None if value is None else value * factor, digits)
-    figures["memory MiB"] = (score.facts.peak_memory_bytes / 2**20, 0)
-    return figures

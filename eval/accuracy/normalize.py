@@ -34,7 +34,7 @@ class Spelling:
 
 
 def read_spelling(folder: Path) -> Spelling:
-    """Read the spellings of a checkpoint; none where it brings none.
+    """Read the spellings of a checkpoint; none if it has no file of them.
 
     Raises:
         FileError: its file cannot be read.

@@ -31,14 +31,14 @@ _UNSPACED = ("zh", "ja")  # languages whose sentences follow each other without 
 
 
 def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> list[Clip]:
-    """Join the clips of each speaker, in their order, as long as they last no longer together.
+    """Join the clips of each speaker, in their order, to passages of at most `longest_s`.
 
     Clips without speech, and longer ones, stay as they are.
 
     Args:
-        clips: that can be read.
-        longest_s: of a passage, pauses included.
-        limits: of decoding.
+        clips: readable clips.
+        longest_s: the longest passage, pauses included.
+        limits: the limits of decoding.
 
     Raises:
         FileError, AudioError: a clip cannot be read after all.

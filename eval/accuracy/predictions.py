@@ -49,7 +49,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class TimedCall:
-    """One timed call, with all that scoring it again needs."""
+    """One timed call, complete enough to be scored again."""
 
     file: str
     reference: str
@@ -69,7 +69,7 @@ class TimedCall:
 
     @property
     def text(self) -> str:
-        """Return the hypothesis; a call that failed said nothing."""
+        """Return the hypothesis; "" for a failed call."""
         return self.prediction.text if self.prediction else ""
 
 
@@ -125,8 +125,8 @@ class Kept:
     """The predictions of one system in the folder of a run.
 
     Args:
-        folder: of the run.
-        name: of the system.
+        folder: the run's folder.
+        name: the system's name.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -147,7 +147,7 @@ class Kept:
 
     @contextlib.contextmanager
     def appended(self) -> Iterator[Callable[[TimedCall], None]]:
-        """Give a function that keeps an answer as soon as it is there."""
+        """Yield a function that writes an answer at once."""
         with self.scored_path.open("a", encoding="utf-8") as file:
 
             def keep(call: TimedCall) -> None:
@@ -185,7 +185,7 @@ class Kept:
         return list(by_clip.values())
 
     def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
-        """Return the clips without an answer; sets of which nothing is left are not there."""
+        """Return the clips without an answer; sets without such clips are left out."""
         done = {(call.clip_set, call.file) for call in self.heard(keys)}
         left = {
             name: [clip for clip in of_set if (name, clip.file) not in done]

@@ -1,6 +1,6 @@
 """Make what systems need to start: engines, and the checkpoint as CTranslate2 reads it.
 
-Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
+Each is made by the tool that owns it, in a process of its own, so that nothing that it loads
 counts as a system's memory.
 """
 
@@ -74,8 +74,8 @@ def checkpoint_folder(config: EvaluationProduct) -> Path:
 def converted_folder(config: EvaluationProduct) -> Path:
     """Return where the CTranslate2 form of the present checkpoint lies or will lie.
 
-    A checkpoint that is in this form is used as it is. Of any other the name depends on the
-    weights, on the checkpoint's JSON files, on the release of CTranslate2 and on how we convert.
+    A checkpoint in this form is used as it is. For any other, the name depends on its weights and
+    JSON files, on the release of CTranslate2 and on `CONVERTED_VERSION`.
 
     Raises:
         UnavailableError: the checkpoint holds no weights that it could be made from.

@@ -3,17 +3,16 @@
 The rules of comparison stand in the report, beside the numbers that follow them.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
+    TITLES,
     Accuracy,
     Latency,
     Rate,
@@ -23,7 +22,7 @@ from eval.accuracy.score import (
 )
 from eval.accuracy.worst_clips import worst_clips
 from eval.figures import latency_chart, memory_chart, rate_chart
-from eval.memory import SAMPLE_S
+from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
     Card,
@@ -42,7 +41,6 @@ from serve.contract.codec import to_json
 
 FORMAT_VERSION = 5
 GREEDY = "-greedy"  # ends the names of systems that search greedily
-_MAX_WORDS = 30  # in the table of misheard words
 _MIB = 2**20
 
 RULES = (
@@ -110,7 +108,7 @@ def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScor
 
 
 def chooser(report: Report) -> SystemScore | None:
-    """Return the system whose worst clips are shown: the configured one, else the first."""
+    """Return the system for the worst clips: the configured one, else the first."""
     scores = {score.facts.name: score for score in report.systems if score.sets}
     return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
 
@@ -125,7 +123,7 @@ def result_of(
 
     Args:
         report: the scores.
-        calls: of each system, by name, for the clips that were misheard worst.
+        calls: each system's calls, by name, for the worst clips.
         normalize: the normaliser that texts were compared under.
     """
     run, ours = report.run, chooser(report)
@@ -225,24 +223,22 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
         title,
         [
             Text(note),
-            *accuracy_figure(sets),
-            _rates(sets),
+            *accuracy_parts(sets),
             *_by("language", {name: of_set.by_language for name, of_set in sets.items()}),
             *_by("group", {name: of_set.by_group for name, of_set in sets.items()}),
             *_by("normaliser", {name: of_set.by_normalizer for name, of_set in sets.items()}),
-            *_misheard(sets),
         ],
     )
 
 
-def accuracy_figure(sets: Mapping[str, SetScore]) -> list[Figure]:
-    """Chart CER and WER of systems by name; return nothing if no system has a rate."""
+def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
+    """Return the charts and the table of CER and WER, by the systems' names."""
     charts = [
         rate_chart("CER, %", {name: of_set.overall.cer for name, of_set in sets.items()}),
         rate_chart("WER, %", {name: of_set.overall.wer for name, of_set in sets.items()}),
     ]
     known = [chart for chart in charts if chart is not None]
-    return [Figure(known)] if known else []
+    return [*([Figure(known)] if known else []), _rates(sets)]
 
 
 def percent(rate: Rate) -> str:
@@ -281,27 +277,18 @@ def _both_rates(accuracy: Accuracy) -> str:
     return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
 
 
-def _misheard(sets: Mapping[str, SetScore]) -> list[Table]:
-    """Return a table of the most frequent word edits of all systems together."""
-    counts = {
-        name: {(edit.said, edit.heard): edit.count for edit in of_set.misheard}
-        for name, of_set in sets.items()
-    }
-    total = sum(map(collections.Counter, counts.values()), collections.Counter[tuple[str, str]]())
-    rows = [
-        [
-            f"{said or '-'} → {heard or '-'}",
-            *(str(of.get((said, heard), 0)) for of in counts.values()),
-        ]
-        for (said, heard), _ in total.most_common(_MAX_WORDS)
-    ]
-    note = "`word → -` is a lost word, `- → word` an inserted one."
-    header = ["said → heard", *sets]
-    return [Table(header, rows, "Misheard words", note, folded="closed")] if rows else []
-
-
 def _speed(report: Report) -> ReportSection:
-    run, systems = report.run, report.systems
+    by_name = {score.facts.name: score for score in report.systems}
+    return ReportSection("Speed and memory", speed_parts(by_name, report.run))
+
+
+def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]:
+    """Return the charts and the table of speed and memory.
+
+    Args:
+        systems: scores by the name that the report shows.
+        run: names the clip and the number of calls at a time.
+    """
     many = f"{run.settings.concurrency} at a time"
     columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
         (f"{run.one_clip_title}, ms", lambda speed: _milliseconds(speed.one_clip_s)),
@@ -312,37 +299,30 @@ def _speed(report: Report) -> ReportSection:
     )
     rows = [
         [
-            score.facts.name,
+            name,
             *("" if score.speed is None else cell(score.speed) for _, cell in columns),
             f"{score.facts.peak_memory_bytes / _MIB:.0f}",
             f"{score.facts.start_s:.1f}",
             str(len(score.unstable)),
             str(len(score.errors)),
         ]
-        for score in systems
+        for name, score in systems.items()
     ]
     header = ["system", *(title for title, _ in columns), "peak memory, MiB", "start, s"]
     header += ["unstable", "failed calls"]
     note = ""
     if run.one_clip is not None:
         note = f"The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median. "
-    timed = [score.speed for score in systems if score.speed is not None]
+    timed = [score.speed for score in systems.values() if score.speed is not None]
     calls = {(speed.alone.calls, speed.loaded.calls) for speed in timed}
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
     note += f"Percentiles are over {numbers or 'nothing: no system of this run was timed'}."
     figures = Table(header, rows, "Figures", note, folded="closed")
-    by_name = {score.facts.name: score for score in systems}
-    charts = speed_figures(by_name, run.settings.concurrency)
-    return ReportSection("Speed and memory", [*charts, figures])
+    return [*_speed_figures(systems, run.settings.concurrency), figures]
 
 
-def speed_figures(systems: Mapping[str, SystemScore], concurrency: int) -> list[Figure]:
-    """Chart latencies, and throughput against memory; return nothing if no system was timed.
-
-    Args:
-        systems: scores by the name that the charts show.
-        concurrency: calls at a time under load.
-    """
+def _speed_figures(systems: Mapping[str, SystemScore], concurrency: int) -> list[Figure]:
+    """Chart latencies, and throughput against memory; return nothing if no system was timed."""
     speeds = {name: score.speed for name, score in systems.items() if score.speed is not None}
     if not speeds:
         return []

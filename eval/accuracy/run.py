@@ -34,7 +34,7 @@ from eval.accuracy.predictions import (
     keys_of,
     timed_key,
 )
-from eval.accuracy.worker import measure_system, timed_calls_of
+from eval.accuracy.worker import OpenSystem, measure_system, timed_calls_of
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
 from eval.record import Run, Say, load_line, read_json, write_json
@@ -62,7 +62,7 @@ class RunFacts:
     settings: EvalConfig
     clips: dict[ClipSet, int]
     audio_s: dict[ClipSet, float]  # unpadded
-    one_clip: str | None  # sent alone again and again: the timed clip nearest to 10 s
+    one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
     one_clip_s: float | None  # its length
     machine: dict[str, str]
     sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # content of each place
@@ -84,7 +84,7 @@ class _SystemRun:
     name: str
     kept: Kept
     left: ClipSets
-    timed: Sequence[Clip]  # () where its speed is known, or not asked for
+    timed: Sequence[Clip]  # () if its speed is known or not requested
     timed_key: str
     facts_before: SystemFacts | None
 
@@ -126,7 +126,10 @@ def run(of: Run, *, again: bool = False) -> None:
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
     facts, keys = _run_facts(config, sets, folder, of.machine), keys_of(clips)
-    works = [_work(name, config, folder, clips, keys, of.say, again=again) for name in names]
+    works = [
+        _work(name, config, folder, clips, keys, of.say, systems.key_of(name, config), again=again)
+        for name in names
+    ]
     write_json(folder / RUN_FILE, facts)
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
@@ -138,7 +141,40 @@ def run(of: Run, *, again: bool = False) -> None:
         for work, count in zip(works, windows, strict=True):
             if count:
                 bar.set_description(f"{work.name:31}")
-                _run_system(work, config, keys, folder, facts.id, bar.update)
+                _run_system(work, config, keys, folder, facts.id, bar.update, systems.open_system)
+
+
+def listen(
+    name: str,
+    config: EvaluationProduct,
+    clips: list[Clip],
+    keys: Keys,
+    folder: Path,
+    say: Say,
+    *,
+    again: bool,
+    open_system: OpenSystem,
+) -> None:
+    """Transcribe the clips that a system has not transcribed yet, and keep each answer.
+
+    Args:
+        name: the system's name.
+        config: `eval` says how many calls at a time, and the CPU threads.
+        clips: all that there are.
+        keys: the clips' hashes.
+        folder: the folder of the answers; see `eval.accuracy.predictions`.
+        say: gets a line if answers under other conditions are dropped.
+        again: whether all former answers are dropped.
+        open_system: as in `measure_system`.
+
+    Raises:
+        EarshotError: the system cannot be opened, or ended early.
+    """
+    conditions = f"{config.name}, {config.eval.threads} threads"
+    work = _work(name, config, folder, {"timed": clips}, keys, say, conditions, again=again)
+    if windows := work.windows(1):
+        with tqdm(total=windows, desc=f"{name:36}", unit="window") as bar:
+            _run_system(work, config, keys, folder, conditions, bar.update, open_system)
 
 
 def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
@@ -232,11 +268,12 @@ def _work(
     clips: ClipSets,
     keys: Keys,
     say: Say,
+    conditions: str,
     *,
     again: bool,
 ) -> _SystemRun:
     kept, of = Kept(folder, name), config.eval
-    if kept.go_on(systems.key_of(name, config), again=again):
+    if kept.go_on(conditions, again=again):
         say(f"{name}: its answers were given under other settings, so it hears all again")
     timed = clips["timed"]
     left = kept.left(clips if name in of.heldout_systems else {"timed": timed}, keys)
@@ -254,8 +291,9 @@ def _run_system(
     folder: Path,
     run_id: str,
     advance: Callable[[int], object],
+    open_system: OpenSystem,
 ) -> None:
-    """Let one system hear the clips that are left; keep each answer, and count its windows."""
+    """Transcribe the remaining clips with one system; keep each answer, and count its windows."""
     work.kept.facts_path.unlink(missing_ok=True)
     timed: list[TimedCall] = []
     with work.kept.appended() as keep:
@@ -273,7 +311,7 @@ def _run_system(
             work.left,
             timed=work.timed,
             run_id=run_id,
-            open_system=systems.open_system,
+            open_system=open_system,
             on_call=take,
             log=folder / "logs" / f"{work.name}.log",
         )

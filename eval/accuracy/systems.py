@@ -105,7 +105,7 @@ class EarshotTriton(TranscriptionSystem):
 
 
 class EarshotInProcess(TranscriptionSystem):
-    """A transcriber in this process; `options` are those of `Request` that every call asks for."""
+    """A transcriber in this process; every call has these `options` of `Request`."""
 
     def __init__(self, config: EvaluationProduct, precision: Precision, **options: Any) -> None:
         from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
@@ -223,8 +223,8 @@ class FasterWhisper(TranscriptionSystem):
 
     Args:
         config: says which checkpoint, on which device, with how many threads.
-        compute_type: of CTranslate2.
-        options: of `transcribe`.
+        compute_type: CTranslate2's compute type.
+        options: options of `transcribe`.
         batched: by its BatchedInferencePipeline instead of one window after the other.
 
     Raises:
@@ -378,7 +378,7 @@ def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable
     """Refuse, before anything runs, systems that cannot run.
 
     Args:
-        names: of the systems that are to run.
+        names: the systems to run.
         known: the table.
         mentioned: names elsewhere in the config, which have to be known.
 

@@ -1,12 +1,12 @@
-"""Run one system in a process of its own, so that memory, threads and crashes stay apart.
+"""Run one system in its own process, so that memory, threads and crashes stay separate.
 
 The child pins itself to the CPU threads that every system gets and opens the system. It sends the
 scored clips once for their texts, which also warms the system up. Then it drives the three timed
 phases if its speed is asked for. It sends each call to the parent, which samples the memory of the
 child's process tree and gives up on a child that falls silent.
 
-A drive is a closed loop: each caller sends its next clip as soon as its last answer is there. Files
-are read before the clock starts; decoding the audio belongs to the system and is timed.
+A drive is a closed loop: each caller sends its next clip once it has an answer. Files are read
+before the clock starts; decoding the audio belongs to the system and is timed.
 """
 
 import contextlib
@@ -31,8 +31,7 @@ from eval.accuracy.predictions import (
 )
 from eval.config import EvaluationProduct
 from eval.load import closed_loop
-from eval.memory import Watch, tree_memory_bytes
-from eval.processes import ChildProcess, Send
+from eval.processes import ChildProcess, Send, Watch, tree_memory_bytes
 from serve.contract.errors import EarshotError
 from serve.contract.files import read_bytes
 from serve.supervisor.processes import peak_memory_bytes
@@ -102,7 +101,7 @@ def drive(
 def _timed_call(
     system: TranscriptionSystem, clip: Clip, language: list[str], began_s: float, **facts: Any
 ) -> TimedCall:
-    """Let a system hear a clip; `facts` are further fields of the call."""
+    """Transcribe a clip with a system; `facts` are further fields of the call."""
     audio = read_bytes(clip.path)
     prediction, error = None, None
     started_s = time.perf_counter()
@@ -178,11 +177,11 @@ def measure_system(
     """Run one system to its end.
 
     Args:
-        name: of the system.
+        name: the system's name.
         config: `eval` says how many calls at a time, and how often the timed phases are repeated.
-        clips: that are scored, by set.
-        timed: those that its speed is measured on afterwards, if any.
-        run_id: of the run that it belongs to.
+        clips: the clips to score, by set.
+        timed: the clips to measure its speed on afterwards.
+        run_id: the run's id.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
         log: receives the output of the child.

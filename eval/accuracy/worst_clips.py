@@ -9,10 +9,9 @@ from pathlib import Path
 
 import jiwer
 
-from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
-from eval.accuracy.score import SystemScore, compared_texts
+from eval.accuracy.score import TITLES, SystemScore, compared_texts
 from eval.record import AlignedText, ReportClip, SharedTranscript
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
@@ -39,8 +38,8 @@ def worst_clips(
     """Return the clips with the most character errors of one system, worst first.
 
     Args:
-        score: of that system.
-        calls: of each system, by name.
+        score: that system's score.
+        calls: each system's calls, by name.
         normalize: the normaliser that texts are compared under.
     """
     name = score.facts.name

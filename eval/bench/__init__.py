@@ -1,1 +1,42 @@
-"""Speed: figures beside what the machine could do at best, and beside peers."""
+"""Speed: figures beside the ceilings of the machine, and beside peers.
+
+The command line reads this plan, so it imports no package.
+"""
+
+import dataclasses
+
+WORKLOADS = {
+    "start": "from an engine folder on the disk to a runtime that is ready",
+    "throughput": "the runtime is kept full of windows of 30 s, 128 tokens each",
+    "words": "the same, and the times of each window's words are found",
+    "latency": "one request at a time, of 40 tokens",
+    "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
+    "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
+}
+DRAFT_LAYERS = 2  # of the draft decoder, as distil-large-v3 has
+DRAFT_TOKENS = 3  # proposed in one step if the configuration names none
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchPlan:
+    """Workloads and their settings; the command's flags have these defaults."""
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    # Throughput with each; latency and open-loop with the first, mlperf with the last.
+    slots: tuple[int, ...] = (64, 256)
+    seconds: float = 20.0  # shortest time of a throughput figure, without its warm-up
+    beam_size: int = 1  # of every request; 1 = greedy; replaces the default
+    draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
+    requests: int = 200  # counted of the latency workload, through Triton too
+    request_s: float = 10.0  # of audio, for requests of latency and open-loop
+    ablate: bool = False  # measure each option of the runtime too
+    through_server: bool = False
+    devices: tuple[str, ...] = ()  # measure only a server on each of these in turn
+    peers: tuple[str, ...] = ()
+
+    def workloads_with(self, slots: int) -> list[str]:
+        """List the workloads that run with `slots` slots, in order."""
+        first, last = slots == self.slots[0], slots == self.slots[-1]
+        fits = {"latency": first, "throughput": True, "words": True}
+        fits |= {"open-loop": first, "mlperf": last}
+        return [name for name, fit in fits.items() if fit and name in self.workloads]

@@ -151,11 +151,12 @@ def step_bytes(
 
     Args:
         dims: the network's sizes.
-        precision: of the decoder's matrices; the encoder uses those of cross-attention.
-        cross_kv: of the keys and values of cross-attention; those of self-attention are FP16.
+        precision: the precision of the decoder's matrices. The cross-attention projections are
+            not counted: they run once for each window.
+        cross_kv: precision of cross-attention keys and values; self-attention's are FP16.
         slots: the number of decoding slots.
         age: the number of tokens in each row.
-        rows: of each slot; they share its keys and values of cross-attention.
+        rows: rows per slot; they share its cross-attention keys and values.
     """
     d, layers = dims.n_text_state, dims.n_text_layer
     weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d
@@ -190,6 +191,6 @@ class Floor:
         return size / self.ceilings.memory
 
     def window_s(self, tokens: int, slots: int) -> float:
-        """Return the seconds of a window while so many slots decode; 1 is a single request."""
+        """Return the seconds of a window while `slots` slots decode; 1 is a single request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
         return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots

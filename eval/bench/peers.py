@@ -1,9 +1,9 @@
 """Peers on the same GPU with the same forced lengths, each in a process of its own.
 
-Its memory is free afterwards, and its crash costs only its own rows. faster-whisper is measured
-through CTranslate2, which does all of its computing but log-mels and text; faster-whisper itself
-stops when the model says so. vLLM computes log-mels one after another on one CPU thread, which can
-limit its throughput, so it is measured a second time with log-mels on the GPU.
+A peer frees its memory when its process ends, and a crash costs only its own rows. faster-whisper
+is measured through CTranslate2, which computes everything but log-mels and text: faster-whisper
+itself cannot force the length of a text. vLLM computes log-mels one by one on one CPU thread, which
+can limit its throughput. So it is measured a second time with log-mels on the GPU.
 """
 
 import itertools
@@ -249,7 +249,7 @@ def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) 
 
 
 START_S = 900.0  # to convert weights, load and compile
-SUSTAINED = 10  # a figure arrives after at most so many times `seconds`
+SUSTAINED = 10  # the longest wait for a figure, in multiples of `seconds`
 _LOG_LINES = 20  # shown of a child that failed
 
 Measure = Callable[[Shape, str, float, Say], Iterator[Measurement]]

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from eval.bench.ablate import ablate
-from eval.bench.floor import measure_ceilings
+from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench.floor import Ceilings, measure_ceilings
 from eval.bench.peers import PEERS, check_peers, measure_peer
-from eval.bench.plan import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.bench.table import OURS, Measurement, ratio, refused, table_of
 from eval.bench.workloads import (
+    RuntimeSession,
     measure_start,
     release_memory,
     run_workloads,
@@ -26,7 +26,9 @@ from eval.bench.workloads import (
 from eval.config import EvaluationProduct, changed
 from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
+from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.devices import counted, first_of, names_of
+from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, UnavailableError
 
 _SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond those of the runtime
@@ -36,7 +38,7 @@ def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
-        run: of a product for a GPU.
+        run: the run; its config is for a GPU.
         peers: their names; None: all that are installed.
         of_plan: the fields of `BenchPlan`.
 
@@ -213,3 +215,50 @@ def on_disk(engine: RandomEngine, device: str, progress: Say) -> Iterator[Path]:
         write_engine(engine, Path(name), device)
         release_memory(device)
         yield Path(name)
+
+
+# ---------------------------------------------------------------- ablation
+
+
+FULL = f"{OURS}, full configuration"
+
+
+def variants(
+    config: EvaluationProduct, slots: int
+) -> Iterator[tuple[str, RuntimeConfig, Precision]]:
+    """Yield the name, runtime and weight precision of the full configuration and its variants."""
+    full, precision = with_slots(config, slots), config.build.precision
+    changes: list[dict[str, Any]] = [
+        {"cuda_graph": not full.cuda_graph},
+        {"kernels": "torch", "cuda_graph": False},  # a CUDA graph cannot wait for the host
+        {"cross_kv": "full" if full.cross_kv == "int8" else "int8"},
+        {"encoder_precision": "full" if full.encoder_precision == "fp8" else "fp8"},
+    ]
+    yield FULL, full, precision
+    for change in changes:
+        name = ", ".join(f"{key} {str(value).lower()}" for key, value in change.items())
+        yield name, dataclasses.replace(full, **change), precision
+    other: Precision = "fp16" if precision == "int8" else "int8"
+    yield f"weights {other}", full, other
+
+
+def ablate(
+    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, progress: Say
+) -> Iterator[Measurement]:
+    """Yield throughput and latency of every variant, or a row that says why it cannot run."""
+    for name, runtime, precision in variants(config, plan.slots[0]):
+        progress(f"ablation: {name}")
+        manifest = dataclasses.replace(engine.manifest, precision=precision)
+        varied = dataclasses.replace(config, runtime=runtime)
+        try:
+            session = RuntimeSession(
+                dataclasses.replace(engine, manifest=manifest), varied, plan, ceilings
+            )
+        except UnavailableError as error:
+            yield refused("ablation, throughput", name, "RTFx", error)
+            continue
+        for workload in ("throughput", "latency"):
+            for row in session.workloads[workload]():
+                yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)
+        session.runtime.close()
+        del session  # frees the GPU's memory for the next variant

@@ -21,13 +21,7 @@ from serve.native.kernels.step_batch import StepBatch
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, JobEvent, Runtime
-from serve.speech.features import (
-    HOP_LENGTH,
-    SAMPLE_RATE,
-    WINDOW_S,
-    WINDOW_SAMPLES,
-    LogMel,
-)
+from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, LogMel
 from serve.speech.words import monotonic_path
 from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
 
@@ -99,8 +93,8 @@ class NoiseWindows:
         engine: with end-of-text suppressed, so that every window reaches its length.
         device: computes the log-mels.
         batch: the number of windows whose log-mels are computed together.
-        seconds: of noise in each window; silence fills the rest up to 30 s.
-        beam_size: of each job.
+        seconds: the noise in each window; silence fills the rest up to 30 s.
+        beam_size: each job's beam size.
         words: whether the text of a job is aligned with its audio.
         short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
     """
@@ -225,7 +219,7 @@ class WindowLoad:
         self.wait_for_words(0)
 
     def wait_for_words(self, untimed: int) -> None:
-        """Wait until the words of at most so many windows are not timed yet."""
+        """Wait until at most `untimed` windows have words that are not timed yet."""
         while len(self._timing) > untimed:
             self._timing.popleft().result()
 
@@ -253,7 +247,7 @@ def closed_loop(
     Args:
         load: empty.
         lengths: endless, in tokens.
-        slots: of the runtime.
+        slots: the runtime's slots.
         in_flight: at least `slots`, or some stay free.
         seconds: to count.
         joules: returns the energy that the device has used so far.
@@ -322,7 +316,7 @@ def open_loop(
     Args:
         load: empty, and empty again afterwards.
         arrivals: due times (s), ascending.
-        length: of each, in tokens.
+        length: the length of each window, in tokens.
         warm_s: arrivals before this time are not counted.
         drain_s: how long to wait after the last.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.bench.table import OURS, Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.clients import wav
@@ -201,7 +201,7 @@ def through_server(
     """Start a server, load it, then send single requests; yield a row of each.
 
     Args:
-        config: of the runtime and the server.
+        config: the config of runtime and server.
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         in_process: throughput (RTFx) of the same runtime without a server, to compare with.
         plan: the duration of the load, and the number of single requests.
@@ -250,7 +250,7 @@ def measure_scaling(
     """Start a server with each of these runtimes in turn and load it; yield a row of each.
 
     Args:
-        config: of the server.
+        config: the server's config.
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         runtimes: with their devices counted.
         seconds: the duration of each load.
@@ -272,7 +272,7 @@ def measure_scaling(
 
 
 def scaling_check(rows: Sequence[Measurement], cores: int) -> Check:
-    """Check that each engine adds enough, and tell where the host of so many cores would bind."""
+    """Check that each engine adds enough; tell at which number of engines the CPU would limit."""
     first, last = rows[0], rows[-1]
     engines = last.figures["engines"]
     speedup = (last.value or 0.0) / (first.value or 1.0)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.plan import BenchPlan
 from eval.bench.runtime_load import (
     NoiseWindows,
     WindowLoad,
@@ -53,9 +53,9 @@ class RuntimeSession:
 
     Args:
         engine: with end-of-text suppressed.
-        config: of the runtime, and how much of short audio it encodes.
-        plan: of the bench.
-        ceilings: of the machine.
+        config: the config of the runtime, and how much of short audio it encodes.
+        plan: the bench's plan.
+        ceilings: the machine's ceilings.
 
     Raises:
         UnavailableError: the machine cannot run this configuration.
@@ -239,7 +239,7 @@ def _with_slots(
     ceilings: Ceilings,
     progress: Say,
 ) -> Iterator[Measurement]:
-    """Run the workloads with so many slots; the runtime's memory is free afterwards."""
+    """Run the workloads with `slots` slots; the runtime's memory is free afterwards."""
     names = plan.workloads_with(slots)
     if not names:
         return
@@ -257,7 +257,7 @@ def _with_slots(
 
 
 def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:
-    """Configure so many slots, with a row for each beam of the configured search."""
+    """Configure `slots` slots, with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
     rows = slots * beam_size if beam_size > 1 else 0
     return dataclasses.replace(config.runtime, slots=slots, rows=rows)

@@ -55,9 +55,9 @@ def find_clips(
         place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
         limit: the number of clips to draw; 0 is all. Each group gives its share, and a larger
             draw with the same seed holds the smaller ones.
-        seed: of the draw.
+        seed: the seed of the draw.
         language: code, of clips whose layout does not say it; "" leaves it unknown.
-        half: of a manifest's two, whose clips alone are drawn; "" is both.
+        half: the half of a manifest to draw from; "" is both.
         read: decodes an audio file, or raises an EarshotError; then the clip is unreadable and
             not in `clips`. None reads only headers.
         need_references: False accepts a folder of audio without texts.
@@ -159,7 +159,7 @@ def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
 
 
 def _drawn(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
-    """Draw clips, in their order; every group has its share, whatever the limit.
+    """Draw clips, in their order; every group has its share at any limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the lowest are drawn.
     """

@@ -70,7 +70,7 @@ class Columns:
 def columns_of(names: Sequence[str]) -> Columns | None:
     """Find the columns of a table with these keys; None where audio or text is not among them.
 
-    Of several keys for the same the first of `AUDIO_KEYS`, and so on, is taken; case is ignored.
+    If several keys fit, the first one in `AUDIO_KEYS`, and so on, is taken. Case is ignored.
     """
     known = {name.strip().casefold(): name for name in reversed(names)}
 

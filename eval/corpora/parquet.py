@@ -35,7 +35,7 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
 
     Args:
         files: paths in `filesystem`, in order.
-        filesystem: of fsspec.
+        filesystem: fsspec's file system.
         title: names the layout.
         key: names the state of the data; audio of another one is kept apart.
 

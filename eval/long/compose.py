@@ -1,4 +1,4 @@
-"""Recordings composed of clips, with pauses, noise and tones, and the truth about them."""
+"""Recordings composed of clips, with pauses, noise and tones, and their reference."""
 
 import dataclasses
 import functools
@@ -20,6 +20,7 @@ from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import AudioLimits
+from serve.speech.word_parts import SPACELESS
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """The difficulty of a recording. All but the last two have pauses of up to 8 s."""
@@ -34,7 +35,6 @@ KINDS: dict[Kind, str] = {
 }
 
 Content = Literal["speech", "silence", "noise", "tones"]
-CONTENTS: tuple[Content, ...] = ("speech", "silence", "noise", "tones")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_manifest(path: Path) -> list[AnnotatedRecording]:
 
 
 FADE_S = 0.05
-_TILE_S = 30.0  # noise that lasts longer comes again
+_TILE_S = 30.0  # longer noise is repeated
 _LOWEST_HZ = 40.0
 _SCALES = ((0, 2, 4, 5, 7, 9, 11), (0, 2, 3, 5, 7, 8, 10), (0, 2, 4, 7, 9))  # semitones
 _HARMONICS = 8
@@ -209,7 +209,7 @@ def write_script(
     Args:
         kind: decides pauses and breaks.
         languages: codes; with more than one they take turns.
-        sentences: of each language; none comes again before all others.
+        sentences: clips by language; each is used once before one is used again.
         seconds: how long it is to be; it ends after the scene that reaches them.
         rng: draws everything.
     """
@@ -311,10 +311,10 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
     """Make recordings, unless they are there.
 
     Args:
-        speech: clips of sentences, some of them with speech. Of each language one speaker is
-            chosen. Clips longer than a window become recordings of their own.
-        minutes: as of `plan`.
-        seed: of everything that is drawn.
+        speech: clips of sentences, some of them with speech. One speaker is chosen for each
+            language. Clips longer than a window become recordings of their own.
+        minutes: as in `plan`.
+        seed: the seed of all random draws.
         tell: gets a line on each that is made.
 
     Returns:
@@ -338,11 +338,15 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
 
 
 def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
-    """Choose the sentences of one speaker for each language: the known one that says the most."""
+    """Choose one speaker's sentences for each language: the known speaker with the most speech.
+
+    Languages written without spaces are left out, because the scores count words.
+    """
     by_speaker: dict[tuple[str, str, str], list[Clip]] = {}
     for clip in speech:
-        if clip.text and clip.language and clip.duration_s <= WINDOW_S:
-            key = clip.language, clip.speaker and clip.group, clip.speaker
+        code = clip.language or ""
+        if clip.text and code and code not in SPACELESS and clip.duration_s <= WINDOW_S:
+            key = code, clip.speaker and clip.group, clip.speaker
             by_speaker.setdefault(key, []).append(clip)
 
     def rank(item: tuple[tuple[str, str, str], list[Clip]]) -> tuple[bool, float]:
@@ -388,14 +392,12 @@ def _make(
 
 
 def render(
-    items: Sequence[ScriptItem],
-    sound: Callable[[Clip], Samples],
-    rng: np.random.Generator,
+    items: Sequence[ScriptItem], sound: Callable[[Clip], Samples], rng: np.random.Generator
 ) -> Samples:
     """Make the sound of a script.
 
     Args:
-        items: of the script.
+        items: the script's items.
         sound: returns the samples of a clip.
         rng: draws levels, noise and tones.
     """
@@ -420,7 +422,7 @@ def render(
 
 
 def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
-    """Make noise that is so much less than speech usually is."""
+    """Make noise `snr_db` below the usual level of speech."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return faded(noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
 

@@ -1,4 +1,4 @@
-"""`python -m eval long`: let systems hear long recordings, score the answers, and report."""
+"""`python -m eval long`: transcribe long recordings with several systems, and score them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,27 +8,13 @@ from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, Keys, keys_of
 from eval.accuracy.report import percent
+from eval.accuracy.run import listen
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
-from eval.long.compose import (
-    CONTENTS,
-    KINDS,
-    MANIFEST,
-    AnnotatedRecording,
-    compose,
-    read_manifest,
-)
-from eval.long.plan import NAMES
-from eval.long.score import (
-    BLOCK_S,
-    NEAR_CUT_S,
-    RUN,
-    TOUCH_S,
-    LongFormScore,
-    long_gates,
-    score_long,
-)
-from eval.long.systems import listen, prepare_names
+from eval.long import NAMES
+from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
+from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
+from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import without_speech as hear_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
@@ -43,10 +29,10 @@ RULES = (
     f"length of all references; intervals 95 %, bootstrap over minutes ({BLOCK_S:.0f} s). Texts "
     f"are compared under the normaliser `{DEFAULT}`.",
     f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
-    f"in stretches of {RUN} and more are repeated if they stand in the text once more near by, "
+    f"in stretches of {RUN} and more are repeated if they occur a second time nearby, "
     "else made up.",
-    "Characters where nobody speaks: the characters of segments that overlap with no sentence for "
-    f"more than {TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
+    "No speech: the characters of segments that overlap with no sentence for more than "
+    f"{TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
     "nearly always overlap with one.",
     f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
     "the next one's begin.",
@@ -63,15 +49,15 @@ def long(
     again: bool,
     without_speech: bool,
 ) -> Result:
-    """Let systems hear recordings that they have not heard yet, and score all kept answers.
+    """Transcribe the recordings that systems have not transcribed yet; score all answers.
 
     Args:
         run: its config says the speech, the CPU threads of every system, and a gate's limit.
         systems: their names; None is all.
-        minutes: of composed recordings, at least; None: of every kind once.
-        seed: of the recordings.
+        minutes: the least minutes of composed recordings; None: each kind once.
+        seed: the seed of the recordings.
         again: whether the former answers of these systems are dropped.
-        without_speech: whether they hear short clips in which nobody speaks instead.
+        without_speech: whether to use short clips without speech instead.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.
@@ -85,13 +71,13 @@ def long(
     clips = [recording.clip(folder) for recording in recordings]
     keys = keys_of({"timed": clips})
     for name in names:
-        listen(name, config, clips, keys, run.folder, run.say, again=again)
+        listen(name, config, clips, keys, run.folder, run.say, again=again, open_system=open_system)
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 
 
 def _fair(config: EvaluationProduct) -> EvaluationProduct:
-    """Set one recording at a time, the same threads for ours, and time for the longest."""
+    """Configure one recording at a time, equal threads, and a timeout for the longest one."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
     return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S)
@@ -109,7 +95,7 @@ def _speech(config: EvaluationProduct) -> list[Clip]:
 def _scored(
     folder: Path, recordings: Sequence[AnnotatedRecording], keys: Keys
 ) -> tuple[list[LongFormScore], list[str]]:
-    """Score all systems that have heard everything; returns the names of those that have not."""
+    """Score all systems that have finished; also return the names of the others."""
     scores, unfinished, normalize = [], [], normalizer(DEFAULT)
     for name in NAMES:
         kept = Kept(folder, name)
@@ -149,7 +135,6 @@ def result_of(
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            ReportSection("Recordings", [_recordings(recordings)], printed=False),
             ReportSection("Systems", [Text("", items=RULES), *settings], printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
@@ -159,10 +144,13 @@ def result_of(
     )
 
 
+_COUNTS = "Counts are words; `no speech` counts characters of text where nobody speaks."
+
+
 def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
     header = (
-        *("system", "CER [95 %]", "WER [95 %]", "lost", "in stretches", "added", "repeated"),
-        *("made up", "characters where nobody speaks", "RTFx"),
+        *("system", "CER [95 %]", "WER [95 %]", "lost", "in a row", "added", "repeated"),
+        *("made up", "no speech", "RTFx"),
     )
     rows = []
     for score in scores:
@@ -177,7 +165,7 @@ def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
         rate_chart("CER, %", {score.name: score.overall.cer for score in scores}),
         rate_chart("WER, %", {score.name: score.overall.wer for score in scores}),
     ]
-    table = Table(header, rows, note="Counts are words, unless they say otherwise.")
+    table = Table(header, rows, note=_COUNTS)
     return ReportSection("Accuracy", [Figure([chart for chart in charts if chart]), table])
 
 
@@ -188,16 +176,3 @@ def _by_kind(
     rows = [(score.name, *(percent(score.by_kind[kind].cer) for kind in kinds)) for score in scores]
     note = "CER. " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds) + "."
     return ReportSection("By kind of recording", [Table(("system", *kinds), rows, note=note)])
-
-
-def _recordings(recordings: Sequence[AnnotatedRecording]) -> Table:
-    """Tabulate the length and the content of each recording."""
-    rows = []
-    for recording in recordings:
-        seconds = dict.fromkeys(CONTENTS, 0.0)
-        for stretch in recording.stretches:
-            seconds[stretch.what] += stretch.end_s - stretch.start_s
-        sizes = f"{recording.duration / 60:.1f}", str(len(recording.sentences))
-        rows.append((recording.file, *sizes, *(f"{each:.0f}" for each in seconds.values())))
-    header = ("recording", "minutes", "sentences", *(f"{what}, s" for what in CONTENTS))
-    return Table(header, rows)

@@ -1,6 +1,6 @@
 """Scores of long recordings: words lost, repeated and made up; and the gates.
 
-As in `eval.accuracy.gates`, a gap passes if its whole interval is within the limit, fails if the
+As in `eval.accuracy.score`, a gap passes if its whole interval is within the limit, fails if the
 whole interval is beyond it, and is not decided in between. Each of ours that has rivals is compared
 with the most accurate of them on these recordings.
 """
@@ -11,19 +11,27 @@ from collections.abc import Callable, Sequence
 
 import jiwer
 
-from eval.accuracy.gates import all_answered, decided, gap_text
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import SystemFacts, TimedCall, TimedText
-from eval.accuracy.score import Counts, Rate, char_counts, gap_interval, rate
+from eval.accuracy.score import (
+    Counts,
+    Rate,
+    all_answered,
+    char_counts,
+    decided,
+    gap_interval,
+    gap_text,
+    rate,
+)
+from eval.long import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.compose import AnnotatedRecording, Kind, Stretch
-from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.record import Check
 
 RUN = 3  # words in a row, from which on they count as a stretch
 _FARTHEST = 60  # words between a stretch and its repetition
 _ALIKE = 0.75  # share of words that are the same in a repeated stretch
 NEAR_CUT_S = 0.5  # between a sentence and a cut that may have harmed it
-TOUCH_S = 0.3  # a text that overlaps less with every sentence stands where nobody speaks
+TOUCH_S = 0.3  # text that overlaps less with every sentence lies outside speech
 BLOCK_S = 60.0
 
 
@@ -45,7 +53,7 @@ class HeardRecording:
     lost_in_stretches: int  # lost words, `RUN` and more in a row
     repeated: int  # added words, `RUN` and more in a row that stand near by as well
     made_up: int  # added words in other stretches
-    unspoken: int  # characters where nobody speaks
+    unspoken: int  # characters of text outside speech
 
 
 def hear(
@@ -55,7 +63,7 @@ def hear(
 
     Args:
         recording: the truth.
-        segments: of the system, in order.
+        segments: the system's segments, in order.
         normalize: applied to both texts.
     """
     sentences = recording.sentences
@@ -108,7 +116,7 @@ def _by_sentence(
     answered: Sequence[str],
     alignment: Sequence[jiwer.AlignmentChunk],
 ) -> list[tuple[Counts, list[str]]]:
-    """Return the word edits of each sentence, and the words that were heard of it."""
+    """Return the word edits of each sentence, and the words aligned to it."""
     owner = [number for number, words in enumerate(spoken) for _ in words]
     hits, substituted, lost, added = ([0] * len(spoken) for _ in range(4))
     words: list[list[str]] = [[] for _ in spoken]
@@ -128,7 +136,7 @@ def _by_sentence(
 
 
 def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
-    """Return whether a stretch of the text stands there once more, not far before or after."""
+    """Return whether a stretch of the text occurs a second time nearby."""
     stretch = answered[start : start + length]
     first = max(0, start - _FARTHEST - length + 1)
     for other in range(first, start + _FARTHEST + length):
@@ -139,9 +147,9 @@ def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
 
 
 def _cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]]:
-    """Find from when to when a cut may lie: between segments of different windows.
+    """Find the regions of cuts: between segments of different windows.
 
-    There is none where the system does not tell windows apart.
+    There are none if the system does not report windows.
     """
     return [
         (min(before.end_s, after.start_s), max(before.end_s, after.start_s))
@@ -162,11 +170,11 @@ class LongFormResult:
     lost_in_stretches: int
     repeated: int
     made_up: int
-    unspoken: int  # characters where nobody speaks
+    unspoken: int  # characters of text outside speech
 
     @property
     def uncovered(self) -> float:
-        """Return the per cent of words that are lost, or said twice, in stretches."""
+        """Return the percentage of words that are lost or repeated in stretches."""
         return 100.0 * (self.lost_in_stretches + self.repeated) / self.wer.counts.length
 
 
@@ -196,7 +204,7 @@ def score_long(
     """Score a system.
 
     Args:
-        facts: of the system.
+        facts: the system's facts.
         calls: one for each recording, in their order.
         recordings: the truth.
         normalize: applied to both texts.
@@ -231,7 +239,7 @@ def _figures(recordings: Sequence[HeardRecording]) -> LongFormResult:
 def _by_minute(
     sentences: Sequence[HeardSentence], part: Callable[[HeardSentence], Counts]
 ) -> list[Counts]:
-    """Sum edits by minutes of recordings; in some minutes nobody speaks."""
+    """Sum edits by minutes of recordings; minutes without speech are left out."""
     minutes: dict[tuple[str, int], Counts] = {}
     for sentence in sentences:
         minutes[sentence.minute] = minutes.get(sentence.minute, Counts()) + part(sentence)
@@ -250,7 +258,7 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
     """Judge a run.
 
     Args:
-        scores: of the systems that heard everything.
+        scores: the scores of the systems that transcribed everything.
         max_cer_gap: points of CER by which ours may be above faster-whisper's best.
     """
     by_name = {score.name: score for score in scores}
@@ -299,7 +307,7 @@ def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
 
 
 def _lost_or_added(words: Counts) -> Counts:
-    """Return the same words, where one that was misheard counts as heard."""
+    """Return the counts with substitutions as hits."""
     return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
 
 
@@ -311,7 +319,7 @@ def _gap_gate(
     limit: float,
     parts: str,
 ) -> Check:
-    """Judge the gap of two that heard the same parts; `name` is of the other."""
+    """Judge the gap of two systems on the same parts; `name` is the other system."""
     gap = gap_interval(ours, theirs)
     totals = [sum(counts, Counts()) for counts in (ours, theirs)]
     mine, other = (100.0 * total.errors / total.length for total in totals)

@@ -1,4 +1,4 @@
-"""Short clips in which nobody speaks or little is said: in how many is text?
+"""Short clips without speech, or with little of it: the share for which a system writes text.
 
 without-speech/clips/                       the clips
 without-speech/predictions/<system>.jsonl   the answers, raw
@@ -13,14 +13,14 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.accuracy.gates import all_answered
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import Kept, TimedCall, keys_of
-from eval.accuracy.score import Counts, char_counts, compared_texts
+from eval.accuracy.run import listen
+from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
+from eval.long import HEARING_NOBODY
 from eval.long.compose import at_level, faded, music, noise
-from eval.long.plan import HEARING_NOBODY
-from eval.long.systems import listen, prepare_names
+from eval.long.systems import open_system, prepare_names
 from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
@@ -31,7 +31,7 @@ from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, VadModel
 
 NOBODY = ("silence", "noise", "hum", "keys", "music", "rooms", "breaths")
-"""Kinds of clips in which nobody speaks: any text is invented."""
+"""Kinds of clips without speech: any text is invented."""
 SPOKEN = ("in silence", "in noise")
 """Kinds of clips with known text."""
 
@@ -59,7 +59,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
 
     Args:
         speech: recordings with their text; some hundred give all clips that there can be.
-        seed: of everything that is drawn.
+        seed: the seed of all random draws.
 
     Raises:
         ConfigError: no recording has a text.
@@ -73,7 +73,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     order = [spoken[i] for i in rng.permutation(len(spoken))]
     sources = (_rooms, _breaths, _in_silence, _in_noise)
     for number, source in enumerate(sources):
-        # Each takes the first recordings of its own share that are fit for it.
+        # Each source uses the first suitable recordings of its own share.
         made += source(order[number :: len(sources)], rng)
     return made
 
@@ -145,7 +145,7 @@ def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
-    """Yield a recording's pauses, one after another, again and again."""
+    """Yield a recording's pauses in a loop."""
     for pauses in _with_pauses(speech):
         tile = np.concatenate([faded(pause, 0.01) for pause in pauses])
         yield MadeClip("rooms", np.resize(tile, _count(float(np.exp(rng.uniform(0.0, 3.3))))))
@@ -177,7 +177,7 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 # ---------------------------------------------------------------- run
 
 
-MAX_INVENTED = 1.0  # % of the clips in which nobody speaks
+MAX_INVENTED = 1.0  # % of the clips without speech
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,12 +195,12 @@ class HallucinationScore:
 
 
 def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool) -> Result:
-    """Make the clips of `eval.manifest`'s speech, let systems hear them, count.
+    """Make clips from the speech of `eval.manifest`, transcribe them, and count the texts.
 
     Args:
         run: its `config.eval` says the speech, its half, and the CPU threads of every system.
         systems: their names; None is `HEARING_NOBODY`.
-        seed: of everything that is drawn.
+        seed: the seed of all random draws.
         again: whether the former answers of these systems are dropped.
 
     Raises:
@@ -211,7 +211,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
     keys, calls = keys_of({"timed": clips}), {}
     for name in names:
-        listen(name, run.config, clips, keys, folder, run.say, again=again)
+        listen(name, run.config, clips, keys, folder, run.say, again=again, open_system=open_system)
         calls[name] = Kept(folder, name).heard(keys)
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}

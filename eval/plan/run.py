@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eval.config import EvaluationProduct
-from eval.record import Result, Run
+from eval.record import ReportSection, Result, Run, Table
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
@@ -95,8 +95,8 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
     """Find the figures of a config.
 
     Args:
-        config: of a product; all requests are searched as it says.
-        file: of the bench; None: the committed table of the config's name.
+        config: the product; its beam size holds for all requests.
+        file: the bench's record; None: the committed file of the config's name.
 
     Raises:
         FileError, ConfigError: there is no such file, it is of another product, or it lacks
@@ -137,9 +137,10 @@ def _require_same(content: _BenchFile, config: EvaluationProduct, path: Path, me
         del pairs["runtime.encoder_precision"]  # with FP8 a server does more than was measured
     for key, (expected, measured) in pairs.items():
         if measured != expected:
+            instead = f"Plan for --beam-size {measured}, or " * (key == "beam_size")
             raise ConfigError(
-                f"{path} was measured with {key} = {measured!r}, and this is {expected!r}: what "
-                f"that does under load is not known. {measure}"
+                f"{path} was measured with {key} = {measured!r}, expected {expected!r}, as the "
+                f"config says. {instead}{measure}"
             )
 
 
@@ -176,38 +177,46 @@ def plan(
     """Show how many GPUs an even load needs.
 
     Args:
-        run: of a product that was benched on such a GPU.
+        run: the run; its product was benched on such a GPU.
         measured: a file of the bench; None is the committed one.
         load: requests of 10 s of audio a second.
         p99: seconds within which 99 of 100 are answered.
-        price: of a GPU for an hour.
+        price: the price of a GPU hour; None: unknown.
 
     Raises:
-        ConfigError: a figure is needed that nobody has measured.
+        ConfigError: a needed figure has not been measured.
     """
-    for line in steady(find_measured(run.config, measured), load, p99, price):
-        run.show(line)
-    return Result()
+    rows = steady(find_measured(run.config, measured), load, p99, price)
+    return Result(sections=(ReportSection("GPUs and cost", [Table((), rows)]),))
 
 
-def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
-    """Return the lines on the GPUs and the cost of an even load."""
+def steady(
+    measured: Measured, load: float, p99_s: float, price: float | None
+) -> list[tuple[str, str]]:
+    """Return names and values: the GPUs and the cost of an even load."""
     each = measured.max_per_s(p99_s)
     gpus = math.ceil(load / each)
-    audio_hours = load * REQUEST_S  # an hour
+    hours = load * REQUEST_S  # of audio in an hour
     at_s = float(measured.p99_s([load / gpus])[0])
-    lines = [
-        f"measured  {measured.source}: {measured.conditions}",
-        f"a GPU     {each:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
-        f"({each / measured.saturated_per_s:.0%} of {measured.saturated_per_s:.0f} at most)",
-        f"GPUs      {gpus} for {load:g} requests a second, {load / gpus:.0f} each, p99 "
-        f"{at_s:.3f} s; one more if one may fail",
-        f"audio     {audio_hours:.0f} hours an hour, {audio_hours / gpus:.0f} for a GPU hour",
+    of_runtime = "; of the runtime alone, because the file lacks what a server adds"
+    return [
+        ("measured", f"{measured.source}: {measured.conditions}"),
+        (
+            "one GPU",
+            f"{each:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
+            f"({each / measured.saturated_per_s:.0%} of its maximum, "
+            f"{measured.saturated_per_s:.0f}){of_runtime * (measured.server_s is None)}",
+        ),
+        (
+            "GPUs",
+            f"{gpus} for {load:g} requests a second, {load / gpus:.0f} each, p99 {at_s:.3f} s; "
+            "one more if one may fail",
+        ),
+        ("audio", f"{hours:.0f} hours an hour, {hours / gpus:.0f} per GPU hour"),
+        (
+            "cost",
+            f"{price * gpus / hours:.5f} per hour of audio"
+            if price
+            else "unknown; give --price, of a GPU for an hour",
+        ),
     ]
-    if measured.server_s is None:
-        lines.append("          of the runtime alone: the file lacks what the server adds")
-    if price is None:
-        lines.append("cost      give --price, of a GPU for an hour")
-    else:
-        lines.append(f"cost      {price * gpus / audio_hours:.5f} for an hour of audio")
-    return lines

@@ -71,7 +71,7 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
     Args:
         address: host:port.
         head: up to the empty line.
-        pieces: of the body as they go over the wire; they may be endless.
+        pieces: pieces of the body as they go over the wire, maybe without end.
         timeout_s: the longest time for all of it.
 
     Raises:
@@ -113,7 +113,7 @@ def _has_answer(connection: socket.socket) -> bool:
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """Make an MP4 of about 1 kB without sound, whose tables claim so many samples for each track.
+    """Make an MP4 of about 1 kB without sound, whose tables claim `samples` samples per track.
 
     FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """
@@ -268,7 +268,7 @@ _LIVE = (
 
 
 def floods(stage: Stage) -> Found:
-    """Send a short clip again and again, in quiet and beside each flood."""
+    """Send a short clip in a loop, without a flood and beside each one."""
     quiet = _ask_for_a_while(stage)
     yield all_answered(quiet)
     quiet_s = statistics.median(answer.seconds for answer in quiet)
@@ -320,7 +320,7 @@ def _flood(name: str, address: str) -> None:
 
 
 def _pour(connection: socket.socket, first: bytes, further: bytes) -> None:
-    """Send `first` once and `further` again and again until the server hangs up; read answers."""
+    """Send `first` once and `further` in a loop until the server hangs up; read answers."""
 
     def read() -> None:
         with contextlib.suppress(OSError):
@@ -362,7 +362,7 @@ def _content_of(name: str) -> tuple[bytes, bytes]:
 
 
 def _json(item: str, size: int) -> tuple[bytes, bytes]:
-    """Return a request whose JSON is a list of about so many bytes."""
+    """Return a request with a JSON list of about `size` bytes."""
     data = '{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
     body = data + ",".join([item] * (size // (len(item) + 1))) + "]}]}"
     return b"", _INFER + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -400,7 +400,7 @@ FLOODS: dict[str, tuple[Callable[[], tuple[bytes, bytes]], int]] = {
         24,
     ),
 }
-"""The content of each flood, sent once and sent again and again, and its connections."""
+"""The bytes that each flood sends once and in a loop, and its number of connections."""
 
 
 # ---------------------------------------------------------------- all of them

@@ -144,7 +144,7 @@ class _JobsAttack:
         self._kills: Counter[str] = Counter()
 
     def post_all(self, count: int) -> None:
-        """Post so many jobs, each until it is accepted."""
+        """Post `count` jobs, each until it is accepted."""
         closed_loop(self._post, range(count), at_once=_CLIENTS, stop=self._stop)
 
     def _post(self, number: int) -> None:

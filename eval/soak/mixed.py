@@ -6,36 +6,141 @@ The seed and the number of an action determine what its client does.
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 
 import psutil
 from tqdm import tqdm
 
-from eval.clients import CLIENTS, PATIENCE_S, Answer, lost
-from eval.config import changed
+from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, by_grpc, by_stream, lost
+from eval.config import EvaluationProduct, changed
 from eval.load import closed_loop
-from eval.memory import resident_bytes, slope
+from eval.processes import resident_bytes, slope
 from eval.record import Check
 from eval.server import samples, total
 from eval.soak.attacks import ATTACKS
-from eval.soak.disruptions import (
-    MAX_RECOVERY_S,
-    DisruptionInterval,
-    NothingToDisruptError,
-    disruptions,
-    recover,
-    with_link,
-)
 from eval.soak.stage import Found, SoakSettings, Stage, crowd, files_of, stage
 from serve.contract.errors import EarshotError
+
+MAX_RECOVERY_S = 90.0
+_ROLES = ("sandbox", "gateway", "whisper", "tritonserver")
+_DURATION_S = 4.0  # of a disruption that ends by itself
+_STEADY_S = 3.0  # the same processes answered for so long: the server has recovered
+_AGAIN_S = 0.5
+_ASK_S = 20.0
+
+
+@dataclasses.dataclass
+class DisruptionInterval:
+    """The time of a disruption by the monotonic clock; `end_s` is infinite until it has ended."""
+
+    name: str
+    begin_s: float
+    end_s: float = float("inf")
+
+    def meets(self, begin_s: float, end_s: float) -> bool:
+        """Return whether another interval overlaps it."""
+        return begin_s <= self.end_s and end_s >= self.begin_s
+
+
+class NothingToDisruptError(Exception):
+    """The process of a role does not run."""
+
+
+def with_link(config: EvaluationProduct, folder: Path) -> EvaluationProduct:
+    """Return the config with a link to its engine, which can be removed."""
+    link = folder / "engine"
+    link.symlink_to(Path(config.engine).absolute(), target_is_directory=True)
+    return dataclasses.replace(config, engine=str(link))
+
+
+def disruptions(seed: int) -> Iterator[tuple[str, Callable[[Stage], None]]]:
+    """Yield all disruptions in a loop, each round in another order."""
+    rng = random.Random(seed)
+    while True:
+        yield from rng.sample(list(_KINDS.items()), len(_KINDS))
+
+
+def recover(stage: Stage) -> tuple[float, Answer]:
+    """Wait until the server has recovered; return the seconds and the last answer."""
+    began = steady_s = time.monotonic()
+    pids, last = stage.server.pids(), Answer("lost", "not asked yet", 0.0)
+    while time.monotonic() - began < MAX_RECOVERY_S and stage.server.process.poll() is None:
+        for send in (by_grpc, by_stream):
+            last = send(stage.at, Ask(stage.short, patience_s=_ASK_S))
+            if last.kind != "answered":
+                break
+        now = stage.server.pids()
+        if last.kind != "answered" or now != pids:
+            pids, steady_s = now, time.monotonic()
+        elif time.monotonic() - steady_s >= _STEADY_S:
+            break
+        time.sleep(_AGAIN_S)
+    return time.monotonic() - began, last
+
+
+def _kill(role: str, stage: Stage) -> None:
+    _process(stage, role).kill()
+
+
+def _stall(role: str, stage: Stage) -> None:
+    victim = _process(stage, role)
+    victim.suspend()
+    try:
+        time.sleep(_DURATION_S)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.resume()
+
+
+def _limit(limit: int, value: Callable[[psutil.Process], int], stage: Stage) -> None:
+    """Lower a resource limit of the gateway for a while."""
+    victim = _process(stage, "gateway")
+    before = victim.rlimit(limit)
+    victim.rlimit(limit, (value(victim), before[1]))
+    try:
+        time.sleep(_DURATION_S)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.rlimit(limit, before)
+
+
+def _remove_engine(stage: Stage) -> None:
+    """Remove the engine's folder while the process that has it is started again."""
+    link = Path(stage.server.config.engine)
+    target = link.readlink()
+    link.unlink()
+    try:
+        with contextlib.suppress(NothingToDisruptError):
+            _kill("whisper", stage)
+        time.sleep(_DURATION_S)
+    finally:
+        link.symlink_to(target, target_is_directory=True)
+
+
+def _process(stage: Stage, role: str) -> psutil.Process:
+    process = stage.server.processes().get(role)
+    if process is None:
+        raise NothingToDisruptError(f"there is no process {role}")
+    return process
+
+
+_KINDS: dict[str, Callable[[Stage], None]] = {
+    **{f"{role} killed": functools.partial(_kill, role) for role in _ROLES},
+    **{f"{role} stopped for {_DURATION_S:g} s": functools.partial(_stall, role) for role in _ROLES},
+    "a full disk": functools.partial(_limit, psutil.RLIMIT_FSIZE, lambda _: 0),
+    "no descriptors left": functools.partial(_limit, psutil.RLIMIT_NOFILE, psutil.Process.num_fds),
+    "the engine's folder gone": _remove_engine,
+}
+
 
 MAX_GROWTH_KB = 4.0  # per action: a million, 4 GB; a process keeps pages in MBs
 MAX_DESCRIPTORS = 0.005  # growth per action: one in 200
@@ -75,25 +180,6 @@ _PENDING = (
 # ---------------------------------------------------------------- counting
 
 
-@dataclasses.dataclass(frozen=True)
-class HonestRequest:
-    """A request of an honest client."""
-
-    name: str  # the API and the file
-    text: str  # of the same request in quiet
-    patient: bool  # False: the client leaves before it has an answer
-    begin_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ResourceSample:
-    """The memory and descriptors of a process after so many actions."""
-
-    actions: int
-    memory_kb: float
-    descriptors: int
-
-
 class Tally:
     """Counts the outcomes of actions. Thread-safe."""
 
@@ -107,23 +193,34 @@ class Tally:
         self._bad: dict[str, list[str]] = {name: [] for name in _PROMISES}
         self._longest_s = {"beside": 0.0, "in": 0.0}  # of waits, by whether something was disrupted
         self._recovered_s: dict[str, float] = {}
-        self._samples: dict[tuple[str, int], list[ResourceSample]] = {}
+        # Actions so far, KB of memory and descriptors, by role and process.
+        self._samples: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
 
     def _disrupted(self, begin_s: float) -> bool:
         now_s = time.monotonic()
         return any(interval.meets(begin_s, now_s) for interval in self.disruptions)
 
-    def honest(self, request: HonestRequest, answer: Answer) -> None:
-        """Count an honest request that has just ended."""
+    def honest(
+        self, name: str, begin_s: float, answer: Answer, *, text: str, patient: bool
+    ) -> None:
+        """Count an honest request that has just ended.
+
+        Args:
+            name: the API and the file.
+            begin_s: its start.
+            answer: its end.
+            text: the text of the same request without other load.
+            patient: False if the client left before it had an answer.
+        """
         with self._lock:
             self.actions += 1
-            disrupted = self._disrupted(request.begin_s)
-            left = not request.patient and answer.kind != "answered"
+            disrupted = self._disrupted(begin_s)
+            left = not patient and answer.kind != "answered"
             self._kinds["left" if left else answer.kind] += 1
-            complaint = f"{request.name}: {answer}"
-            if answer.kind == "answered" and answer.text != request.text:
-                self._bad["wrong"].append(f"{complaint}, not {request.text!r}")
-            if request.patient:
+            complaint = f"{name}: {answer}"
+            if answer.kind == "answered" and answer.text != text:
+                self._bad["wrong"].append(f"{complaint}, not {text!r}")
+            if patient:
                 when = "in" if disrupted else "beside"
                 self._longest_s[when] = max(self._longest_s[when], answer.seconds)
                 if answer.waited_in_vain:
@@ -151,7 +248,7 @@ class Tally:
         """Note the resources of a process."""
         with self._lock:
             found = self._samples.setdefault((role, pid), [])
-            found.append(ResourceSample(self.actions, memory_kb, descriptors))
+            found.append((self.actions, memory_kb, descriptors))
 
     def found(self) -> Found:
         """Yield all figures and checks."""
@@ -176,20 +273,20 @@ class Tally:
                 yield from _growth(role, found)
 
 
-def _growth(role: str, found: Sequence[ResourceSample]) -> Found:
-    actions = [sample.actions for sample in found]
+def _growth(role: str, found: Sequence[tuple[float, float, float]]) -> Found:
+    actions, memory_kb, descriptors = zip(*found, strict=True)
     count = actions[-1] - actions[0]
     if len(found) < _MIN_SAMPLES or not count:
         return
-    yield f"{role}: resident, MB", found[-1].memory_kb / 1024
-    yield f"{role}: descriptors", found[-1].descriptors
+    yield f"{role}: resident, MB", memory_kb[-1] / 1024
+    yield f"{role}: descriptors", descriptors[-1]
     for promise, values, limit in (
-        ("grows by at most {:g} KB an action", [one.memory_kb for one in found], MAX_GROWTH_KB),
-        ("keeps at most {:g} files an action", [one.descriptors for one in found], MAX_DESCRIPTORS),
+        (f"grows by at most {MAX_GROWTH_KB:g} KB an action", memory_kb, MAX_GROWTH_KB),
+        (f"keeps at most {MAX_DESCRIPTORS:g} files an action", descriptors, MAX_DESCRIPTORS),
     ):
         grown = slope(actions, values)
         passed = grown.within(limit) if count >= _MIN_ACTIONS else None
-        yield Check(f"{role} {promise.format(limit)}", passed, f"{grown} in {count} actions")
+        yield Check(f"{role} {promise}", passed, f"{grown} in {count} actions")
 
 
 def uneven(page: str) -> str:
@@ -335,12 +432,12 @@ class _Mixed:
         at = dataclasses.replace(self._stage.at, key=self._stage.server.keys[act.key])
         patience_s = act.patience_s or (_JOB_S if act.api == "job" else PATIENCE_S)
         answer = CLIENTS[act.api](at, file.ask(patience_s))
-        patient = act.patience_s is None
-        self.tally.honest(HonestRequest(f"{act.api}, {file.name}", text, patient, begin_s), answer)
+        name, patient = f"{act.api}, {file.name}", act.patience_s is None
+        self.tally.honest(name, begin_s, answer, text=text, patient=patient)
         return answer
 
     def _disrupt(self) -> None:
-        """Disrupt again and again early on; the rest of the run is for growth."""
+        """Disrupt the server in the first part of the run; the rest measures growth."""
         for name, act in disruptions(self._settings.seed):
             if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
                 return

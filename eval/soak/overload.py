@@ -57,8 +57,8 @@ class OverloadClient:
     obeys: bool  # Retry-After
     tries: int = 0
     rejected: bool = False
-    admitted_s: float | None = None  # start of the try that was answered
-    latency_s: float | None = None  # of that try
+    latency_s: float = math.inf  # of the try that was answered; infinite without an answer
+    end_s: float = math.inf  # of that try
     failure: str = ""
 
     @property
@@ -67,11 +67,9 @@ class OverloadClient:
         return len(self.samples) / SAMPLE_RATE
 
     @property
-    def end_s(self) -> float:
-        """Return the time of its answer; infinite without one."""
-        if self.admitted_s is None or self.latency_s is None:
-            return math.inf
-        return self.admitted_s + self.latency_s
+    def answered(self) -> bool:
+        """Return whether it has a transcript."""
+        return self.latency_s < math.inf
 
 
 def overload(settings: SoakSettings) -> Found:
@@ -103,36 +101,31 @@ def overload(settings: SoakSettings) -> Found:
 
 
 def figures(
-    name: str,
-    clients: Sequence[OverloadClient],
-    capacity: float,
-    target_s: float,
-    seconds: float,
+    name: str, clients: Sequence[OverloadClient], capacity: float, target_s: float, seconds: float
 ) -> Found:
-    """Yield figures and checks of clients that came within so many seconds."""
+    """Yield figures and checks of clients that arrived within `seconds`."""
     from_s = _WARM * seconds
-    times = [one.latency_s for one in clients if one.latency_s is not None]
+    times = [one.latency_s for one in clients if one.answered]
     p99_s = float(np.percentile(times or [math.inf], 99))
     obeying = [one for one in clients if one.obeys]
     rejected = [one for one in obeying if one.rejected]
-    rtfx = {GREEDY: 0.0, MODEST: 0.0}  # answered within the target
-    for one in clients:
-        if (
-            one.latency_s is not None
-            and one.latency_s <= target_s
-            and from_s <= one.end_s < seconds
-        ):
-            rtfx[one.key] += one.audio_s / (seconds - from_s)
-    goodput = sum(rtfx.values())
-    admitted = sum(one.latency_s is not None for one in obeying) / max(1, len(obeying))
-    at_once = sum(one.latency_s is not None and one.tries == 2 for one in rejected)
+    counted = [
+        one for one in clients if one.latency_s <= target_s and from_s <= one.end_s < seconds
+    ]
+    rtfx = [
+        sum(one.audio_s for one in counted if one.key == key) / (seconds - from_s)
+        for key in (GREEDY, MODEST)
+    ]
+    goodput = sum(rtfx)
+    admitted = sum(one.answered for one in obeying) / max(1, len(obeying))
+    at_once = sum(one.answered and one.tries == 2 for one in rejected)
     failures = [one.failure for one in clients if one.failure]
     yield f"{name}: goodput, RTFx", goodput
     yield f"{name}: p99 of admitted requests, s", p99_s
     yield f"{name}: requests", len(clients)
     yield f"{name}: rejected", sum(one.rejected for one in clients)
-    yield f"{name}: greedy key, RTFx", rtfx[GREEDY]
-    yield f"{name}: modest key, RTFx", rtfx[MODEST]
+    for key, value in zip(("greedy", "modest"), rtfx, strict=True):
+        yield f"{name}: {key} key, RTFx", value
     yield Check(
         f"{name}, goodput is at least {MIN_SHARE:.0%} of it",
         goodput >= MIN_SHARE * capacity,
@@ -168,7 +161,7 @@ def try_once(
                 return float(answer.retry_after_s)
             return rng.uniform(*_APART_S) if client.tries < _MAX_TRIES else None
         if answer.kind == "answered":
-            client.admitted_s, client.latency_s = came_s, answer.seconds
+            client.latency_s, client.end_s = answer.seconds, came_s + answer.seconds
         else:
             client.failure = str(answer)
         return None
@@ -188,7 +181,7 @@ def _capacity(
         def work(sound: Samples) -> None:
             client = OverloadClient(GREEDY, sound, obeys=False)
             attempt(client)
-            if client.latency_s is None:
+            if not client.answered:
                 raise EarshotError(f"without a target a request failed: {client.failure}")
             ended.append(client)
             if time.monotonic() - began_s > seconds:
@@ -240,7 +233,7 @@ def p95_bound(before: Mapping[float, float], after: Mapping[float, float]) -> fl
 
 @contextlib.contextmanager
 def _streams(server: RunningServer, sounds: Sequence[Samples]) -> Iterator[None]:
-    """Play clips to live streams, again and again, during a `with` block."""
+    """Play clips to live streams in a loop during a `with` block."""
     stop, key = threading.Event(), server.keys[STREAMS]
 
     async def play(number: int) -> None:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from websockets.exceptions import WebSocketException
 
 from eval.clients import CLIENTS, Answer, Ask, Client, counted, live_session, utterance
-from eval.memory import Watch, tree_memory_bytes
+from eval.processes import Watch, tree_memory_bytes
 from eval.record import Check
 from eval.server import Addresses, samples, total
 from eval.soak.stage import Found, Stage, files_of

@@ -10,11 +10,11 @@ import psutil
 from build.clips import load_clips
 from eval.config import changed
 from eval.record import Check, ReportSection, Result, Run, Table, Verdict, loud, verdict
+from eval.soak import MIXED, SCENARIOS
 from eval.soak.attacks import floods, killers
 from eval.soak.jobs import jobs
 from eval.soak.mixed import mixed
 from eval.soak.overload import overload
-from eval.soak.plan import MIXED, SCENARIOS
 from eval.soak.reloads import reloads
 from eval.soak.scenarios import (
     LONG_LIMIT_S,
@@ -51,7 +51,7 @@ def soak(
     """Attack a server, and keep the findings so far after each scenario and an interrupt.
 
     Args:
-        run: of the product that is attacked.
+        run: the run; its config is the attacked product.
         minutes, actions, seed: as in `SoakSettings`.
         scenarios: names of `SCENARIOS`; () is all of them, None everything at once.
 

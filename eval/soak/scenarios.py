@@ -10,15 +10,8 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.clients import (
-    Answer,
-    Ask,
-    all_answered,
-    by_grpc,
-    counted,
-    http_body,
-)
-from eval.memory import Watch, shared_memory_bytes
+from eval.clients import Answer, Ask, all_answered, by_grpc, counted, http_body
+from eval.processes import Watch, shared_memory_bytes
 from eval.record import Check
 from eval.soak.attacks import MAX_RATIO, Upload, chunked, head, upload
 from eval.soak.stage import Found, Stage, crowd

@@ -1,4 +1,4 @@
-"""What every scenario needs: its settings, the attacked server, and the files that clients send."""
+"""The needs of every scenario: its settings, the attacked server, and the files of clients."""
 
 import contextlib
 import dataclasses

@@ -4,34 +4,153 @@ Recordings are conversations made of clips, and meetings with RTTMs. Settings we
 half of the clips and of the meetings; figures are of the other unless `--half` says otherwise.
 """
 
+import collections
 import dataclasses
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import soundfile
 
 from build.clips import load_clips
+from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.prepare import prepare_engine
-from eval.accuracy.score import Counts
+from eval.accuracy.score import Counts, word_counts
 from eval.config import EvaluationProduct
 from eval.record import Check, ReportSection, Result, Run, Say, Table
-from eval.speakers.conversations import PLAN, compose
-from eval.speakers.recordings import ConversationRecording, read_recordings
-from eval.speakers.score import Errors, counts_as_one, cp_counts, errors
+from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
-from serve.speakers.diarize import open_diarizer
+from serve.speakers.diarize import SpeakerTurn, open_diarizer
 from serve.speech.audio import decode, whole
 from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """Seconds of speech of each speaker, and of its errors."""
+
+    speech_s: float = 0.0  # of the reference
+    missed_s: float = 0.0
+    invented_s: float = 0.0
+    confused_s: float = 0.0  # another speaker's
+
+    @property
+    def rate(self) -> float:
+        """Return the diarization error rate, % of the speech."""
+        wrong = self.missed_s + self.invented_s + self.confused_s
+        return 100 * wrong / self.speech_s if self.speech_s else float(wrong > 0) * 100
+
+    def __add__(self, other: "Errors") -> "Errors":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Errors(*(mine + theirs for mine, theirs in pairs))
+
+
+def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) -> Errors:
+    """Compare turns with the reference, each speaker with the one that fits best."""
+    edges = sorted(
+        {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
+    )
+    lengths = np.diff(np.asarray(edges, np.float64)) if edges else np.zeros(0)
+    right, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
+    together = (right * lengths) @ claimed.T
+    matched = sum(together[i, j] for i, j in best_pairs(together))
+    wanted, there = right.sum(0), claimed.sum(0)
+    return Errors(
+        speech_s=float(lengths @ wanted),
+        missed_s=float(lengths @ np.maximum(wanted - there, 0)),
+        invented_s=float(lengths @ np.maximum(there - wanted, 0)),
+        confused_s=float(lengths @ np.minimum(wanted, there) - matched),
+    )
+
+
+def _activity(turns: Sequence[SpeakerTurn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Mark each active speaker between two edges with 1, (speakers, edges - 1)."""
+    speakers = sorted({turn.speaker for turn in turns})
+    active = np.zeros((len(speakers), max(0, len(edges) - 1)))
+    for turn in turns:
+        begin, end = np.searchsorted(edges, (turn.start_s, turn.end_s))
+        active[speakers.index(turn.speaker), begin:end] = 1.0
+    return active
+
+
+def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Pair rows with columns, each once, so that the sum of the gains is highest.
+
+    Dynamic programming over the sets of paired columns: exact, and quick for the few speakers of
+    a recording.
+
+    Args:
+        gain: (rows, columns).
+
+    Returns:
+        Row and column of as many pairs as there are rows or columns.
+    """
+    rows, columns = gain.shape
+    if columns > rows:
+        return sorted((row, column) for column, row in best_pairs(gain.T))
+    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}  # by a set of bits
+    for row in range(rows):
+        longer = dict(best)
+        for taken, (total, pairs) in best.items():
+            for column in range(columns):
+                together, found = taken | 1 << column, total + gain[row, column]
+                if together != taken and found > longer.get(together, (-np.inf, ()))[0]:
+                    longer[together] = (found, (*pairs, (row, column)))
+        best = longer
+    return list(best[2**columns - 1][1])
+
+
+# ---------------------------------------------------------------- words
+
+
+Said = Iterable[tuple[str, str]]
+"""Speakers and their texts, in order of time."""
+
+_SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
+_normalize = normalizer(DEFAULT)
+
+
+def cp_counts(reference: Said, hypothesis: Said) -> Counts:
+    """Count the edits of each speaker's words, with speakers paired for the fewest (cpWER)."""
+    references, hypotheses = _by_speaker(reference), _by_speaker(hypothesis)
+    size = max(len(references), len(hypotheses))
+    references += [""] * (size - len(references))
+    hypotheses += [""] * (size - len(hypotheses))
+    counts = [[word_counts(text, other) for other in hypotheses] for text in references]
+    errors = np.array([[pair.errors for pair in row] for row in counts], np.float64)
+    pairs = best_pairs(-errors.reshape(size, size))
+    return sum((counts[i][j] for i, j in pairs), Counts())
+
+
+def counts_as_one(reference: Said, hypothesis: Said) -> Counts:
+    """Count the edits between all words, regardless of the speaker."""
+    joined = (" ".join(text for _, text in texts) for texts in (reference, hypothesis))
+    return word_counts(*map(_words, joined))
+
+
+def _by_speaker(spoken: Said) -> list[str]:
+    texts = collections.defaultdict[str, list[str]](list)
+    for speaker, text in spoken:
+        texts[speaker].append(text)
+    return [_words(" ".join(own)) for own in texts.values()]
+
+
+def _words(text: str) -> str:
+    return " ".join(_SPACELESS.sub(r" \1 ", _normalize(text, None)).split())
+
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
 HALVES = ("choose", "report")
 MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
-TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
+TEXTS_HEADER = ("texts", "cpWER", "WER, all speakers", "words")
 _LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
@@ -48,41 +167,25 @@ class Scored:
     errors: Errors
 
 
-@dataclasses.dataclass(frozen=True)
-class DiarizationResult:
-    """The figures of a set of recordings, weighed by their speech."""
-
-    recordings: str  # name of the set
-    count: int
-    rate: float  # diarization error rate, %
-    missed: float  # % of the speech, as the following
-    invented: float
-    confused: float
-    counted: int  # recordings with the right number of speakers
-    rtfx: float
-
-
-def result_of(recordings: str, scored: Sequence[Scored]) -> DiarizationResult:
-    """Pool the scores of a set of recordings."""
+def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
     total = sum((score.errors for score in scored), Errors())
     points = 100 / max(total.speech_s, 1e-9)
-    return DiarizationResult(
-        recordings=recordings,
-        count=len(scored),
-        rate=total.rate,
-        missed=points * total.missed_s,
-        invented=points * total.invented_s,
-        confused=points * total.confused_s,
-        counted=sum(score.speakers == score.told for score in scored),
-        rtfx=sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
-    )
+    return {
+        "recordings": recordings,
+        "count": len(scored),
+        "rate": total.rate,
+        "missed": points * total.missed_s,
+        "invented": points * total.invented_s,
+        "confused": points * total.confused_s,
+        "counted": sum(score.speakers == score.told for score in scored),
+        "rtfx": sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
+    }
 
 
-def _row(result: DiarizationResult) -> list[str]:
-    shares = (result.rate, result.missed, result.invented, result.confused)
-    percents = [f"{share:.1f} %" for share in shares]
-    counted = f"{result.counted} of {result.count}"
-    return [result.recordings, *percents, counted, f"{result.rtfx:.1f}"]
+def _row(of: dict[str, Any]) -> list[str]:
+    percents = [f"{of[share]:.1f} %" for share in ("rate", "missed", "invented", "confused")]
+    return [of["recordings"], *percents, f"{of['counted']} of {of['count']}", f"{of['rtfx']:.1f}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +194,7 @@ class Texts:
 
     recording: str
     by_speaker: Counts  # as cpWER has it
-    as_one: Counts  # whoever says them
+    as_one: Counts  # regardless of the speaker
 
 
 def _text_row(texts: Texts) -> list[str]:
@@ -109,8 +212,8 @@ def speakers(
         run: its record is kept anew with each set and system.
         recordings: a folder of audio files and RTTMs, such as of meetings.
         half: "choose" or "report", of these and of the clips.
-        seed: of the conversations.
-        device: that our networks compute on.
+        seed: the seed of the conversations.
+        device: the device of the diarization networks.
         texts: whether the config's engine also transcribes recordings that have texts.
 
     Raises:
@@ -119,13 +222,18 @@ def speakers(
     sets = {"conversations": _conversations(half, seed, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
-    scored, results = list[Scored](), list[DiarizationResult]()
+    scored, results = list[Scored](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
         of_set = _scored(device, some, run.say)
         scored += of_set
-        results.append(result_of(name, of_set))
-        shown = ReportSection("Speakers", [Table(HEADER, [_row(one) for one in results])])
+        results.append(figures_of(name, of_set))
+        each = [_row(figures_of(score.recording, [score])) for score in scored]
+        tables = (
+            Table(HEADER, [_row(one) for one in results]),
+            Table(HEADER, each, "By recording", folded="closed"),
+        )
+        shown = ReportSection("Speakers", tables)
         kept = {"sets": results, "recordings": scored}
         result = Result(kept, _checks(results[0]), (shown,))
         run.keep(result)
@@ -186,16 +294,11 @@ def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) 
     return scored
 
 
-def _checks(conversations: DiarizationResult) -> tuple[Check, ...]:
+def _checks(conversations: dict[str, Any]) -> tuple[Check, ...]:
+    rate, counted, count = (conversations[name] for name in ("rate", "counted", "count"))
+    wrong = f"the DER of conversations is at most {MAX_ERROR_RATE:g} %"
+    right = f"{100 * MIN_COUNTED:g} % of conversations have the right number of speakers"
     return (
-        Check(
-            f"at most {MAX_ERROR_RATE:g} % of conversations are wrong",
-            conversations.rate <= MAX_ERROR_RATE,
-            f"{conversations.rate:.1f} %",
-        ),
-        Check(
-            f"{MIN_COUNTED:.0%} of conversations have the right number of speakers",
-            conversations.counted >= MIN_COUNTED * conversations.count,
-            f"{conversations.counted} of {conversations.count}",
-        ),
+        Check(wrong, rate <= MAX_ERROR_RATE, f"{rate:.1f} %"),
+        Check(right, counted >= MIN_COUNTED * count, f"{counted} of {count}"),
     )

@@ -37,7 +37,7 @@ from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
 Compile = Callable[[Path], None]
 Tokens = list[list[int]]
-"""Of each window, in the order of the jobs."""
+"""The tokens of each window, in the order of the jobs."""
 
 _CONTRACT = "tests/serve/runtime/test_contract.py"
 # Arguments of pytest: files, and the tests in them that are about this runtime.
@@ -100,7 +100,7 @@ def trtllm_check(run: Run, *, python: str) -> Result:
 
     Args:
         run: says how far it is.
-        python: of another environment that has the library; empty: this one.
+        python: the Python of another environment that has the library; "": this one.
     """
     checks = Checks(run.say)
     with (
@@ -124,7 +124,7 @@ def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str 
         work: an empty folder for checkpoint and engines.
         checks: gets every check, up to the first difference.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
-        python: of another environment that has the library; its LLM API is checked.
+        python: the Python of another environment that has the library; its LLM API is checked.
 
     Raises:
         DifferenceError: the first difference; the library, the GPU or the builder is missing or
@@ -204,8 +204,8 @@ def run_contract_tests(arguments: Sequence[str], python: str = "") -> None:
     """Run the contract tests of a runtime, which choose the real library where it is.
 
     Args:
-        arguments: of pytest.
-        python: of the environment that has the library, where it is not this one.
+        arguments: pytest's arguments.
+        python: the Python of the environment that has the library, if it is not this one.
 
     Raises:
         EarshotError: a test failed; pytest's report came before.

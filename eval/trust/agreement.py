@@ -22,7 +22,7 @@ EVERY = 100.0  # the threshold that selects all
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two transcripts of a clip; only `other_text` and `difference` are of the second."""
+    """Two transcripts of a clip; `other_text` and `difference` describe the second."""
 
     file: str  # path of its audio
     text: str
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The transcripts that one way selects: as many as agree within a threshold."""
+    """The transcripts that one ranking selects, as many as agree within a threshold."""
 
     threshold: float  # %
     by: str  # of `WAYS`
@@ -53,7 +53,7 @@ class Point:
 class AgreementResult:
     """The figures of all clips."""
 
-    clips: int  # that were to be heard, failed ones included
+    clips: int  # failed ones included
     seconds: float  # of these
     failed: int
     trusted: int
@@ -117,10 +117,10 @@ def figures_of(
     """Count the trusted transcripts, and select by each threshold.
 
     Args:
-        pairs: of the clips that both passes heard.
+        pairs: one for each clip that both passes transcribed.
         failed: number of clips without a pair.
         clips: number of all clips.
-        seconds: of all clips.
+        seconds: the length of all clips.
         threshold: % in which two trusted texts may differ.
     """
     said = [pair.edits.length for pair in pairs if pair.silence and pair.edits]
@@ -129,7 +129,7 @@ def figures_of(
     for limit in sorted({*THRESHOLDS, threshold, EVERY}):
         count = sum(is_trusted(pair, limit) for pair in pairs)
         for way in WAYS if references else ["agreement"]:
-            # In one order, because the interval's draws depend on it.
+            # In a fixed order, because the interval's draws depend on it.
             chosen = sorted(_ranked(pairs, way)[:count], key=lambda pair: pair.file)
             edits = [pair.edits for pair in chosen if pair.edits is not None]
             exact = sum(not one.errors for one in edits)
@@ -159,7 +159,7 @@ def _ranked(pairs: Sequence[Pair], way: str) -> list[Pair]:
 
 
 def steps(pairs: Sequence[Pair], clips: int, way: str) -> list[tuple[float, float]]:
-    """Return yield and CER, both in percent, after each transcript by which a selection grows.
+    """Return yield and CER, both in percent, for growing selections.
 
     Transcripts of equal rank come together.
     """

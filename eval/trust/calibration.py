@@ -30,10 +30,10 @@ _MIN_ROW_WORDS = 50  # words of a language that has a row
 
 
 BINS = 15
-MIN_FIT_WORDS = 30  # right ones, and wrong ones, that a fit needs of each
+MIN_FIT_WORDS = 30  # the fewest right words, and wrong words, for a fit
 _RIDGE = 1e-3  # keeps weights finite where words could be told apart without error
 _STEPS = 100
-_ENOUGH = 1e-9  # a step that is no longer ends the fit
+_ENOUGH = 1e-9  # the fit ends at a smaller step
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class Reliability:
     said: float  # mean of the figure
     ece: float  # expected calibration error, bins of equal width
     brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
-    auroc: float | None  # how often a right word has more than a wrong one; None: all are alike
+    auroc: float | None  # P(figure of a right word > that of a wrong one); None: one kind
     bins: tuple[Bin, ...]  # that hold a word, lowest first
 
 
@@ -76,8 +76,8 @@ def reliability(
 
     Args:
         values: the figure of each word, 0 to 1.
-        right: of each word.
-        beam_size, figure, language: as of `Reliability`.
+        right: whether each word is right.
+        beam_size, figure, language: as in `Reliability`.
     """
     figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
     numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[Bin]()
@@ -100,7 +100,7 @@ def reliability(
 
 
 def _auroc(figures: Floats, right: npt.NDArray[np.bool_]) -> float | None:
-    """Return how often a right word has more than a wrong one; equal ones count half."""
+    """Return the probability that a right word has a higher figure; ties count half."""
     wrong = np.sort(figures[~right])
     if not len(wrong) or right.sum() == 0:
         return None
@@ -109,13 +109,13 @@ def _auroc(figures: Floats, right: npt.NDArray[np.bool_]) -> float | None:
 
 
 def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
-    """Fit the logistic by which words are likeliest as right and wrong as they are.
+    """Fit a logistic regression by maximum likelihood.
 
-    It rises with every feature: one that would have it fall counts for nothing.
+    Weights are not negative: a feature with a negative weight is dropped.
 
     Args:
         features: float64 (words, k), the most telling first.
-        right: of each word.
+        right: whether each word is right.
 
     Returns:
         The intercept, and a weight of each feature, none below 0.
@@ -157,7 +157,7 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class HeardWord:
-    """A word that was heard."""
+    """A word of a transcript."""
 
     file: str
     half: str
@@ -180,7 +180,7 @@ class CalibrationResult:
 def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> Iterable[HeardWord]:
     """Yield the words of answers, and whether each is right; punctuation alone is no word.
 
-    Clips that are of no half are of both in turn.
+    Clips without a half go to both halves in turn.
     """
     for number, (clip, answer) in enumerate(heard):
         heard_words = [
@@ -205,7 +205,7 @@ def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> It
 def right_words(
     reference: str, words: Sequence[str], language: str | None, normalize: Normalize
 ) -> list[bool | None]:
-    """Tell which words stand in a reference where they were heard; None: there is nothing in it.
+    """Tell which words match the aligned reference; None: the word is punctuation alone.
 
     Every word of either is normalised by itself; where a language has no spaces its characters are
     compared. A word that becomes several is right where all of them are.
@@ -227,7 +227,7 @@ def right_words(
 
 
 def _hits(reference: Sequence[str], hypothesis: Sequence[str]) -> set[int]:
-    """Return the places of a hypothesis that stand where they were said."""
+    """Return the positions in a hypothesis that match the aligned reference."""
     if not reference or not hypothesis:
         return set()
     aligned = jiwer.process_words([" ".join(reference)], [" ".join(hypothesis)]).alignments[0]
@@ -261,10 +261,10 @@ def fitted(words: Sequence[HeardWord], source: str) -> Confidence:
 
 
 def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationResult:
-    """Fit to the words of one half that were heard by any beam, and judge by the other.
+    """Fit to the words of one half, from all beams; judge by the other half.
 
     Args:
-        words: of both halves, by beam.
+        words: the words of both halves, by beam.
         source: id of the checkpoint that heard them.
 
     Raises:
@@ -296,7 +296,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
 
 
 def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
-    """Check the fit on all words that were not fitted to; few words decide nothing."""
+    """Check the fit on the words of the other half; few words decide nothing."""
     whole = {(row.beam_size, row.figure): row for row in figures.rows if row.language == EVERY}
     checks = list[Check]()
     for beam in dict.fromkeys(beam for beam, _ in whole):

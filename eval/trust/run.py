@@ -35,7 +35,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     The second pass is greedy, or of another engine; with another engine there is no calibration.
 
     Args:
-        run: of a config whose engine is built.
+        run: the run; the engine of its config is built.
         other: folder of the engine of the second pass; "" is the same engine.
         threshold: % in which two texts may differ that are trusted.
 
@@ -125,12 +125,12 @@ def _heard(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> lis
 def paired(
     drawn: FoundCorpus, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
 ) -> tuple[list[Pair], dict[str, str]]:
-    """Pair the transcripts of both passes, the most alike first; of equals, the surest.
+    """Pair the transcripts of both passes, by difference and then by avg_logprob.
 
     Args:
         drawn: the clips.
         first, second: the transcripts of each clip.
-        half: of a manifest's two, whose clips alone are paired; "" is both.
+        half: the half of a manifest to pair; "" is both.
 
     Returns:
         The pairs, and the reasons of clips without one, by file.

@@ -7,16 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.clients import (
-    CLIENTS,
-    Answer,
-    Ask,
-    answer_to,
-    by_grpc,
-    by_stream,
-    counted,
-    kserve_text,
-)
+from eval.clients import CLIENTS, Answer, Ask, answer_to, by_grpc, by_stream, counted, kserve_text
 from eval.server import Addresses
 from serve.speech import audio
 from serve.speech.meter import AudioLimits

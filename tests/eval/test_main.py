@@ -7,8 +7,6 @@ import os
 import pkgutil
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -20,7 +18,7 @@ from eval.accuracy import predictions as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.predictions import read_calls
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan
 from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
@@ -194,20 +192,14 @@ def test_an_unknown_system_is_refused_wherever_it_is_named(config, capsys):
 
 
 @pytest.mark.nightly
-def test_two_runs_are_shown_side_by_side(config, capsys):
+def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, capsys):
     _, folder = run(config)
     capsys.readouterr()
     both = [str(folder), str(folder)]
     assert main(["report", *both, "--output", str(folder / "both")]) == 0
-    out = capsys.readouterr().out
     html = folder / "both" / "report.html"
-    assert "CER %" in out and f"The report: {html}" in out
+    assert f"The report: {html}" in capsys.readouterr().out
     assert "Two runs, compared" in html.read_text()
-
-
-@pytest.mark.nightly
-def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
-    _, folder = run(config)
     facts = folder / "predictions" / "earshot-fp16.json"
     facts.unlink()
     assert main(["report", str(folder)]) == 2
@@ -346,16 +338,6 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["report"], ["demo"], ["bench"], ["live"], ["long"]]
-)
-def test_help(command):
-    done = subprocess.run(
-        [sys.executable, "-m", "eval", *command, "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "usage: python -m eval" in done.stdout
-
-
 def options_of(command):
     """The names of what the parser of a command gives, and the defaults."""
     (commands,) = (action for action in _parser()._actions if action.choices)
@@ -391,11 +373,3 @@ def test_help_fits_a_screen():
             assert len(commands.choices[command.name].format_help().splitlines()) <= 40
         flags += len(options_of(command.name))
     assert flags <= 90
-
-
-def test_the_flags_of_the_bench_have_the_defaults_of_its_plan():
-    """Each default stands in one place."""
-    options = options_of("bench")
-    for field in dataclasses.fields(BenchPlan):
-        if field.name not in ("peers", "devices"):  # what is there is not known before
-            assert options[field.name] == field.default

@@ -10,12 +10,22 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from eval import processes
-from eval.processes import ChildProcess, run_tool, wait_for_any
+from eval.processes import (
+    ChildProcess,
+    Slope,
+    Watch,
+    resident_bytes,
+    run_tool,
+    shared_memory_bytes,
+    slope,
+)
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
+from tests.serving import wait_until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -176,13 +186,6 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
     assert len(family) == 3 and alive == []
 
 
-def test_of_several_children_the_ready_ones_are_found():
-    with child(echo, "a") as first, child(sleep_with_descendants) as second:
-        second.receive(60)
-        assert wait_for_any([first, second], 60) == [first]
-        assert wait_for_any([second], 0.01) == []
-
-
 def test_a_tool_that_fails_is_named_with_its_command():
     run_tool([sys.executable, "-c", "pass"], "doing nothing", 60)
     command = [sys.executable, "-c", "raise SystemExit(3)"]
@@ -217,3 +220,59 @@ def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
         run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 60)
     thread.join()
     assert is_gone(int(path.read_text()))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def walk(rng, count):
+    """Errors that resemble those before them."""
+    errors = np.zeros(count)
+    for i in range(1, count):
+        errors[i] = 0.7 * errors[i - 1] + rng.normal()
+    return errors
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    rng, x = np.random.default_rng(0), np.arange(60.0)
+    found = [slope(x, 2 * x + walk(rng, 60)) for _ in range(400)]
+    share = np.mean([one.low <= 2 <= one.high for one in found])
+    # A short series tells its own error a little too small. Taken for independent, 60 %.
+    assert 0.82 < share < 0.97, share
+
+
+@pytest.mark.parametrize(
+    ("interval", "passed"), [((1, 2), True), ((1, 4), True), ((3, 5), None), ((4.5, 9), False)]
+)
+def test_a_slope_is_judged_by_its_interval(interval, passed):
+    assert Slope(sum(interval) / 2, *interval).within(4.0) is passed
+
+
+TAKEN = 60 * 2**20
+TAKER = f"""
+import sys
+sys.stdin.readline()
+taken = b"x" * {TAKEN}
+sys.stdin.readline()
+"""
+
+
+def test_memory_that_was_taken_is_seen():
+    """In a process of its own: that of the tests may give back as much meanwhile."""
+    with psutil.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, text=True) as taker:
+        with Watch(lambda: shared_memory_bytes([taker])) as watch:
+            wait_until(lambda: watch.first_bytes, "nobody looked")
+            before = watch.first_bytes
+            taker.stdin.write("take\n")
+            taker.stdin.flush()
+            wait_until(lambda: watch.peak_bytes >= before + 20 * 2**20, "nobody saw it")
+            wait_until(lambda: resident_bytes(taker) >= TAKEN, "it was not taken")
+        taker.stdin.close()
+        assert taker.wait(60) == 0
+
+
+def test_a_process_that_has_ended_has_no_memory():
+    gone = psutil.Popen(["true"])
+    gone.wait()
+    assert shared_memory_bytes([gone]) == 0
+    assert resident_bytes(gone) == 0

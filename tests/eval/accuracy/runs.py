@@ -2,11 +2,10 @@
 
 import dataclasses
 
-from eval.accuracy.gates import gates
 from eval.accuracy.normalize import Spelling, descriptions
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
-from eval.accuracy.score import score_system
+from eval.accuracy.score import gates, score_system
 from eval.config import EvalConfig
 from tests.eval.fakes import facts, timed_call
 

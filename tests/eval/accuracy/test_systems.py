@@ -107,24 +107,6 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_faster_whispers_rows_differ_in_what_their_names_say(config, cache):
-    prepare.prepare_converted(config)
-    given = {}
-    for name in ("faster-whisper-int8-greedy", "faster-whisper-library-defaults"):
-        peer = systems.open_system(name, config)
-        given[name] = peer._options
-        assert (peer.settings["beam_size"], peer.settings["condition_on_previous_text"]) == (
-            str(given[name].get("beam_size", 5)),
-            str(given[name].get("condition_on_previous_text", True)),
-        )
-    fair = {"condition_on_previous_text", "suppress_tokens"}
-    assert given["faster-whisper-library-defaults"] == {}
-    greedy = given["faster-whisper-int8-greedy"]
-    assert greedy.keys() == {"beam_size", "best_of", *fair}
-    assert (greedy["beam_size"], greedy["best_of"]) == (1, 1)
-
-
-@pytest.mark.nightly
 def test_faster_whisper_in_batches_is_its_own_class(config, cache):
     prepare.prepare_converted(config)
     with contextlib.closing(long_systems.open_system("faster-whisper-batched", config)) as peer:

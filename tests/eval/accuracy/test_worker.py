@@ -9,10 +9,13 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.worker import measure_system, timed_calls_of
+from eval.accuracy.predictions import clip_nearest_10_s, read_calls
+from eval.accuracy.worker import drive, measure_system, timed_calls_of
 from eval.config import EvalConfig, EvaluationProduct
-from serve.contract.errors import DeadlineError, UnavailableError
-from tests.eval.fakes import open_fake, write_clips
+from eval.record import write_text
+from serve.contract.codec import to_json
+from serve.contract.errors import ConfigError, DeadlineError, UnavailableError
+from tests.eval.fakes import FakeSystem, open_fake, timed_call, write_clips
 
 CONFIG = EvaluationProduct(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
 SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
@@ -148,3 +151,78 @@ def test_a_systems_memory_holds_none_of_our_tools():
     script = f"import sys, eval.__main__, eval.accuracy.worker; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+# ---------------------------------------------------------------- load
+
+
+MANY = {f"{n}.txt": f"clip number {n}" for n in range(6)}
+
+
+def driven(system, clips, **options):
+    rows = []
+    drive(system, clips, phase="loaded", emit=rows.append, **options)
+    return rows
+
+
+def test_every_clip_once_per_pass_with_its_own_text(tmp_path):
+    clips = write_clips(tmp_path, MANY)
+    rows = driven(FakeSystem(), clips, concurrency=4, repeats=3)
+    assert sorted((r.file, r.repeat) for r in rows) == sorted(
+        (file, repeat) for file in MANY for repeat in range(3)
+    )
+    assert all(r.text == r.reference == MANY[r.file] for r in rows)
+    assert all(r.concurrency == 4 and r.latency_s >= 0.002 and r.started_s >= 0 for r in rows)
+
+
+def test_same_order_every_time_but_not_in_every_pass(tmp_path):
+    clips = write_clips(tmp_path, MANY)
+    orders = [
+        [r.file for r in driven(FakeSystem(), clips, concurrency=1, repeats=2)] for _ in range(2)
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0][:6] != orders[0][6:]
+
+
+def test_a_failed_call_is_a_row_and_the_rest_goes_on(tmp_path):
+    clips = write_clips(tmp_path, {**MANY, "bad.txt": "fail"})
+    rows = driven(FakeSystem(), clips, concurrency=2, repeats=1)
+    failed = [r for r in rows if r.error]
+    assert len(rows) == 7
+    assert [(r.file, r.prediction, r.error) for r in failed] == [
+        ("bad.txt", None, "AudioError: AUDIO: cannot be decoded")
+    ]
+
+
+def test_a_bug_is_not_a_row(tmp_path):
+    clips = write_clips(tmp_path, {**MANY, "bad.txt": "bug"})
+    with pytest.raises(ZeroDivisionError):
+        driven(FakeSystem(), clips, concurrency=2, repeats=1)
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_the_clip_nearest_10_s_needs_speech(tmp_path):
+    clips = write_clips(tmp_path, {"a": "", "b": "x", "c": "", "d": "y"})  # 2, 6, 10, 14 s
+    assert clip_nearest_10_s(clips).file in ("b", "d")
+    assert clip_nearest_10_s(clips[:1]) is None
+
+
+def test_rows_survive_the_file(tmp_path):
+    rows = [
+        timed_call("a", "ça va", "ça va\nbien\u2028sí"),
+        timed_call("b", "", "", prediction=None, error="Lost: x"),
+    ]
+    path = tmp_path / "rows.jsonl"
+    write_text(path, "".join(to_json(r) + "\n" for r in rows))
+    assert read_calls(path) == rows
+    assert read_calls(path)[1].text == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_of_another_version_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"file": "b"}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: reference is missing; has file; expect"):
+        read_calls(path)

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from eval.bench import workloads
+from eval.bench import BenchPlan, workloads
 from eval.bench.floor import Ceilings
-from eval.bench.plan import BenchPlan
 from eval.config import load_config
 from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.config import RuntimeConfig, TranscriberConfig

@@ -145,23 +145,11 @@ def test_latency_counts_from_when_an_arrival_was_due(clock):
     assert (found.late, found.unfinished) == (1, 0)
 
 
-def test_arrivals_of_the_warm_up_are_served_and_not_counted(clock):
-    load, runtime = load_of(clock)
-    found = open_loop(load, [0.0, 1.0, 5.0], length=4, warm_s=2.0, drain_s=30.0)
-    assert found.latency_s == [1.0] and runtime.steps == 3
-
-
 def test_what_does_not_end_is_taken_back_and_counts_with_its_wait(clock):
     load, _ = load_of(clock, stuck=(1,))
     found = open_loop(load, [0.0, 2.0, 3.0], length=4, warm_s=0.0, drain_s=5.0)
     assert found.unfinished == 2 and found.latency_s == [1.0, 6.0, 5.0]
     assert load.in_flight == 0
-
-
-def test_groups_of_due_arrivals_are_at_most_a_batch(clock):
-    load, runtime = load_of(clock)
-    found = open_loop(load, [0.0] * 8, length=4, warm_s=0.0, drain_s=30.0)
-    assert found.latency_s == [float(n) for n in range(1, 9)] and runtime.most == 8
 
 
 def test_a_window_without_its_forced_length_is_a_fault(clock):

@@ -1,25 +1,16 @@
 """Peers on a CPU and a tiny shape: lengths are forced, and a bad peer costs only its own lines."""
 
-import contextlib
-import importlib.util
-import itertools
 import os
-import subprocess
 import sys
-import tempfile
-import time
 import types
-from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import transformers
 
 from eval.bench import peers
-from eval.bench.peers import PEERS, check_peers, measure_ctranslate2, measure_peer
+from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
-from eval.random_whisper import PROMPT, prompt_ids, write_peer_checkpoint
 from serve.contract.errors import EarshotError, UnavailableError
 
 
@@ -47,24 +38,6 @@ def test_ctranslate2_decodes_forced_lengths(short, tiny):
         for compute_type in ("float32", "int8")
         for workload, unit in (("latency", "ms"), ("throughput", "RTFx"))
     ]
-
-
-def test_the_checkpoint_is_what_transformers_reads(tmp_path, tiny):
-    write_peer_checkpoint(tmp_path, tiny)
-    processor = transformers.WhisperProcessor.from_pretrained(tmp_path)
-    tokens = list(PROMPT)
-    facts = [50258, 50259, 50360, 50364]  # of every published large-v3
-    assert processor.tokenizer.convert_tokens_to_ids(tokens) == facts
-    assert prompt_ids(tiny) == facts
-    sound = np.zeros(16_000, np.float32)
-    features = processor(sound, sampling_rate=16_000, return_tensors="np").input_features
-    assert features.shape == (1, tiny.n_mels, 3000)
-    model, info = transformers.WhisperForConditionalGeneration.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert model.config.eos_token_id == processor.tokenizer.eos_token_id == 50257
-    assert all(bool(weight.isfinite().all()) for weight in model.state_dict().values())
 
 
 class FakeVllm(types.ModuleType):
@@ -131,32 +104,6 @@ def test_a_length_that_was_not_kept_is_an_error():
         peers.seconds_of(lambda lengths: [5, 4], [5, 5])
 
 
-def test_windows_at_once_are_enough_for_the_time(monkeypatch):
-    """A decoder of 100 windows a second on a clock of its own."""
-    clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(peers, "time", clock)
-    calls = []
-
-    def decode(lengths):
-        calls.append(len(lengths))
-        clock.now += len(lengths) / 100
-        return list(lengths)
-
-    found = peers.offline(decode, itertools.count(1), 16, 2.0)
-    assert calls == [16, 240] and found["seconds"] == pytest.approx(2.4)
-    assert found["tokens_on_average"] == 120.5
-    row = peers.throughput("peer", decode, 50, 2.0, "")
-    assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.4)
-
-
-def test_peers_and_what_they_need_are_known(monkeypatch):
-    assert set(PEERS) == {"faster-whisper", "vllm"}
-    check_peers(["faster-whisper"])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
-        check_peers(["vllm"])
-
-
 def raises(shape, device, seconds, say):
     say(f"in process {os.getpid()}")
     yield Measurement("latency", "peer", seconds, "ms", None, device)
@@ -167,13 +114,6 @@ def dies(shape, device, seconds, say):
     yield Measurement("latency", "peer", seconds, "ms", None, device)
     print("the GPU is on fire", flush=True)
     os.abort()
-
-
-def hangs(shape, device, seconds, say):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    say(f"{child.pid} below {tempfile.gettempdir()}")
-    time.sleep(600)
-    yield
 
 
 @pytest.fixture
@@ -202,27 +142,3 @@ def test_what_a_peer_measured_before_it_failed_is_kept(run, why, measured):
         assert said[0].startswith("in process") and said[0] != f"in process {os.getpid()}"
     else:
         assert said[-1] == "peer: the GPU is on fire"
-
-
-@pytest.mark.nightly
-def test_a_run_that_is_given_up_leaves_nothing(measured):
-    found = []
-
-    def interrupt(line):
-        pid, _, folder = line.split()
-        found.extend([psutil.Process(int(pid)), Path(folder)])
-        assert found[1].is_dir()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measured(hangs, interrupt)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found[0].wait(60)
-    assert not found[0].is_running() and not found[1].exists()
-
-
-def test_a_peer_that_falls_silent_is_given_up(monkeypatch, measured):
-    monkeypatch.setattr(peers, "START_S", 0.0)
-    monkeypatch.setattr(peers, "SUSTAINED", 0)
-    (row,) = measured(hangs, silent)
-    assert row.value is None and "said nothing for 0 s" in row.detail

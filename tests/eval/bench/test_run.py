@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -14,13 +13,11 @@ import torch
 
 from eval.__main__ import main
 from eval.bench import run
-from eval.bench.plan import BenchPlan
-from eval.bench.run import bench, configured, installed_peers, measurements
+from eval.bench.run import bench, configured, measurements
 from eval.bench.table import Measurement
-from eval.config import load_config
 from eval.record import Run
 from serve.contract.engine import open_engine
-from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
 
 
@@ -35,18 +32,6 @@ def test_peers_run_last_with_the_same_shape_and_time(
     plan = dataclasses.replace(plan, workloads=(), peers=("one",))
     rows = list(measurements(engine, config, plan, quiet))
     assert [row.system for row in rows[3:]] == ["peer"]
-
-
-def test_without_a_word_the_peers_are_those_that_are_installed(monkeypatch):
-    def check(names):
-        if "other" in names:
-            raise UnavailableError("the peer other needs a package")
-
-    monkeypatch.setattr(run, "PEERS", {"one": None, "other": None})
-    monkeypatch.setattr(run, "check_peers", check)
-    said = []
-    assert installed_peers(said.append) == ("one",)
-    assert said == ["left out: the peer other needs a package"]
 
 
 @pytest.fixture
@@ -166,26 +151,6 @@ def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
     left_out = "left out: the peer faster-whisper needs the package ctranslate2"
     assert (len(last_asked), done.stderr.count(left_out)) == (2, 2)
     assert "--through-server needs the packages pytriton, tritonclient" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (
-            BenchPlan(through_server=True),
-            "--through-server needs the packages pytriton, tritonclient",
-        ),
-        (BenchPlan(peers=("vllm",)), "the peer vllm needs the package vllm"),
-    ],
-)
-def test_a_package_that_is_missing_is_named_before_anything_runs(plan, message, monkeypatch):
-    config = load_config("configs/large-v3-turbo.toml")
-    find = importlib.util.find_spec
-    hidden = {"pytriton", "tritonclient", "vllm"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in hidden else find(n))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UnavailableError, match=message):
-        run.check(config, plan)
 
 
 @pytest.mark.nightly

@@ -1,35 +1,25 @@
 """The bench through Triton: its engine folder, its clients, its checks, and all of it for real."""
 
 import dataclasses
-import io
 import types
 
 import pytest
-import soundfile
 import torch
 
-from eval.bench import server
-from eval.bench.plan import BenchPlan
+from eval.bench import BenchPlan, server
 from eval.bench.server import (
-    LENGTHS,
     LoadedServer,
     NoiseAnswer,
     NoiseClip,
     measure_scaling,
-    noise,
-    noise_requests,
     scaling_check,
-    scaling_clips,
     single_try,
     timed_request,
 )
-from eval.load import ClientProcesses
 from eval.random_whisper import write_engine
 from serve.contract.engine import open_engine
-from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
+from serve.contract.errors import EarshotError, OverloadedError
 from serve.contract.messages import Timings, Transcript
-from serve.speech.tokenizer import Tokenizer
-from serve.supervisor.supervisor import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +44,6 @@ def test_the_made_up_engine_on_disk_is_the_one_in_memory(engine, tiny, folder):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_every_id_of_the_made_up_vocabulary_has_a_text(folder):
-    tokenizer = Tokenizer.open(open_engine(folder))
-    assert tokenizer.decode([ord("!") - 33]) == "!"
-    words = [tokenizer.decode([id]) for id in range(256, 50257)]
-    assert len(set(words)) == len(words) and all(word[0] == " " and len(word) > 1 for word in words)
-    assert tokenizer.special_name(50258) == "<|startoftranscript|>"
-    assert tokenizer.prompt_ids("en", "transcribe", False, "")[1] == 50259
-
-
 def test_counters_that_do_not_fit_the_answers_are_refused():
     before = dict(zip(server.COUNTED, (1.0, 0.0, 224.0), strict=True))
     answers = [NoiseAnswer(0.1, NoiseClip(10.0, 4))] * 10
@@ -76,13 +57,6 @@ def test_counters_that_do_not_fit_the_answers_are_refused():
     for wrong in ((11.0, 0.0, 263.0), (12.0, 0.0, 264.0), (11.0, 1.0, 264.0)):
         with pytest.raises(EarshotError, match="10 answers cost the server"):
             check(*wrong)
-
-
-def test_the_served_config_tries_once_and_has_room(cpu_config):
-    served = single_try(cpu_config, 300)
-    assert served.transcriber.temperatures == (0.0,)
-    assert served.transcriber.max_pending == 300
-    assert single_try(cpu_config, 5).transcriber.max_pending == 256
 
 
 @pytest.mark.nightly
@@ -122,12 +96,6 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
 # ---------------------------------------------------------------- requests
 
 
-def test_a_file_of_noise_lasts_as_long_as_it_should():
-    info = soundfile.info(io.BytesIO(noise(0.5, seed=1)))
-    assert (info.frames, info.samplerate, info.subtype) == (8000, 16_000, "PCM_16")
-    assert noise(0.5, seed=1) != noise(0.5, seed=2)
-
-
 class Says:
     """A client whose answers are given."""
 
@@ -150,18 +118,6 @@ def test_an_answer_without_text_or_of_another_length_is_refused():
             timed_request(bad, b"", clip)
 
 
-@pytest.mark.nightly
-def test_clients_without_a_server_say_so():
-    (port,) = free_ports("127.0.0.1", 1)
-    with (
-        pytest.raises(UnavailableError, match=f"127.0.0.1:{port}"),
-        ClientProcesses(
-            noise_requests, (f"127.0.0.1:{port}", (NoiseClip(0.1, 3),)), 2, 1
-        ) as clients,
-    ):
-        clients.answers()
-
-
 # ---------------------------------------------------------------- several devices
 
 
@@ -177,14 +133,6 @@ def test_what_more_engines_would_meet():
     assert "the gateway has a core's work at 4.0 engines" in check.detail  # 0.25 for each
     assert check.detail.endswith("that of 32 cores at 32.0")  # (0.5 + 1.5) / 2 for each
     assert not scaling_check([row(1, 5000, 0.2, 0.7), row(2, 9740, 0.5, 0.75)], cores=32).passed
-
-
-def test_lengths_lie_between_the_shortest_and_the_longest():
-    clips = scaling_clips()
-    assert (clips[0].seconds, clips[-1].seconds) == (10.0, 30.0)
-    assert (clips[0].tokens, clips[-1].tokens) == (43, 128)
-    assert len({clip.seconds for clip in clips}) == LENGTHS
-    assert sum(clip.seconds for clip in clips) == 20.0 * LENGTHS
 
 
 @pytest.mark.nightly

@@ -4,9 +4,13 @@ import dataclasses
 
 import pytest
 
-from eval.bench.plan import BenchPlan
-from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
+from eval.bench import BenchPlan
+from eval.bench.run import FULL, ablate, configured, variants
+from eval.bench.workloads import MLPERF_MEAN, RuntimeSession, mlperf_lengths, run_workloads
+from eval.config import load_config
+from eval.random_whisper import random_engine
 from serve.contract.config import RuntimeConfig
+from serve.native.speculative import SpeculationPolicy
 
 
 @pytest.mark.nightly
@@ -37,13 +41,6 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     assert "workload open-loop with 2 slots" in said
 
 
-@pytest.mark.nightly
-def test_only_the_workloads_that_were_chosen_are_run(config, engine, plan, ceilings, quiet):
-    plan = dataclasses.replace(plan, workloads=("latency",))
-    rows = list(run_workloads(engine, config, plan, ceilings, quiet))
-    assert [row.workload for row in rows] == ["opening", "latency"]
-
-
 def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
     config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
     (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), ceilings, quiet)
@@ -54,3 +51,49 @@ def test_mlperf_lengths_have_their_mean_and_their_limits():
     lengths = [next(dice) for dice in [mlperf_lengths()] for _ in range(5000)]
     assert sum(lengths) / 5000 == pytest.approx(MLPERF_MEAN, rel=0.02)
     assert min(lengths) >= 4 and max(lengths) == 200
+
+
+# ---------------------------------------------------------------- ablation
+
+
+@pytest.mark.nightly
+def test_every_variant_is_measured_or_refused(config, engine, plan, ceilings, quiet):
+    plan = dataclasses.replace(plan, seconds=0.01, requests=1)
+    rows = list(ablate(engine, config, plan, ceilings, quiet))
+    values = {(row.system, row.workload): row.value for row in rows}
+    assert values["cuda_graph true", "ablation, throughput"] is None  # there is no GPU
+    for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
+        assert values[name, "ablation, throughput"] > 0
+        assert values[name, "ablation, latency"] > 0
+
+
+def test_a_variant_changes_one_option():
+    config = load_config("configs/large-v3-turbo.toml")
+    (_, full, precision), *others = variants(config, 64)
+    for name, runtime, weights in others:
+        before, after = dataclasses.asdict(full), dataclasses.asdict(runtime)
+        changed = [key for key in before if before[key] != after[key]]
+        assert len(changed) == name.count(",") + 1 - name.startswith("weights")
+        assert name.startswith("weights") == (weights != precision)
+
+
+# ---------------------------------------------------------------- drafts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("share", "least", "most"), [(0.75, 0.5, 0.65), (0.0, 0, 0), (1.0, 1, 1)])
+def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, monkeypatch):
+    """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
+    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
+    plan = BenchPlan(draft_acceptance=share, seconds=0.01)
+    asked = configured(config, plan)
+    assert asked.runtime.draft_tokens == 3
+    session = RuntimeSession(random_engine(tiny, "int8", 1), asked, plan, ceilings)
+    load = session.load()
+    load.submit([120, 100])
+    load.drain()
+    gauges = session.runtime.gauges()
+    assert gauges.drafted > 60
+    assert least <= gauges.drafted_right / gauges.drafted <= most
+    (row,) = session.throughput()
+    assert row.system.endswith(f"drafts of 3 with {100 * share:g} % right")

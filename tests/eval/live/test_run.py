@@ -4,16 +4,20 @@ import contextlib
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+import soundfile
 
-import eval.live.run
+import eval.live
 from build.clips import Clip
-from eval.config import EvaluationProduct
-from eval.live.run import Level, live
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.config import EvalConfig, EvaluationProduct
+from eval.live import Level, final_words, latencies, live, passages
 from serve.cli.live_client import Heard
-from serve.contract.errors import EarshotError
+from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
+from serve.speech.rate import SAMPLE_RATE
 
 GOOD = Level(
     streams=4,
@@ -68,7 +72,7 @@ class Told:
 @pytest.fixture
 def measure(monkeypatch, tmp_path, run_of):
     """Measures what a system tells of one clip."""
-    monkeypatch.setattr(eval.live.run, "_APART_S", 0.0)
+    monkeypatch.setattr(eval.live, "_APART_S", 0.0)
     clip = Clip(*("a.wav", tmp_path / "a.wav", "All is quiet the rain was gone", "en", 7.0))
 
     def measure(system, streams=(1,)):
@@ -76,10 +80,10 @@ def measure(monkeypatch, tmp_path, run_of):
             assert decode_s == 0.5
             return contextlib.nullcontext(system)
 
-        monkeypatch.setattr(eval.live.run, "open_system", opened)
-        monkeypatch.setattr(eval.live.run, "decode", lambda audio, limits: [])
+        monkeypatch.setattr(eval.live, "open_system", opened)
+        monkeypatch.setattr(eval.live, "decode", lambda audio, limits: [])
         clip.path.write_bytes(b"audio")
-        monkeypatch.setattr(eval.live.run, "passages", lambda config, join_s: [clip])
+        monkeypatch.setattr(eval.live, "passages", lambda config, join_s: [clip])
         run = run_of(EvaluationProduct(live=LiveConfig(short_encoder="on")), "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
@@ -112,7 +116,7 @@ def test_a_whole_recording_is_asked_for_once(measure):
 
 def test_utterances_without_text_are_counted(measure):
     failed, *_ = measure(Told(SAID, failed=True)).checks
-    assert str(failed) == "FAILED: every utterance has its text with 1 streams. 1 failed"
+    assert str(failed) == "FAILED: every utterance has its text with 1 stream. 1 failed"
     with pytest.raises(EarshotError, match="no word became final"):
         measure(Told(""))
 
@@ -126,3 +130,98 @@ def test_what_is_late_or_worse_or_failed_is_named():
         "FAILED: CER at most 0.5 points above that of whole recordings with 4 streams. "
         "+1.00 points",
     ]
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_a_word_is_there_with_its_last_letter_and_a_mark_may_follow():
+    deltas = [(1.0, "Where is"), (2.0, " the key"), (3.0, "? It"), (4.0, " is")]
+    assert final_words(deltas) == [
+        ("Where", 1.0),
+        ("is", 1.0),
+        ("the", 2.0),
+        ("key?", 2.0),
+        ("It", 3.0),
+        ("is", 4.0),
+    ]
+
+
+def test_words_that_were_misheard_tell_nothing():
+    final = [("Where", 1.0), ("is,", 1.5), ("tea", 2.0), ("here", 2.5)]
+    spoken = [("where", 0.5), ("is", 0.75), ("the", 1.0), ("here", 1.75)]
+    assert latencies(final, spoken, normalizer(DEFAULT), "en") == [0.5, 0.75, 0.75]
+
+
+# ---------------------------------------------------------------- passages
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr("eval.accuracy.passages.CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a manifest of clips with tones; returns its path."""
+
+    def write(*clips):
+        lines = []
+        for number, (seconds, fields) in enumerate(clips):
+            file = f"{number}.wav"
+            tone = np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1
+            soundfile.write(tmp_path / file, tone, SAMPLE_RATE)
+            entry = {"file": file, "text": f"text {number}", "language": "en", "duration": seconds}
+            lines.append(json.dumps(entry | fields))
+        path = tmp_path / "manifest.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return write
+
+
+def by(speaker, group="a", half="report"):
+    return {"speaker": speaker, "group": group, "half": half}
+
+
+def played(place, half="", groups=EvalConfig.gate_groups):
+    return passages(
+        EvaluationProduct(eval=EvalConfig(manifest=place, half=half, gate_groups=groups)), 10.0
+    )
+
+
+def texts(clips):
+    return [clip.text for clip in clips]
+
+
+def test_clips_of_each_speaker_are_joined_and_groups_take_turns(table):
+    place = table(
+        *[(4.0, by("one"))] * 4, *[(4.0, by("two", "b"))] * 2, (4.0, by("three", "b", "choose"))
+    )
+    found = played(place, "report")
+    assert texts(found) == ["text 0 text 1", "text 4 text 5", "text 2 text 3"]
+    assert all(8.3 <= clip.duration_s <= 8.8 for clip in found), "with a pause between"
+    assert texts(played(place))[-1] == "text 2 text 3"
+    with pytest.raises(ConfigError, match="lists no clips of the half 'other'"):
+        played(place, "other")
+
+
+def test_what_stays_short_is_left_out_where_there_are_passages(table):
+    long_alone = (6.0, {"group": "b", "half": "report"})
+    place = table(*[(4.0, by("one"))] * 2, (2.0, by("two")), long_alone)
+    assert texts(played(place)) == ["text 0 text 1", "text 3"]
+    place = table((2.0, {"group": "b"}), (1.0, {"group": "a"}))
+    assert texts(played(place)) == ["text 1", "text 0"], "as they are"
+
+
+def test_of_the_configs_own_clips_the_groups_of_its_gates_are_taken(table):
+    place = table((6.0, by("one")), (6.0, by("two", "hard")))
+    assert texts(played(place, groups=("a",))) == ["text 0"]
+    assert texts(played(place)) == ["text 0", "text 1"]
+
+
+def test_what_has_no_text_says_nothing(table):
+    place = table((6.0, by("one")), (6.0, {"text": "", "language": None}))
+    assert texts(played(place)) == ["text 0"]
+    with pytest.raises(ConfigError, match="has no clip with text; expected some"):
+        played(table((6.0, {"text": "", "language": None})))

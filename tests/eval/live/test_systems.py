@@ -7,7 +7,7 @@ import pytest
 
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
-from eval.live.systems import JumpingLoop, Simulated, open_system
+from eval.live import JumpingLoop, Simulated, open_system
 from serve.contract.config import Config, RuntimeConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
@@ -66,7 +66,7 @@ def tone(seconds):
 
 @pytest.fixture
 def loud_is_speech(monkeypatch):
-    monkeypatch.setattr("eval.live.systems.VadModel", LoudIsSpeech)
+    monkeypatch.setattr("eval.live.VadModel", LoudIsSpeech)
 
 
 def test_by_its_clock_nothing_but_waiting_takes_time():
@@ -151,6 +151,6 @@ def test_without_a_clock_of_its_own_it_is_a_server(monkeypatch, demo):
         assert config == demo
         raise Started
 
-    monkeypatch.setattr("eval.live.systems.running", start)
+    monkeypatch.setattr("eval.live.running", start)
     with pytest.raises(Started), open_system(demo, 0.0):
         pass

@@ -11,16 +11,7 @@ import soundfile
 from build.clips import Clip, load_clips
 from eval.config import load_config
 from eval.long import compose as compose_module
-from eval.long.compose import (
-    KINDS,
-    Stretch,
-    compose,
-    level_db,
-    plan,
-    read_manifest,
-    render,
-    write_script,
-)
+from eval.long.compose import KINDS, Stretch, compose, level_db, read_manifest, render, write_script
 from eval.long.run import PASSAGES
 from serve.contract.errors import ConfigError
 from serve.speech.features import WINDOW_S
@@ -57,17 +48,6 @@ def test_scripts_have_what_their_kind_says(kind):
     assert said[0].language == "es"
     if kind == "pauses":
         assert max(s.end_s - s.start_s for s in stretches) > 20.0
-
-
-def test_sentences_come_again_only_after_all_others():
-    said = [clip.text for _, clip in script("reading", ("en",), 400.0, 0) if clip]
-    assert len(said) > 80
-    assert all(len(set(said[first : first + 40])) == 40 for first in range(len(said) - 40))
-
-
-def test_scripts_depend_on_their_seed_alone():
-    texts = [script("languages", ("en", "es"), 200.0, seed) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_sound_is_where_the_script_says():
@@ -134,6 +114,11 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
         *(dataclasses.replace(short, text=f"Ann {n}.", speaker="ann") for n in range(9)),
         *(dataclasses.replace(short, text=f"Bob {n}.", speaker="bob") for n in range(5)),
         *(dataclasses.replace(short, text=f"Who {n}?") for n in range(20)),
+        # The scores count words, so languages without spaces are left out.
+        *(
+            dataclasses.replace(short, text=f"我{n}", language="zh", speaker="li")
+            for n in range(30)
+        ),
         dataclasses.replace(short, path=tmp_path / "long.wav", text="A tale.", duration_s=40.0),
     ]
     folder = compose(clips, 1.0, 0, lambda _: None)
@@ -145,16 +130,6 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
     assert (passage.kind, passage.text, passage.duration) == ("passage", "A tale.", 40.0)
     whole = soundfile.info(folder / passage.file)
     assert whole.duration == pytest.approx(40.0, abs=1e-3)
-
-
-def test_recordings_are_of_the_languages_that_most_is_said_in():
-    rows = plan(["en", "de", "nl", "zh"])
-    assert [row.languages for row in rows if row.kind == "reading"] == [("en",), ("de",), ("nl",)]
-    assert [row.languages for row in rows if row.kind == "languages"] == [("en", "de")]
-    assert {row.kind for row in rows} == KINDS.keys() - {"passage"}
-    assert {row.kind for row in plan(["en"])} == KINDS.keys() - {"passage", "languages"}
-    assert sum(row.minutes for row in plan(["en"], 150)) == pytest.approx(150, abs=8)
-    assert len(plan(["en"], 1)) == 1
 
 
 def test_the_speech_that_ships_is_enough():

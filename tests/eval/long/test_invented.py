@@ -9,9 +9,8 @@ import pytest
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
 from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
-from eval.long import systems
+from eval.long import HEARING_NOBODY as NAMES
 from eval.long import without_speech as invented
-from eval.long.plan import HEARING_NOBODY as NAMES
 from eval.long.without_speech import NOBODY, SPOKEN, make
 from eval.record import verdict
 from serve.contract.errors import ConfigError
@@ -97,7 +96,7 @@ def hear(made, monkeypatch, run_of):
             return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
 
         monkeypatch.setattr(invented, "make", made_before)
-        monkeypatch.setattr(systems, "measure_system", measure)
+        monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
         of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
         return invented.without_speech(of, systems=NAMES[:2], seed=0, again=False)
@@ -122,7 +121,3 @@ def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, made, tmp_path)
 def test_a_call_that_failed_is_no_silence(hear):
     result = hear(lambda clip: call(clip.file, "", error="broken"))
     assert str(result.checks[1]).startswith("FAILED: every call answered. ")
-
-
-def test_its_systems_are_those_of_long_recordings():
-    assert set(NAMES) <= set(systems.specs(EvaluationProduct()))

@@ -11,9 +11,8 @@ from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
 from eval.accuracy.worker import TranscriptionSystem, drive
-from eval.long import compose, systems
+from eval.long import OUR_DEFAULT, compose, systems
 from eval.long.compose import PlannedRecording, read_manifest
-from eval.long.plan import OUR_DEFAULT
 from eval.long.score import LongFormResult, coverage_gates
 from serve.contract.errors import UnavailableError
 
@@ -54,26 +53,19 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(compose, "plan", lambda languages, minutes: planned)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
-    monkeypatch.setattr(systems, "measure_system", measure)
+    monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
     path = tmp_path / "small.toml"
     path.write_text(f'[eval]\nmanifest = "{manifest}"\nheldout = ""\n')
     return path
 
 
-def measure(name, config, clips, *, run_id, open_system, on_call, log):
+def measure(name, config, clips, *, timed, run_id, open_system, on_call, log):
     """What the process of a system does, in this one."""
     assert open_system is systems.open_system
     assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
     folder = clips["timed"][0].path.parent
     listener = Listener(name, read_manifest(folder / "manifest.jsonl"), folder)
-    drive(
-        listener,
-        clips["timed"],
-        phase="accuracy",
-        concurrency=1,
-        repeats=1,
-        emit=on_call,
-    )
+    drive(listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1, emit=on_call)
     if name == OTHER and not (folder.parent / "mended").exists():
         raise UnavailableError(f"{OTHER} ended early")
     return SystemFacts(run_id, name, {"threads": "1"}, 0.1, 1 << 20, len(clips["timed"]))

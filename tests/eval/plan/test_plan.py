@@ -34,19 +34,21 @@ def test_a_p99_that_was_never_measured_is_refused(capsys):
 
 
 def test_gpus_and_cost():
-    lines = steady(GPU, 400.0, 0.4, 2.0)
-    found = {line.partition(" ")[0]: line for line in lines}
-    assert found["GPUs"].split()[1] == "6"  # of 70 a second
-    assert found["audio"].split()[1] == "4000"
-    assert float(found["cost"].split()[1]) == pytest.approx(6 * 2 / 4000)
-    assert "give --price" in steady(GPU, 400.0, 0.4, None)[-1]
+    found = {name: value.split() for name, value in steady(GPU, 400.0, 0.4, 2.0)}
+    assert found["GPUs"][0] == "6"  # of 70 a second
+    assert found["audio"][0] == "4000"
+    assert float(found["cost"][0]) == pytest.approx(6 * 2 / 4000)
+    assert "give --price" in dict(steady(GPU, 400.0, 0.4, None))["cost"]
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
         (["--config", "configs/demo.toml"], "nothing has been measured of demo"),
-        (["--config", CONFIG], "beam_size = 1, and this is 5"),
+        (
+            ["--config", CONFIG],
+            "beam_size = 1, expected 5, as the config says. Plan for --beam-size 1, or measure it",
+        ),
         (["--config", CONFIG, "--measured", "nowhere.json"], "nowhere.json"),
     ],
 )
@@ -86,8 +88,7 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "key, value",
-    [("cuda_graph", False), ("cross_kv", "full"), ("encoder_precision", "fp8")],
+    "key, value", [("cuda_graph", False), ("cross_kv", "full"), ("encoder_precision", "fp8")]
 )
 def test_figures_of_other_settings_are_refused(tmp_path, key, value):
     path = bench_file(tmp_path, lambda table: table["settings"]["runtime"].__setitem__(key, value))

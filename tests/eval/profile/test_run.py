@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.profile.run import UNDER_NSYS
+from eval.profile import UNDER_NSYS, timeline_of
 from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
 from tests.eval.bench.conftest import tiny
@@ -46,7 +46,7 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     assert main(["profile", "--config", str(config), "--random-weights", *clips, *output]) == 0
     assert Stopwatch.ranges is None
     printed = capsys.readouterr().out
-    assert "aten::" in printed and "of audio" in printed
+    assert "| encode" in printed and "aten::" not in printed and "of audio" in printed
     figures = json.loads((tmp_path / "out" / "profile.json").read_text())["figures"]
     phases = {phase["name"]: phase for phase in figures["phases"]}
     assert {"encode", "prompts", "steps", "words"} < phases.keys()
@@ -86,3 +86,94 @@ def test_nsys_runs_the_same_load(config, tmp_path, capsys, monkeypatch):
     program.write_text("#!/bin/sh\nexit 3\n")
     assert main(options) == 1
     assert "ended with status 3" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- timeline
+
+
+LOAD = ("user_annotation", "load", 0, 1000, 1)
+
+
+def event(kind, name, begin, duration, thread, correlation=None):
+    arguments = {} if correlation is None else {"correlation": correlation}
+    return {
+        **{"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": duration},
+        **{"pid": 7, "tid": thread, "args": arguments},
+    }
+
+
+def timeline(*events):
+    metadata = {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "python"}}
+    return timeline_of([metadata, *(event(*one) for one in (LOAD, *events))])
+
+
+def test_kernels_belong_to_the_phase_that_launched_them():
+    found = timeline(
+        ("user_annotation", "encode", 100, 50, 2),
+        ("user_annotation", "steps", 200, 100, 2),
+        ("cuda_runtime", "cudaLaunchKernel", 110, 5, 2, 1),
+        ("cuda_runtime", "cudaGraphLaunch", 210, 5, 2, 2),
+        ("cuda_runtime", "cudaMemcpyAsync", 160, 5, 2, 3),
+        ("kernel", "gemm", 120, 200, "stream 7", 1),  # it ends in steps
+        ("kernel", "attention", 330, 50, "stream 7", 2),  # after steps
+        ("kernel", "attention", 380, 20, "stream 7", 2),
+        ("gpu_memcpy", "Memcpy", 340, 10, "stream 9", 3),  # beside it
+        ("kernel", "before the load", -50, 10, "stream 7", 2),
+        ("cpu_op", "aten::mm", 105, 20, 2),  # the host's
+    )
+    kernels = {(k.name, k.phase): (k.calls, round(1e6 * k.seconds)) for k in found.kernels}
+    assert kernels == {
+        ("gemm", "encode"): (1, 200),
+        ("attention", "steps"): (2, 70),
+        ("Memcpy", "between"): (1, 10),
+    }
+    assert found.kernels[0].name == "gemm"
+    busy = {phase.name: round(1e6 * phase.busy_s) for phase in found.phases}
+    assert busy == {"encode": 200, "steps": 70, "between": 10}
+    assert (found.seconds, found.busy_s) == (pytest.approx(1e-3), pytest.approx(270e-6))
+
+
+def test_gaps_are_told_with_what_the_host_did_at_their_begin():
+    found = timeline(
+        ("user_annotation", "steps", 90, 810, 2),
+        ("cuda_runtime", "cudaLaunchKernel", 95, 5, 2, 1),
+        ("kernel", "one", 100, 100, "stream 7", 1),
+        ("kernel", "two", 150, 250, "stream 7", 1),
+        ("kernel", "three", 700, 200, "stream 7", 1),
+    )
+    gaps = [
+        (g.phase, round(1e6 * g.at_s), round(1e6 * g.seconds), g.after, g.before)
+        for g in found.gaps
+    ]
+    assert gaps == [
+        ("steps", 400, 300, "two", "three"),
+        ("between", 0, 100, "the load's begin", "one"),
+        ("between", 900, 100, "three", "the load's end"),
+    ]
+    idle = {phase.name: round(1e6 * phase.idle_s) for phase in found.phases}
+    assert idle == {"steps": 300, "between": 200}
+
+
+def test_on_a_cpu_operators_count_without_those_that_they_call():
+    found = timeline(
+        ("user_annotation", "encode", 100, 400, 2),
+        ("cpu_op", "aten::linear", 100, 300, 2),
+        ("cpu_op", "aten::addmm", 110, 200, 2),
+        ("cpu_op", "aten::copy_", 120, 50, 2),
+        ("cpu_op", "aten::addmm", 320, 40, 2),
+        ("cpu_op", "aten::stft", 600, 100, 2),
+        ("cpu_op", "aten::mm", 100, 900, 3),  # of a thread that has no phase
+    )
+    own = {(k.name, k.phase): (k.calls, round(1e6 * k.seconds)) for k in found.kernels}
+    assert own == {
+        ("aten::linear", "encode"): (1, 60),
+        ("aten::addmm", "encode"): (2, 190),
+        ("aten::copy_", "encode"): (1, 50),
+        ("aten::stft", "between"): (1, 100),
+    }
+    assert found.busy_s == pytest.approx(400e-6)
+
+
+def test_a_trace_without_the_load_is_none():
+    with pytest.raises(ValueError, match="no range load"):
+        timeline_of([event("cpu_op", "aten::mm", 0, 1, 1)])

@@ -72,9 +72,3 @@ def test_a_server_that_says_nothing_is_waited_for_in_vain():
         found = upload(address, head(address, Content_Length=10), [b"x"], 0.1)
     assert found.answer.waited_in_vain
     assert found.sent_bytes == 1
-
-
-def test_chunks_say_how_long_they_are():
-    assert b"".join(chunked([b"0123456789abcdef", b"g"])) == (
-        b"10\r\n0123456789abcdef\r\n1\r\ng\r\n0\r\n\r\n"
-    )

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import json
 import time
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ from eval.record import Check
 from eval.server import Addresses
 from eval.soak import mixed
 from eval.soak.attacks import ATTACKS
-from eval.soak.disruptions import DisruptionInterval, disruptions
-from eval.soak.mixed import HonestRequest, Tally, action, uneven
+from eval.soak.mixed import DisruptionInterval, Tally, action, uneven
 from eval.soak.run import soak
 
 MINUTES = 1.0  # disruptions begin in its first fifth, 3 s after its start
@@ -122,17 +120,10 @@ def test_actions_follow_from_the_seed_and_have_their_shares():
     assert {one.file for one in some} == set(range(15))
 
 
-def test_disruptions_come_all_in_an_order_of_the_seed():
-    found = disruptions(3)
-    first, second = ([next(found)[0] for _ in range(11)] for _ in range(2))
-    assert sorted(first) == sorted(set(second)) and first != second
-
-
 def checks(tally):
     return {one.name: one for one in tally.found() if isinstance(one, Check)}
 
 
-REQUEST = HonestRequest("SSE, a.wav", "hello", True, 0.0)
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
 VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
@@ -160,16 +151,9 @@ def test_an_honest_request_has_one_right_answer(answer, patient, disrupted, brok
     tally.uneven = ""
     if disrupted:
         tally.disruptions.append(DisruptionInterval("gateway killed", now_s - 1))
-    tally.honest(dataclasses.replace(REQUEST, patient=patient, begin_s=now_s), answer)
+    tally.honest("SSE, a.wav", now_s, answer, text="hello", patient=patient)
     found = [one.name for one in checks(tally).values() if not one.passed]
     assert found == ([broken] if broken else [])
-
-
-def test_a_request_that_began_after_a_disruption_is_none_of_it():
-    tally = Tally()
-    tally.disruptions.append(DisruptionInterval("gateway killed", 10.0, 20.0))
-    tally.honest(dataclasses.replace(REQUEST, begin_s=20.5), LOST)
-    assert not checks(tally)["every request has its answer if nothing was disrupted"].passed
 
 
 @pytest.mark.parametrize(

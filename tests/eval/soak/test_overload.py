@@ -25,20 +25,20 @@ def test_a_client_is_answered_or_fails(tmp_path):
     one = client()
     try:
         assert attempt(one) is None
-        assert one.latency_s is not None and not one.failure
+        assert one.answered and not one.failure
     finally:
         running.close()
     lost = client()
     assert attempt(lost) is None
-    assert lost.latency_s is None and lost.failure
+    assert not lost.answered and lost.failure
 
 
 def test_figures_count_what_was_answered_in_time_while_requests_came():
     clients = [
-        client(admitted_s=3.0, latency_s=1.0, tries=1),
-        client(admitted_s=4.0, latency_s=3.0, tries=2, rejected=True, key=MODEST),  # too late
-        client(admitted_s=5.0, latency_s=0.5, tries=2, rejected=True, key=MODEST),
-        client(admitted_s=0.5, latency_s=0.5, tries=1),  # before it counts
+        client(end_s=4.0, latency_s=1.0, tries=1),
+        client(end_s=7.0, latency_s=3.0, tries=2, rejected=True, key=MODEST),  # too late
+        client(end_s=5.5, latency_s=0.5, tries=2, rejected=True, key=MODEST),
+        client(end_s=1.0, latency_s=0.5, tries=1),  # before it counts
         client(tries=6, rejected=True, obeys=False),
     ]
     found = list(figures("a", clients, 0.5, 2.0, 10.0))

@@ -14,16 +14,10 @@ from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.config import EvaluationProduct, changed
 from eval.record import read_json
 from eval.trust import run as trust_run
-from eval.trust.agreement import (
-    checks_of,
-    figures_of,
-    is_trusted,
-    pair_of,
-    steps,
-)
+from eval.trust.agreement import checks_of, figures_of, is_trusted, pair_of, steps
 from eval.trust.run import passes_of, trust
 from serve.contract.codec import to_json
-from serve.contract.engine import Confidence, open_engine
+from serve.contract.engine import Confidence
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from tests.eval.fakes import printed
@@ -150,18 +144,6 @@ def test_passes_that_are_the_same_are_refused(tmp_path):
     assert second.transcriber.beam_size == 1
     narrow = changed(config, "transcriber", beam_size=1)
     assert passes_of(narrow, "engines/b") == ((narrow, str(tmp_path)), (narrow, "engines/b"))
-
-
-def test_an_engine_that_is_missing_is_told_before_anything_is_heard(
-    tmp_path, run_of, opened, monkeypatch
-):
-    monkeypatch.setattr(
-        trust_run, "open_engine", lambda path: BUILT if path == "e" else open_engine(path)
-    )
-    config = config_of(manifest_of(tmp_path, {"a.wav": "so|so"}, {}))
-    with pytest.raises(EarshotError, match=f"no engine at {tmp_path}/nowhere"):
-        trust(run_of(config), other=f"{tmp_path}/nowhere", threshold=10.0)
-    assert not opened
 
 
 class FakeTranscriber(contextlib.nullcontext):

@@ -146,6 +146,6 @@ def test_clips_of_no_half_are_of_both_in_turn():
     answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
     found = list(judged(zip(clips, answers, strict=True), BASIC))
     assert [(word.file, word.half) for word in found] == [
-        *(("0", "choose"), ("1", "report"), ("2", "report")),
+        *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
     assert found[0] == HeardWord("0", "choose", "en", " so", 0.9, -0.5, None, True)

@@ -1,1 +1,0 @@
-"""Live text, measured: clips streamed as they are spoken, to a real server, several at a time."""
