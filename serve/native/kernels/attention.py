@@ -1,4 +1,4 @@
-"""Self-attention and embedding of a step's tokens, as Triton-language kernels.
+"""Compute the self-attention and the embeddings of a step's tokens with Triton-language kernels.
 
 No kernel of a step writes the tensors with the rows and positions of its tokens (`StepBatch`). A
 kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may
@@ -25,7 +25,7 @@ def _of_feed(
     quantized: tl.constexpr,
     dtype: tl.constexpr,
 ) -> tl.tensor:
-    """A feed's query (0), key (1) or value (2), finished, in `dtype`; n are a head's channels."""
+    """Load and finish a token's query (0), key (1) or value (2); n are a head's channels."""
     at = feed * 3 * width + n + which * width
     stride = feeds * 3 * width
     n += which * width
@@ -53,7 +53,7 @@ def append_kernel(
     quantized: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """One feed and head: put its key and value where later feeds of its row will look."""
+    """Write the key and value of one token and head to the cache."""
     head = tl.program_id(0)
     feed = tl.program_id(1)
     width = heads * head_dim
@@ -83,7 +83,7 @@ def _begin(
     quantized: tl.constexpr,
     appends: tl.constexpr,
 ) -> tl.tuple:
-    """(query, peak, total, mixed) of a feed that has attended to its own key."""
+    """Let a token attend to its own key; return its state (query, peak, total, mixed)."""
     dtype: tl.constexpr = k_cache.dtype.element_ty
     query = _of_feed(qkv, 0, feed, feeds, width, n, parts, quantized, dtype).to(tl.float32)
     key = _of_feed(qkv, 1, feed, feeds, width, n, parts, quantized, dtype)
@@ -97,7 +97,7 @@ def _begin(
 
 @triton.jit
 def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constexpr) -> tl.tuple:
-    """Keys and values of a block of a row's past."""
+    """Load the keys and values of a block of a row's past."""
     k_cache, v_cache, source, own, end, n_ctx, width, n = past
     t = start + tl.arange(0, block)
     older = t < end
@@ -112,7 +112,7 @@ def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constex
 
 @triton.jit
 def _attend(begun: tl.tuple, keys, values, older) -> tl.tuple:
-    """Let a feed (see `_begin`) attend to the older keys of a block; others change no bit."""
+    """Let a token (see `_begin`) attend to the older keys of a block; others change no bit."""
     query, peak, total, acc = begun
     score = tl.where(older, tl.sum(keys * query[None, :], 1), float("-inf"))
     top = tl.maximum(peak, tl.max(score, 0))
@@ -134,9 +134,9 @@ def _attend_to_past(
     elsewhere: tl.constexpr,
     ahead: tl.constexpr,
 ) -> tl.tuple:
-    """Let feeds (see `_begin`) attend to their past.
+    """Let tokens (see `_begin`) attend to their past.
 
-    With `ahead` the first block of it is given, and each next one asked for before it is needed.
+    With `ahead` the caller passes the first block, and each next block is prefetched.
     """
     if ahead:
         keys, values = first_block
@@ -178,12 +178,13 @@ def self_attention_kernel(
     ahead: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """`each` feeds of a row, attend to their own keys, then to its past in blocks.
+    """Let `each` tokens of a row attend to their own keys, and to the row's past in blocks.
 
-    They share what is read of the past. With `appends` they also put their keys and values into
-    their row's cache: then no others may be of the same row. With `elsewhere`, `source` says whose
-    cache holds each position of the past. With `ahead` a block of the past is asked for while
-    something else is waited for; earlier steps must have written all of it.
+    The tokens share each read of the past. With `appends` the kernel also writes their keys and
+    values to the cache; no other program may then have tokens of the same row. With `elsewhere`,
+    `source` names the row whose cache holds each position of the past. With `ahead` blocks of the
+    past are prefetched, the first before the previous kernel ends, so earlier steps must have
+    written all of it.
     """
     head = tl.program_id(0)
     first = tl.program_id(1) * each
@@ -212,7 +213,7 @@ def self_attention_kernel(
         )
         begun = begun + (new,)
     if appends and each > 1:
-        tl.debug_barrier()  # what a feed has put there, those behind it read
+        tl.debug_barrier()  # later tokens read the keys and values that earlier ones have written
     begun = _attend_to_past(begun, past, first_block, places, block, each, elsewhere, ahead)
     for i in tl.static_range(each):
         at = out + n + (first + i) * width
@@ -223,7 +224,7 @@ def self_attention_kernel(
 def embed_kernel(
     ids, rows, positions, tokens, places, out, n_ctx: int, width: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """One feed's token, embedded, plus its position's own embedding."""
+    """Add the embeddings of one token and of its position."""
     feed = tl.program_id(0)
     at = tl.arange(0, block)
     inside = at < width

@@ -1,4 +1,4 @@
-"""The decoder's operations as launches of Triton-language kernels.
+"""Run the decoder's operations as Triton-language kernels.
 
 `reference_ops` is the reference implementation. Every result depends, bit for bit, on its own row
 only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds
@@ -37,29 +37,29 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.store import quantize_kernel
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
-_FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
-_CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
-_TILE = 16  # feeds of a slot that the matrix unit takes at a time
-_HALF_TILE = 8  # so many take half of the work, and programs that go from split to split
-_STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thread
-_ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
-_ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
-_SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
-_SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past where there are
-_SELF_PROGRAMS = 16  # of one feed each to a multiprocessor; fewer are quicker side by side
-_AHEAD = 16  # feeds for which it asks for its past early: for more there are other programs to run
+_FEWEST_ROWS = 8  # maximum rows with which the vocabulary projection ends as partial sums
+_CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys per run of cross-attention
+_TILE = 16  # tokens of a slot per matrix instruction
+_HALF_TILE = 8  # maximum tokens of a slot for half of the work and for `cross_stream_kernel`
+_STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # warps per multiprocessor, registers per thread
+_ROOM = 1152  # minimum tokens in cross-attention's workspace; a larger step runs in chunks
+_ENOUGH = 1024  # programs; with fewer, several programs share the tiles of a large group
+_SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per iteration, and warps, of self-attention
+_SELF_FEEDS = (1, 2, 3, 4)  # tokens of a row that one program may compute
+_SELF_PROGRAMS = 16  # programs per multiprocessor at which tokens share programs
+_AHEAD = 16  # maximum tokens with which programs prefetch; more programs hide the latency anyway
 _FINISH_BLOCK = 512  # outputs per program
-_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels of a program, positions of a load
+_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels per program, positions per load
 
 
 class TritonOps:
-    """The kernels, with the workspace that they share; launches must be on one stream.
+    """The kernels and the workspace that they share; all launches must be on one stream.
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
-        rows: the most feeds of a decoder step; prompts may have more.
-        heads: decoder heads.
-        n_keys: the encoder's positions.
+        rows: the maximum number of tokens of a decoder step; prefill may have more.
+        heads: the number of decoder heads.
+        n_keys: the number of encoder positions.
     """
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
@@ -68,7 +68,7 @@ class TritonOps:
         self.processors, self._packs = 1, False
         if self._on_gpu:
             self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-            # Where its sums are the bits of larger products': on others nobody has looked.
+            # On Hopper `thin_kernel` has the bits of the larger products. Other GPUs are untested.
             self._packs = torch.cuda.get_device_capability(device)[0] == 9
         self._most = rows
         self._room = max(rows, _ROOM)
@@ -83,7 +83,7 @@ class TritonOps:
     def _norm(
         self, x: torch.Tensor, delta: PartialSums | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, layer norm of that); without delta, (x, layer norm)."""
+        """Return (x + delta, its layer norm); without delta, (x, its layer norm)."""
         added, parts, quantized = unfinished(x if delta is None else delta)
         assert x.is_contiguous()
         width = x.shape[-1]
@@ -100,11 +100,11 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `reference_ops.store`; from Hopper on, INT8 weights are kept in more ways than one.
+        """Add copies of the weights that some products read faster, on Hopper and later GPUs.
 
-        Products of many rows read them as float16: they are bound by arithmetic, and int8 has to be
-        made float16 by every program anew. On Hopper, products of the fewest rows read them as the
-        matrix unit needs them (see `skinny_gemm`). The bits are the same.
+        Products of many rows read float16: arithmetic is their limit, and every program would
+        convert int8 again. On Hopper, products of up to eight rows read packed INT8 weights (see
+        `skinny_gemm`). The results have the same bits.
         """
         if not self._overlap.possible:
             return matrix
@@ -124,7 +124,7 @@ class TritonOps:
         gelu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor | None:
-        """(Norm of) x times a matrix, finished; None if x has more rows than one kernel takes."""
+        """Multiply x, or its layer norm, with `thin_kernel`; return None if x has too many rows."""
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
         assert not isinstance(residual, PartialSums)
@@ -136,13 +136,13 @@ class TritonOps:
         return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
-        """See `reference_ops.norm_linear`; x is (rows, in)."""
+        """Compute `reference_ops.norm_linear`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params)) is not None:
             return thin
         return self._linear(self._normed(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
-        """See `reference_ops.norm_linear_gelu`; x is (rows, in)."""
+        """Compute `reference_ops.norm_linear_gelu`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params, gelu=True)) is not None:
             return thin
         normed = self._normed(x, params)
@@ -153,18 +153,18 @@ class TritonOps:
         )
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
-        """See `reference_ops.linear_residual`; x is (rows, in)."""
+        """Compute `reference_ops.linear_residual`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, residual=residual)) is not None:
             return thin
         if isinstance(residual, PartialSums):
-            assert residual.value is not None, "a residual is normalised before it is used again"
+            assert residual.value is not None, "a layer norm must precede the use as a residual"
             residual = residual.value
         return self._linear(x, matrix, residual)
 
     def logits(
         self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `reference_ops.logits`; x is (rows, in)."""
+        """Compute `reference_ops.logits`; x is (rows, in)."""
         if isinstance(x, torch.Tensor) and wanted is not None:
             x, wanted = x.index_select(0, wanted), None
         if (thin := self._thin(x, matrix, params, dtype=torch.float32)) is not None:
@@ -208,7 +208,7 @@ class TritonOps:
         return PartialSums(self._parts(x, matrix), matrix, x.dtype, residual)
 
     def _parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """The unfinished sums of a linear layer: float32 (parts, rows, out)."""
+        """Compute the partial sums of a linear layer: float32 (parts, rows, out)."""
         rows, depth = x.shape
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
@@ -260,8 +260,8 @@ class TritonOps:
                 **options,
             )
             return out
-        # Of a long prompt's rows only as many count as a step has at most: no tile but those of
-        # steps is to be compiled in service.
+        # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
+        # service.
         tile = wide_tile_of(min(rows, self._most), n_out, depth)
         launch(wide_rows_kernel, *tile.grid(rows, n_out))(
             TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
@@ -279,7 +279,7 @@ class TritonOps:
     def self_attention(
         self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: StepBatch
     ) -> torch.Tensor:
-        """See `reference_ops.self_attention`; of each row's past only what it has is read."""
+        """Compute `reference_ops.self_attention`; read only existing positions of each row."""
         _, n_ctx, heads, head_dim = k_cache.shape
         if feed.groups.whole and isinstance(qkv, torch.Tensor):
             return attend_to_texts(qkv, heads, feed.groups)
@@ -293,7 +293,7 @@ class TritonOps:
         fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
         enough = feeds * heads >= _SELF_PROGRAMS * self.processors
         together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
-        apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
+        apart = feed.several and together < max(feed.each, 2)  # several programs compute a row
         sizes = (feeds, heads, n_ctx, head_dim)
         if apart:
             launch(append_kernel, heads, feeds)(
@@ -318,9 +318,9 @@ class TritonOps:
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-        """See `reference_ops.cross_attention`; what a feed gets depends on nothing but its slot.
+        """Compute `reference_ops.cross_attention`; a token's result depends on its slot alone.
 
-        Triton's interpreter knows no Gluon: under it this is plain torch.
+        Triton's interpreter does not support Gluon, so it gets plain torch.
         """
         if groups.whole and isinstance(q, torch.Tensor):
             return attend_to_audio(q, cross, groups)
@@ -337,7 +337,7 @@ class TritonOps:
     def _attend_across(
         self, q: Flow, cross: CrossKV, groups: SlotGroups, out: torch.Tensor, begin: int, end: int
     ) -> None:
-        """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
+        """Compute cross-attention of tokens [begin, end), which must fit into the workspace."""
         _, heads, n_keys, _ = cross.k.shape
         numbers, parts, quantized = unfinished(q)
         int8 = cross.k_scale is not None
@@ -355,7 +355,7 @@ class TritonOps:
         pairs = len(groups.slots) * heads
         items, resident = form.splits * pairs, _STREAM_WARPS * self.processors
         if groups.most <= _HALF_TILE and 2 * items > resident:
-            programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
+            programs = triton.cdiv(items, triton.cdiv(items, resident))  # equal numbers of splits
             options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}
             launch(cross_stream_kernel, programs)(*arguments, *sizes, items, form, **options)
             return

@@ -1,8 +1,8 @@
-"""Attention of whole texts, as a Triton-language kernel: a tile of feeds shares each reading.
+"""Compute the attention of whole texts with a Triton kernel: a tile of tokens shares each read.
 
-Kernels of decoder steps have a feed's sums in one order, whatever is fed beside it, so that a text
-has the bits of single steps; they take at most sixteen feeds at a time. Where texts are fed from
-their beginning and no step goes on from them (`SlotGroups.whole`), nobody asks for those bits.
+The kernels of decoder steps add in an order that does not depend on the other tokens, so that a
+text has the bits of single steps. They handle at most sixteen tokens at a time. A whole text
+(`SlotGroups.whole`) is not continued by later steps and needs no equal bits, so larger tiles do.
 
 Source: Dao, "FlashAttention-2" (2023), algorithm 1.
 """
@@ -16,16 +16,16 @@ from serve.native.kernels.launch import launch
 from serve.native.kernels.reference_ops import CrossKV
 from serve.native.kernels.step_batch import SlotGroups
 
-_TILE, _BLOCK = 64, 64  # feeds of a program; keys of a turn
+_TILE, _BLOCK = 64, 64  # tokens per program; keys per iteration
 _WARPS, _STAGES = 4, 3
-_GROUPS = 16  # that a kernel is compiled for, at least
+_GROUPS = 16  # minimum number of groups that a kernel is compiled for
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LARGER = tl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too large for float16
+_LARGER = tl.constexpr(16.0)  # factor of the queries of INT8 keys: keeps them in float16's range
 
 
 @triton.jit
 def _tile_of(first, count, groups: int, padded: tl.constexpr, tile: tl.constexpr) -> tl.tuple:
-    """(group, its first feed, how many feeds it has, which of its tiles) of this program."""
+    """Return this program's (group, first token of the group, its tokens, tile in the group)."""
     each = tl.arange(0, padded)
     tiles = (tl.load(count + each, mask=each < groups, other=0) + tile - 1) // tile
     ends = tl.cumsum(tiles, 0)
@@ -59,9 +59,10 @@ def texts_kernel(
     block: tl.constexpr,
     head_dim: tl.constexpr,
 ) -> None:
-    """One head of a tile of a group's feeds: attends to its slot's keys, or with `own` to its past.
+    """Let a tile of a group's tokens attend to the slot's keys, or with `own` to its past.
 
-    A feed's own keys and values lie behind its query, its place in its group is its position.
+    A program computes one head. With `own`, q, k and v are columns of the same rows, and a token's
+    index in its group is its position.
     """
     group, start, feeds, turn = _tile_of(first, count, groups, padded, tile)
     if turn * tile >= feeds:
@@ -109,12 +110,12 @@ def texts_kernel(
 
 
 def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.Tensor:
-    """See `reference_ops.self_attention`, of texts that begin here; no cache is written.
+    """Compute `reference_ops.self_attention` of whole texts; write no cache.
 
     Args:
         qkv: (n, 3 * d).
-        heads: of it.
-        groups: of whole texts.
+        heads: the number of heads.
+        groups: the texts.
     """
     width = qkv.shape[1] // 3
     parts = (qkv, qkv[:, width:], qkv[:, 2 * width :], qkv, qkv)
@@ -122,12 +123,12 @@ def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.
 
 
 def attend_to_audio(q: torch.Tensor, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-    """See `reference_ops.cross_attention`.
+    """Compute `reference_ops.cross_attention` of whole texts.
 
     Args:
         q: (n, d).
-        cross: of every slot.
-        groups: of whole texts.
+        cross: the cache of every slot.
+        groups: the texts.
     """
     _, heads, n_keys, head_dim = cross.k.shape
     int8 = cross.k_scale is not None
