@@ -106,7 +106,7 @@ class RowState:
         return _carved(memory, *self.tokens.shape)
 
 
-_LAYOUT: dict[str, torch.dtype] = {  # of what has one entry a row; the tables stand behind it
+_LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the tables follow them
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(RowState, include_extras=True).items()
     if get_origin(hint) is Annotated
