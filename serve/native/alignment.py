@@ -169,7 +169,6 @@ class Aligner:
         return False
 
     def clear(self) -> None:
-        """Drop all jobs."""
         self._passes.clear()
         self._dropped.clear()
 

@@ -72,7 +72,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Bytes of all caches."""
         tensors = (self.self_k, self.self_v, self.cross, self.cross_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 

@@ -73,7 +73,7 @@ class EncoderScheduler:
         encoder: encodes windows into slots.
         starter: prefills prompts.
         slots: the slots in which windows decode.
-        batch: the most windows of one encoder batch; a GPU is fastest with that many.
+        batch: the maximum number of windows of an encoder batch; a GPU is fastest with that many.
         device: the device of encoder and steps.
         streams: the streams of a GPU; None: the current stream.
         beside: whether windows may be encoded beside the steps.
@@ -117,7 +117,6 @@ class EncoderScheduler:
         return len(self._line)
 
     def add(self, job: Job) -> None:
-        """Queue a window."""
         self._line.add(job)
 
     def remove(self, job_id: int) -> bool:
@@ -131,7 +130,6 @@ class EncoderScheduler:
         return self._line.remove(job_id)
 
     def clear(self) -> None:
-        """Drop all windows."""
         self._line.clear()
         for batch in self._batches:
             for window in batch.begun:

@@ -163,7 +163,7 @@ def open_encoder(config: RuntimeConfig, parts: RuntimeResources, batch: int) -> 
     Args:
         config: the batch size without graphs.
         parts: the network and the caches to fill.
-        batch: the most windows of a graph.
+        batch: the maximum number of windows of a graph.
     """
     if parts.graphs:
         return GraphEncoder(parts.network, parts.decoders, batch)

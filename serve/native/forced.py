@@ -53,7 +53,7 @@ class _StepTensors:
     Args:
         size: the number of tokens.
         windows: the number of groups; padding groups have no token.
-        most: the most tokens of a window.
+        most: the maximum number of tokens of a window.
         device: the device of the tensor.
     """
 

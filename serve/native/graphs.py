@@ -101,17 +101,17 @@ class EagerLoop:
 
 
 class _StepVariant(enum.Enum):
-    """A property that all windows of a step share, and that saves kernels some lookups."""
+    """The kinds of steps that have graphs of their own; the first two save kernels lookups."""
 
-    DIRECT = "row i is slot i: no window may ever have several rows"
-    SINGLE = "one row each"
-    SEVERAL = "one row or several, which search and share slots"
+    DIRECT = "row i belongs to slot i, because no window may ever have several rows"
+    SINGLE = "every window has one row"
+    SEVERAL = "windows may have several rows, which share a slot in a beam search"
 
 
 class GraphLoop:
     """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
 
-    There is a graph for every number of rows in `SPANS` and every `_Kind`.
+    There is a graph for every number of rows in `SPANS` and every `_StepVariant`.
 
     Args:
         parts: the network, its caches and its samplers; all rows are free.
@@ -138,9 +138,8 @@ class GraphLoop:
         self._turns = turns
         self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # the last known position by job
-        self._spans: dict[
-            _StepVariant, list[int]
-        ] = {}  # numbers of rows with a graph, fewest first
+        # Numbers of rows that have a graph, in ascending order.
+        self._spans: dict[_StepVariant, list[int]] = {}
         self.replay = GraphCache()
         kinds = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
         for kind, most in ({_StepVariant.DIRECT: slots} if rows == slots else kinds).items():
@@ -149,7 +148,7 @@ class GraphLoop:
                 work = functools.partial(self._take_steps, kind, span)
                 launch = functools.partial(work, self._steps_of(span, kind))
                 self.replay.add((kind, span), launch, rehearsal=functools.partial(work, 1))
-        # Three: one being copied into, one being read, one between them.
+        # Three: one is being written, one is being read, one is in between.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         # For each launch: when its copy ends, whether it used a draft, and its snapshot.

@@ -48,7 +48,6 @@ class MemoryPlan:
         return self.slots * self.per_slot + self.rows * self.per_row
 
     def __str__(self) -> str:
-        """One line."""
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
             f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "

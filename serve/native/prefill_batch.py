@@ -17,7 +17,7 @@ from serve.native.rules.state import NO_ROW, Picks
 
 _PROMPT = 4  # start of transcript, language, task, no timestamps
 _FEEDS = (32, 64, 128, 256, 384)  # tokens of prompts and drafts
-_WINDOWS = 8  # the most windows that start together
+_WINDOWS = 8  # the maximum number of windows that start together
 _TURNS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
 
 

@@ -173,7 +173,7 @@ class NativeRuntime:
         stepping = [self._loop.replay, starter.replay, *(aligner.replay for aligner in aligners)]
         sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
-            from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
+            from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
                 compiled_together,
             )
 

@@ -53,7 +53,6 @@ class WaitingQueue:
         return waited
 
     def clear(self) -> None:
-        """Remove all jobs."""
         self._line.clear()
 
 

@@ -28,10 +28,10 @@ from serve.native.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
-Owners = Sequence[tuple[SlotAllocation, int]]  # (place, job id)
-TRIAL = 16  # turns in which each way is measured
-HOLD = 1000  # turns for which the quicker one is kept then
-_STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two looks at what has ended
+Owners = Sequence[tuple[SlotAllocation, int]]  # (allocation, job id)
+TRIAL = 16  # steps in which each mode is measured
+HOLD = 1000  # steps for which the faster mode is then kept
+_STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two reads of the rows' state
 
 
 class DraftProposer:
@@ -157,7 +157,7 @@ class SpeculativeLoop(EagerLoop):
 
     Args:
         parts: the network, its caches and its samplers.
-        most: the most draft tokens of a step.
+        most: the maximum number of draft tokens of a step.
     """
 
     def __init__(self, parts: RuntimeResources, most: int) -> None:

@@ -32,7 +32,6 @@ class Stopwatch:
         self.began_s = self._ended = time.perf_counter()
 
     def stop(self) -> None:
-        """End the measurement."""
         if self._events:
             self._events[1].record()
         self._ended = time.perf_counter()
