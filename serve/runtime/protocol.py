@@ -25,11 +25,9 @@ class Capabilities:
 
     runtime: str
     timestamps: bool  # enforces Whisper's timestamp rules while it samples
-    suppression: bool  # honours the checkpoint's suppress lists
     sampling: bool  # temperatures above 0
     detect_language: bool
     no_speech_prob: bool
-    token_logprobs: bool  # average log-probability of a window
     streaming: bool  # events before the last carry tokens
     beam_width: int  # the most rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time
@@ -38,7 +36,6 @@ class Capabilities:
     previous_text: bool = True  # prompts may hold previous text and `Job.prefix`
     search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
-    drafts: bool = False  # `Job.draft` saves steps; other runtimes ignore it
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
@@ -132,7 +129,8 @@ class Job:
     # The number of the prompt's last tokens, text and timestamps, with which the window's text
     # begins. The token rules treat them as sampled; scores and answers leave them out.
     prefix: int = 0
-    # A draft of the text, verified in one step: it changes the time and never the answer.
+    # A draft of the text, verified in one step. It changes the time, never the answer; a runtime may
+    # ignore it.
     draft: tuple[int, ...] = ()
     # > 0: the last event has the alignment of each text token with the window's first
     # `align_frames` frames of 20 ms.

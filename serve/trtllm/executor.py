@@ -177,11 +177,9 @@ class CppExecutor:
         self.capabilities = Capabilities(
             runtime="tensorrt_llm",
             timestamps=True,
-            suppression=True,
             sampling=True,
             detect_language=facts.multilingual,
             no_speech_prob=False,
-            token_logprobs=True,
             streaming=trtllm.beam_width == 1,
             beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),

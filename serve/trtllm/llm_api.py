@@ -136,13 +136,11 @@ class LlmApiExecutor:
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
             timestamps=False,
-            suppression=True,  # by the library, from the checkpoint's generation_config.json
             # One random generator serves all requests of a batch, or, since August 2026, the first
             # of them has its seed and the others do not: a seed would not repeat an answer.
             sampling=False,
             detect_language=False,
             no_speech_prob=False,
-            token_logprobs=width == 1,
             streaming=width == 1,
             beam_width=width,
             max_windows=config.slots,
