@@ -249,7 +249,7 @@ def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
 def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path)
     cpu = BuildProduct(runtime=RuntimeConfig(device="cpu"))
-    with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU; runtime\.device = 'cpu'"):
+    with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU, but runtime\.device = 'cpu'"):
         compile_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e")
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):

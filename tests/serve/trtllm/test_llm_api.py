@@ -157,10 +157,10 @@ class TestRefusals:
         plain = job(1)
         refusals = {
             "timestamps: this runtime cannot": job(2, timestamps=True),
-            "prompt: this runtime cannot begin with text": job(4, prompt="some words"),
-            r"samples of shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
-            r"samples of shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
-            r"samples of shape \(0,\)": with_features(plain, torch.zeros(0)),
+            "prompt: this runtime does not support previous text": job(4, prompt="some words"),
+            r"samples have the shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
+            r"samples have the shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
+            r"samples have the shape \(0,\)": with_features(plain, torch.zeros(0)),
         }
         for words, refused in refusals.items():
             with pytest.raises(OptionError, match=words):

@@ -160,7 +160,7 @@ def test_in_this_environment_its_numpy_is_missing(engine, packages, tmp_path, mo
     monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)  # another stand-in
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(llm_api, "spawn", OnThread)
-    words = r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but the environment of .*; name the python"
+    words = r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but the environment of .*; set runtime"
     with pytest.raises(UnavailableError, match=words):
         open_runtime(engine, settings())
 
