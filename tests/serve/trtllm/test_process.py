@@ -119,7 +119,7 @@ def test_it_says_what_the_library_would_say_here(opened, process, engine, monkey
 def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, process, engine):
     opened.submit(samples_job(engine)(1, max_tokens=400))
     process.kill()
-    words = "TensorRT-LLM failed: the process of TensorRT-LLM ended with status -9; its log"
+    words = "TensorRT-LLM failed: the TensorRT-LLM process ended with status -9; see its log"
     with pytest.raises(DeviceError, match=words):
         for _ in range(1000):
             opened.poll(0.05)
@@ -132,8 +132,8 @@ def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, process
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("exit 3", r"ended with status 3; its log says why, before it was ready"),
-        ("exec sleep 60", r"did not start within 0\.2 s; its log"),
+        ("exit 3", r"before it was ready, the TensorRT-LLM process ended with status 3; see its log"),
+        ("exec sleep 60", r"did not start within 0\.2 s; see its log"),
     ],
 )
 def test_what_does_not_start_is_an_error_in_time(engine, tmp_path, monkeypatch, text, words):
