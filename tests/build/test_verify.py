@@ -65,7 +65,7 @@ def test_the_first_difference_is_named(checkpoint, tmp_path, recordings):
     tensors["decoder.tokens"] = tensors["decoder.tokens"].flip(0)
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
     engine = write_engine(wrong, tmp_path / "engine", "fp16")
-    pattern = rf"first in {recordings[0].name}, token \d+: expected id \d+, got \d+"
+    pattern = rf"first difference in {recordings[0].name}, token \d+: expected id \d+, got \d+"
     with pytest.raises(EngineError, match=pattern):
         verify.verify(engine, checkpoint, recordings)
 

@@ -167,7 +167,7 @@ def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path, mo
     path.write_text(json.dumps(config))
     limits = trtllm_build.built_limits(target, DIMS, planned, log.append)
     assert limits.encoder_batch == 1
-    assert log == ["trtllm-build made the encoder with max_num_tokens = 1600, asked for 3000"]
+    assert log == ["trtllm-build built the encoder with max_num_tokens = 1600 instead of 3000"]
     config["build_config"]["max_input_len"] = 1500
     path.write_text(json.dumps(config))
     with pytest.raises(EngineError, match="1500 frames"):

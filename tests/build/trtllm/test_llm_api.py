@@ -113,10 +113,10 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     opened = open_checkpoint(str(pickle), str(source))
     with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
         copy_engine(opened, tmp_path / "engine")
-    refused(write_ct2(source, tmp_path / "ct2"), "is CTranslate2's")
-    refused(source, "reads the checkpoint's own", tokenizer=str(source), error=ConfigError)
+    refused(write_ct2(source, tmp_path / "ct2"), "is a CTranslate2 checkpoint")
+    refused(source, "uses the checkpoint's own", tokenizer=str(source), error=ConfigError)
     (source / "preprocessor_config.json").unlink()
-    refused(source, r"lacks preprocessor_config\.json")
+    refused(source, r"has no preprocessor_config\.json")
     (source / "processor_config.json").write_text("{}")  # where newer transformers put it
     weights["model.decoder.layer_norm.bias"] = weights["model.decoder.layer_norm.bias"].float()
     weights["model.decoder.layer_norm.bias"][3] = 1e6
