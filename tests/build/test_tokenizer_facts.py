@@ -120,7 +120,7 @@ def test_missing_special_tokens(folder, missing):
         ({"alignment_heads": [[-1, 0]]}, "alignment_heads holds [-1, 0]"),
         ({"alignment_heads": [3]}, "alignment_heads holds 3"),
         ({"max_initial_timestamp_index": 1501}, "max_initial_timestamp_index = 1501"),
-        ({"lang_to_id": {"en": 301}}, "'en' stands where a language is expected"),
+        ({"lang_to_id": {"en": 301}}, "found the token 'en'; expected a language"),
         ({"task_to_id": [1]}, "task_to_id = [1]; expected an object"),
     ],
 )
@@ -167,7 +167,7 @@ def test_older_tokenizers_do_not_list_timestamps(folder):
 def test_other_vocabularies_do_not(folder):
     absent = ("is_multilingual", "lang_to_id")
     edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
-    assert "cannot tell whether the checkpoint is multilingual" in refusal(folder)
+    assert "cannot determine whether the checkpoint is multilingual" in refusal(folder)
 
 
 def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, weights):
