@@ -118,7 +118,7 @@ def test_a_draft_can_be_named(config, nano_folder, capsys):
     assert f"1 decoder layer, from {nano_folder} (SHA" in capsys.readouterr().out
     assert open_engine(config.parent / "engines" / "nano").manifest.draft.n_text_layer == 1
     code, message = error(capsys, *flags, config.parent)
-    assert code != 0 and "holds no weights" in message
+    assert code != 0 and "has no weights" in message
 
 
 def test_another_checkpoint_leaves_the_configs_draft_out(config, nano_folder, tmp_path, capsys):
@@ -299,7 +299,7 @@ def test_flags_that_a_runtime_would_pass_over_are_refused(config, capsys, runtim
     config.write_text(text)
     code, message = error(capsys, "engine", "--config", config, "--precision", "fp16", *flag)
     assert code == 2
-    assert f"{flag[0]} is for comparing the engine with its checkpoint" in message
+    assert f"{flag[0]} is for the comparison of the engine with its checkpoint" in message
     assert f"{runtime!r} does not; `python -m eval trtllm-check` does it" in message
 
 

@@ -67,12 +67,12 @@ def test_openai_weights_of_a_published_size_have_its_tokenizer(
     hub = FakeHub(folder, tmp_path / "cache", "openai/whisper-nano").install(monkeypatch)
     hub.failure = OSError("no route")
     message = refusal(path)
-    assert "holds weights only; name a folder with tokenizer.json" in message
-    assert "the Hugging Face hub does not give it (no route)" in message
+    assert "has only weights; name a folder with tokenizer.json" in message
+    assert "the download from the Hugging Face hub failed (no route)" in message
     hub.failure = None
     checkpoint = open_checkpoint(str(path))
     assert checkpoint.facts == open_checkpoint(str(folder)).facts
-    told = "the .pt holds no tokenizer: it has that of openai/whisper-nano@"
+    told = "the .pt has no tokenizer; using that of openai/whisper-nano@"
     assert checkpoint.notes[0].startswith(told)
     assert "model.safetensors" not in hub.downloaded
 
