@@ -39,7 +39,6 @@ CAPABILITIES = Capabilities(
     sampling=True,
     detect_language=True,
     languages=True,
-    no_speech_prob=True,
     streaming=True,
     beam_width=1,
     max_windows=4,

@@ -102,7 +102,6 @@ class NativeRuntime:
             timestamps=True,
             sampling=True,
             detect_language=facts.multilingual,
-            no_speech_prob=True,
             streaming=False,
             beam_width=min(rows, MAX_BEAMS) if rows > config.slots else 1,
             max_windows=config.slots,

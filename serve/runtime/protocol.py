@@ -27,7 +27,6 @@ class Capabilities:
     timestamps: bool  # enforces Whisper's timestamp rules while it samples
     sampling: bool  # temperatures above 0
     detect_language: bool
-    no_speech_prob: bool
     streaming: bool  # events before the last carry tokens
     beam_width: int  # the maximum number of rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time

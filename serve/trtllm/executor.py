@@ -179,7 +179,6 @@ class CppExecutor:
             timestamps=True,
             sampling=True,
             detect_language=facts.multilingual,
-            no_speech_prob=False,
             streaming=trtllm.beam_width == 1,
             beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),

@@ -143,7 +143,6 @@ class LlmApiExecutor:
             # of the first request. A seed would therefore not repeat an answer.
             sampling=False,
             detect_language=False,
-            no_speech_prob=False,
             streaming=width == 1,
             beam_width=width,
             max_windows=config.slots,

@@ -126,7 +126,6 @@ class TestRequests:
         runtime, llm = opened(beam_width=2)
         able = runtime.capabilities
         assert (able.beam_width, able.streaming) == (2, False)
-        assert not able.token_logprobs
         (ended,) = run(runtime, [job(1, beam_size=2)]).values()
         assert ended.last.scores.avg_logprob is None
         ((_, params),) = llm.requests

@@ -140,7 +140,6 @@ def test_detection_probes_once_and_fills_the_prompt(opened):
     ]
     assert ended[2][1].scores.language is None
     assert ended[2][1].scores.no_speech_prob is None
-    assert not runtime.capabilities.no_speech_prob
 
 
 def test_the_callback_forbids_by_row_and_leaves_the_rest():
