@@ -99,7 +99,7 @@ class Checkpoint(Network):
     Attributes:
         facts, tokenizer_json: the tokenizer.
         notes: a sentence for each fact that the checkpoint does not state.
-        draft: a second network with the same encoder, whose decoder proposes tokens.
+        draft: a second network with the same encoder; its decoder proposes tokens.
     """
 
     facts: TokenizerFacts

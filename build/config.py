@@ -21,7 +21,7 @@ class BuildConfig:
     runtime: RuntimeName = "native"
     # Folder or hub id with tokenizer.json; only needed for a .pt whose size OpenAI did not publish.
     tokenizer: NameOrNone = ""
-    # Smaller checkpoint with the same encoder, whose decoder proposes tokens; native engines only.
+    # Smaller checkpoint with the same encoder; its decoder proposes tokens. Native engines only.
     draft: NameOrNone = ""
     # Whether to compensate INT8 rounding on calibration clips, which the checkpoint decodes first.
     calibrate: bool = False

@@ -7,8 +7,8 @@ The format is little endian (ctranslate2, specs/model_spec.py):
   and data;
 - uint32 number of aliases; each is two names.
 
-A name is a uint16 length and that many bytes, of which the last is zero. The file is mapped, and
-all sizes are checked before a tensor is made.
+A name is a uint16 length and that many bytes; the last byte is zero. The file is mapped, and all
+sizes are checked before a tensor is made.
 """
 
 import math

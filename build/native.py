@@ -39,7 +39,6 @@ def check(config: BuildProduct) -> None:
 
 
 def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    """Return no commands."""
     return []
 
 

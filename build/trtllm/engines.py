@@ -1,7 +1,7 @@
 """Build engines for TensorRT-LLM 1.2: write its checkpoint and run its `trtllm-build` twice.
 
-The flags follow TensorRT-LLM's Whisper example for release 1.2. They also set the encoder's token
-budget, which limits its batch, and the lengths, whose defaults are wrong for serving.
+The flags follow TensorRT-LLM's Whisper example for release 1.2. They also set the lengths and the
+encoder's token budget, which limits its batch; the example's defaults are wrong for serving.
 """
 
 import collections

@@ -100,9 +100,9 @@ def load_resources(
 
 
 def _most_feeds(engine: Engine, config: RuntimeConfig, rows: int) -> int:
-    """Return the most tokens that one decoder step computes.
+    """Return the maximum number of tokens of a decoder step.
 
-    That is one token per row, the draft tokens of every slot, or the text of an alignment pass.
+    A step computes one token per row, the draft tokens of every slot, or an alignment pass.
     """
     feeds = rows
     if engine.manifest.draft is not None:  # a slot's first row is verified with its draft tokens

@@ -1,7 +1,7 @@
 """Run TensorRT-LLM 1.2 engines with the library's C++ executor, in this process.
 
-It follows the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor). That release compiles
-engines with `trtllm-build` and runs them with in-flight batching. Release 1.3 removed both; use
+It follows the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compiles engines
+with `trtllm-build` and runs them with in-flight batching. Release 1.3 removed both; use
 `serve.trtllm.llm_api` for it.
 """
 

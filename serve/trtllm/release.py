@@ -48,7 +48,7 @@ def library_version() -> str:
 
 
 def api_version() -> str:
-    """Return the version of the installed TensorRT-LLM, whose LLM API must run Whisper.
+    """Return the version of the installed TensorRT-LLM; its LLM API must run Whisper.
 
     Raises:
         UnavailableError: it is not installed, older than 1.3, an early 1.3 without Whisper, or

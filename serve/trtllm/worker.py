@@ -2,7 +2,7 @@
 
 `serve.trtllm.llm_api` starts this process and documents the messages of the connection. The
 environment needs only the library and its dependencies. This module therefore imports only two
-other modules of `serve`, whose own imports are few.
+other modules of `serve`, which import little themselves.
 
 The API is asynchronous: an event loop follows every request, and a thread reads the messages.
 """
