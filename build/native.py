@@ -74,7 +74,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 
 @dataclasses.dataclass(frozen=True)
 class _InMemory(Engine):
-    """An engine whose weights are only in memory."""
+    """An engine with weights in memory instead of files."""
 
     weights: Tensors
 

@@ -7,7 +7,7 @@ import torch
 from serve.contract.engine import LayerError
 
 QMAX = 127
-_BLOCK = 128  # columns whose errors are propagated to later columns in one product
+_BLOCK = 128  # columns; one product propagates their errors to later columns
 
 
 @dataclasses.dataclass(frozen=True)

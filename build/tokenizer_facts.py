@@ -215,7 +215,7 @@ class _TokenizerFactReader:
         return value
 
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """Return (layer, head) pairs whose cross-attention follows the audio."""
+        """Return (layer, head) pairs of the heads that follow the audio."""
         return tuple(
             self._head(pair) for pair in self._list("alignment_heads", "verifying measures them")
         )

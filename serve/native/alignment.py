@@ -151,7 +151,7 @@ class Aligner:
         return by_window
 
     def collect(self, wait: bool) -> list[JobEvent]:
-        """Return the events of windows whose alignment is ready; with `wait`, of all windows."""
+        """Return the events of all aligned windows; with `wait`, wait for the others too."""
         events: list[JobEvent] = []
         while self._passes and (wait or self._passes[0].ready()):
             first = self._passes.pop(0)

@@ -23,12 +23,12 @@ from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
 _AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait for the host
-# A GPU encodes at least two batches between two launches of steps, and one for each so many slots.
+# A GPU encodes one batch per this number of slots between two launches of steps, at least two.
 # With one batch, slots that become free would stay empty. With all queued batches, the windows of a
 # backlog would start and end together. Steps with drafts end more windows at a time.
 _SLOTS_A_BATCH = 128
 _DECODE_TARGET_S = 0.005
-_BACKLOG = 3  # with so many queued batches the encoder goes first, however many windows decode
+_BACKLOG = 3  # queued batches at which the encoder goes first, even if more windows decode
 
 
 @dataclasses.dataclass
@@ -138,7 +138,7 @@ class EncoderScheduler:
         self._batches.clear()
 
     def begin(self, running: Sequence[SlotJob]) -> list[SlotJob]:
-        """Encode the batches whose turn it is; return the windows that start to decode.
+        """Encode the batches that are due; return the windows that start to decode.
 
         Args:
             running: the windows that decode already, the oldest first.
@@ -243,7 +243,7 @@ class EncoderScheduler:
         ]
 
     def feed(self, begun: Sequence[StartedJob]) -> None:
-        """Prefill the prompts of jobs whose audio is in their slots."""
+        """Prefill the prompts of jobs after their audio is encoded."""
         stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)
         stopwatch.stop()

@@ -39,7 +39,7 @@ class WindowEncoder(Protocol):
 
 
 SILENCE = -0.625
-"""Log-mel of digital silence next to speech whose loudest bin is 10 ** 1.5, 8 decades above it.
+"""Log-mel of digital silence next to speech with a loudest bin of 10 ** 1.5, 8 decades above it.
 
 With louder or softer speech it differs by up to 0.2; the demo's text stays the same."""
 

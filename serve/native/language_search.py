@@ -143,7 +143,7 @@ def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ..
 
 
 def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bool:
-    """Return whether a window whose prompt names a language is probably in another one."""
+    """Return whether a window is probably in another language than its prompt names."""
     scores, wanted = first.event.scores, job.detection
     if wanted.switch <= 0 or scores is None or scores.heard is None:
         return False

@@ -43,7 +43,7 @@ def rows_of(job: Job) -> int:
 
 
 class Prefill:
-    """Starts windows whose audio is in their slots.
+    """Starts windows after their audio is encoded.
 
     Args:
         parts: the network, its caches and its samplers.

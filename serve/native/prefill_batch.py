@@ -27,7 +27,7 @@ class PrefillSize:
 
     feeds: int
     windows: int
-    wanted: int  # tokens whose logits are computed
+    wanted: int  # number of tokens with logits
 
     @property
     def spans(self) -> int:

@@ -57,7 +57,7 @@ class WaitingQueue:
 
 
 class UrgentStepPolicy:
-    """Serve urgent windows early on a CPU whose slots are crowded.
+    """Serve urgent windows early on a CPU with crowded slots.
 
     A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
     windows. Urgent windows are therefore encoded in batches of their own, one slot stays free for

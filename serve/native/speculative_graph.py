@@ -29,7 +29,7 @@ class _StepLayout:
     steps: list[slice]  # the tokens of each decoder step; of even length, since kernels need that
     rows: torch.Tensor  # int64 (tokens,)
     ahead: torch.Tensor  # int64 (tokens,), relative to the next position
-    last: torch.Tensor  # int64 (rows,): the tokens of the first step whose logits are needed
+    last: torch.Tensor  # int64 (rows,): the tokens of the first step that need logits
     picks: list[Picks]  # for each choice of tokens
 
     @staticmethod

@@ -97,7 +97,7 @@ class DecodingOptions(SearchOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """Options of language detection, for a window whose prompt holds DETECT_LANGUAGE.
+    """Options of language detection, for a window with DETECT_LANGUAGE in its prompt.
 
     The likeliest transcript decides the language of a translation, since the probability of the
     English text says nothing about it.

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from serve.contract.errors import UnavailableError
 
 RELEASE = (1, 2)  # the last release that compiles engines; checkpoints use its tensor names
-API_RELEASE = (1, 3)  # the first release whose PyTorch backend runs Whisper
+API_RELEASE = (1, 3)  # the first release with Whisper in the PyTorch backend
 WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
 _MEND = (
     "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "

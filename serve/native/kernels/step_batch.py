@@ -59,7 +59,7 @@ class StepBatch:
     rows: torch.Tensor  # int64 (n,)
     positions: torch.Tensor  # int64 (n,); token i is ids[rows[i], positions[i]]
     groups: SlotGroups
-    # int32 (all rows, n_text_ctx), the row whose cache holds each position; None = the row itself
+    # int32 (all rows, n_text_ctx), the row that cached each position; None = the row itself
     source: torch.Tensor | None
     several: bool  # whether any row has more than one position
     length: int  # greater than every position
@@ -88,7 +88,7 @@ class StepBatch:
 
     @functools.cached_property
     def side_by_side(self) -> dict[tuple[int, int, int], int]:
-        """The first row of each of the `runs` whose rows are adjacent and own their past.
+        """The first row of each of the `runs` in which rows are adjacent and own their past.
 
         Empty on a GPU, where the host would have to wait for the device.
         """
