@@ -291,8 +291,8 @@ def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device
     ]
     begins = np.cumsum(lengths) - lengths
     at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
-    # Align each tensor to 16 bytes for any number of windows. Kernels are compiled anew for
-    # pointers of another alignment, which would delay a request.
+    # Align each tensor to 16 bytes for any number of windows. For other alignments kernels would be
+    # compiled again, which would delay a request.
     count = len(windows)
     apart = count + count % 2
     columns = np.zeros((5, apart), np.int64)
