@@ -19,7 +19,7 @@ class BuildConfig:
     precision: Precision = "int8"
     # Runtime of the engine.
     runtime: RuntimeName = "native"
-    # Folder or hub id with tokenizer.json; only needed for a .pt of sizes that OpenAI never published.
+    # Folder or hub id with tokenizer.json; only needed for a .pt of another size than OpenAI's.
     tokenizer: NameOrNone = ""
     # Smaller checkpoint with the same encoder; its decoder proposes tokens. Native engines only.
     draft: NameOrNone = ""
