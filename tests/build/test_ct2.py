@@ -104,7 +104,7 @@ def message(path):
         (b"decoder/alibi\0", b"decoder/other\0", "decoder/other = 0; expected no such setting"),
         (b"encoder/conv1/bias", b"encoder/conv2/bias", "encoder/conv2/bias occurs twice"),
         (b"projection/weight\0", b"projection/weight\1", "there is no valid name at byte"),
-        (b"\0decoder/embeddings/weight\0", b"\0decoder/embeddings/height\0", "which is not there"),
+        (b"\0decoder/embeddings/weight\0", b"\0decoder/embeddings/height\0", "which does not exi"),
     ],
 )
 def test_what_is_not_ours_is_named(file, old, new, expected):
@@ -131,7 +131,7 @@ START = struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + struct.pack("<II", 3, 1)
     [
         (b"", "cannot read"),
         (START, "it has 26 bytes; expected at least 28;"),
-        (START + variable("a", [4] * 200, 0, 4), "a has 200 dimensions; expected 3 at most"),
+        (START + variable("a", [4] * 200, 0, 4), "a has 200 dimensions; expected at most 3"),
         (START + variable("a", [4], 9, 4), "a has the type 9; expected one below 6"),
         (START + variable("a", [4], 0, 4), "a of shape [4] has 4 bytes; expected 16"),
         (START + variable("a", [0], 0, 0), "a of shape [0] has 0 bytes"),
@@ -139,7 +139,7 @@ START = struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + struct.pack("<II", 3, 1)
         (START + variable("a", [2**31, 2], 0, 0), "has 0 bytes; expected 17,179,869,184"),
         (START + variable("a", [2**31, 2**31, 4], 4, 0), "has 0 bytes; expected 36,893,488,147"),
         # Four gigabytes that are stated rightly and are not there.
-        (START + variable("a", [2**32 - 1], 1, 2**32 - 1), "where 4,294,967,"),
+        (START + variable("a", [2**32 - 1], 1, 2**32 - 1), "at least 4,294,967,"),
         (START[:-4] + b"\xff" * 4, "it has 26 bytes;"),
     ],
 )

@@ -158,6 +158,6 @@ def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
 @pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
 def test_other_runtimes_refuse_a_draft(runtime):
     config = BuildProduct(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
-    with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' hold no"):
+    with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' have no"):
         check(config)
     check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))

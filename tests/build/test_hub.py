@@ -87,7 +87,7 @@ def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
 
 def test_what_is_neither_folder_nor_id(tmp_path):
     for name in ("whisper", "a/b/c", "someone/whisper@", "../x/y", ""):
-        with pytest.raises(MissingCheckpointError, match="expected a folder of Hugging Face's"):
+        with pytest.raises(MissingCheckpointError, match="expected a Hugging Face or"):
             checkpoint_folder(name or str(tmp_path / "nothing"))
 
 
