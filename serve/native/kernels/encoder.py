@@ -251,14 +251,11 @@ class _EncoderKernels:
 class TritonEncoder(_EncoderKernels):
     """The encoder's operations in FP16; `reference_ops` documents them."""
 
-    def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        return matrix
+    prepare = staticmethod(reference_ops.prepare)
+    linear = staticmethod(reference_ops.linear)
 
     def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
         return stream_norm(x, None, None, params)
-
-    def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        return reference_ops.linear(x, matrix)
 
     def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         n_out = len(matrix.weight)

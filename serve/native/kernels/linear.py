@@ -47,12 +47,11 @@ class EpilogueSteps:
 
 
 @triton.jit
-def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexpr) -> tl.tensor:
+def to_half(value, dtype: tl.constexpr, packed: tl.constexpr) -> tl.tensor:
     """Convert int8 to `dtype` exactly; `packed` converts four at once, as GPUs have no fast cast.
 
     For u below 1024 the float16 with the bits 0x6400 | u is 1024 + u. A byte permute and a
-    subtraction therefore convert two numbers. `again` repeats the conversion in every iteration of
-    a loop. The compiler would otherwise keep the results, and run out of registers.
+    subtraction therefore convert two numbers.
     """
     if packed and value.dtype == tl.int8:
         return tl.inline_asm_elementwise(
@@ -70,7 +69,7 @@ def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexp
             "=r,=r,r",
             [value],
             dtype=tl.float16,
-            is_pure=not again,
+            is_pure=True,
             pack=4,
         )
     return value.to(dtype)
@@ -314,7 +313,7 @@ def many_rows_kernel(
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     for begin in range(0, depth, turn):
         values = tl.load(x_at)
-        w = to_half(tl.load(w_at), values.dtype, packed, False)
+        w = to_half(tl.load(w_at), values.dtype, packed)
         acc = tl.dot(w, values, acc, input_precision="ieee")
         ends = (begin + turn) % part == 0
         total += tl.where(ends, acc, 0.0)
