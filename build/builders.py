@@ -161,7 +161,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     write_manifest(folder, manifest_of(folder, checkpoint, config.build, made))
 
 
-def _stated(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
+def _checkpoint_facts(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
     """Return an engine's facts without alignment heads that the build has measured."""
     if checkpoint.facts.alignment_heads:
         return manifest.tokenizer
@@ -189,7 +189,7 @@ def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> 
         manifest.runtime == config.build.runtime
         and manifest.precision == config.build.precision
         and manifest.dims == checkpoint.dims
-        and _stated(manifest, checkpoint) == checkpoint.facts
+        and _checkpoint_facts(manifest, checkpoint) == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and manifest.draft == draft_facts(checkpoint)
         and manifest.confidence == read_confidence(config.build.confidence)

@@ -35,7 +35,7 @@ _DTYPES = (
     torch.float16,
     torch.bfloat16,
 )
-_MOST_DIMENSIONS = 3
+_MAX_DIMENSIONS = 3
 _INT32 = struct.Struct("<I")
 # The only supported values of settings.
 _SETTINGS = {
@@ -77,7 +77,7 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
     for alias, name in aliases.items():
         if name in tensors:  # `_expanded` has removed the scales
             tensors[alias] = tensors[name]
-    tensors = dict(_apart(tensors, path))
+    tensors = dict(_split(tensors, path))
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
     return _sizes(tensors, _heads(settings, path)), tensors
 
@@ -115,8 +115,8 @@ class _Ct2Reader:
 
     def _tensor(self, name: str) -> torch.Tensor:
         rank = self._byte()
-        if rank > _MOST_DIMENSIONS:
-            raise self._error(f"{name} has {rank} dimensions; expected at most {_MOST_DIMENSIONS}")
+        if rank > _MAX_DIMENSIONS:
+            raise self._error(f"{name} has {rank} dimensions; expected at most {_MAX_DIMENSIONS}")
         shape = [self._number() for _ in range(rank)]
         kind = self._byte()
         if kind >= len(_DTYPES):
@@ -186,7 +186,7 @@ def _expanded(stored: Tensors, path: Path) -> Tensors:
     return tensors
 
 
-def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _split(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Split stacked queries, keys and values; drop the bias of keys, which must be 0."""
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition("/")

@@ -97,14 +97,14 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
         raise MissingCheckpointError(
             f"no checkpoint at {name}: expected a Hugging Face or CTranslate2 folder, an OpenAI "
             ".pt file, a hub id such as openai/whisper-tiny, or one of "
-            f"{', '.join(names)}{_meant(name, (*names, *ORIGINALS.values()))}"
+            f"{', '.join(names)}{_suggestion(name, (*names, *ORIGINALS.values()))}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
     # The name of a folder in the hub's cache is the revision.
     return CheckpointLocation(folder, f"{match[1]}@{folder.name}")
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar known name; a size means OpenAI's checkpoint of that size."""
     known = list(known)
     whole = [one for one in known if one == f"openai/whisper-{name}"]
@@ -121,14 +121,14 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
     try:
         return _from_hub(hub_id, revision, with_weights)
     except _hub_errors() as error:
-        advice = _meant(hub_id, [published.original_id for published in PUBLISHED])
-        if not _refuses(error):
+        advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
+        if not _is_refusal(error):
             folder = _from_cache(hub_id, revision, with_weights)
             if folder is not None:
                 return folder
             advice = ", and its cache here is incomplete; without a network, give a folder"
         raise MissingCheckpointError(
-            f"{hub_id} is not a folder here, and {_reason(hub_id, revision, error)}{advice}"
+            f"{hub_id} is not a folder here, and {_failure_of(hub_id, revision, error)}{advice}"
         ) from error
 
 
@@ -146,7 +146,7 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
         folder = _from_hub(hub_id, revision, with_weights)
         return _found_on_hub(published, name, hub_id, folder, "from the Hugging Face hub")
     except _hub_errors() as error:
-        hub_reason = _reason(hub_id, revision, error)
+        hub_reason = _failure_of(hub_id, revision, error)
     try:
         return _found_in_wheels(published, name)
     except MissingCheckpointError as error:
@@ -214,14 +214,14 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return vars(errors)["HTTPError"], OSError, ValueError
 
 
-def _refuses(error: Exception) -> bool:
+def _is_refusal(error: Exception) -> bool:
     """Return whether the hub has refused access to a repository, or does not have it."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
 
 
-def _reason(hub_id: str, revision: str | None, error: Exception) -> str:
+def _failure_of(hub_id: str, revision: str | None, error: Exception) -> str:
     """Return why a download failed, and what to do if the hub refused it."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 

@@ -15,8 +15,8 @@ from serve.speech.features import WINDOW_S
 from serve.speech.meter import AudioLimits
 
 _MAX_AUDIO_S = 3600.0
-_MOST_CLIPS = 4  # transformers needs seconds of a CPU for each
-_OTHERWISE = "name recordings of speech with --audio, or build with --no-verify"
+_MAX_CLIPS = 4  # transformers needs seconds of a CPU for each
+_ADVICE = "name recordings of speech with --audio, or build with --no-verify"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
         FileError: the manifest or a file cannot be read.
         AudioError: a file cannot be decoded.
     """
-    read_text(manifest, f"expected a manifest of clips to verify on; {_OTHERWISE}")
+    read_text(manifest, f"expected a manifest of clips to verify on; {_ADVICE}")
     known = facts.languages if facts.multilingual else ("en",)
     places: collections.Counter[str] = collections.Counter()  # number of clips by language
     ranked = []
@@ -74,10 +74,10 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
     if not ranked:
         raise ConfigError(
             f"{manifest} has no clip to verify on; expected one with text, of at most {WINDOW_S} s "
-            f"and in a language of the checkpoint; {_OTHERWISE}"
+            f"and in a language of the checkpoint; {_ADVICE}"
         )
     return [
         dataclasses.replace(recording, language=language)
-        for _, language, file in sorted(ranked)[:_MOST_CLIPS]
+        for _, language, file in sorted(ranked)[:_MAX_CLIPS]
         for recording in read_recordings([file])
     ]

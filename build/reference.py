@@ -33,7 +33,7 @@ def features_of(recording: VerificationAudio, mel_filters: torch.Tensor) -> torc
 
 
 def decode_greedily(
-    model: Any, encoded: Any, prompt: tuple[int, ...], most_tokens: int
+    model: Any, encoded: Any, prompt: tuple[int, ...], max_tokens: int
 ) -> torch.Tensor:
     """Decode one window in transformers with Whisper's token rules.
 
@@ -41,7 +41,7 @@ def decode_greedily(
         model: the result of `load_reference`.
         encoded: the encoder's output.
         prompt: the tokens before the text.
-        most_tokens: the maximum number of sampled tokens, end of text included; a short context
+        max_tokens: the maximum number of sampled tokens, end of text included; a short context
             may allow fewer.
 
     Returns:
@@ -63,7 +63,7 @@ def decode_greedily(
         encoder_outputs=encoded,
         decoder_input_ids=torch.tensor([prompt], device=model.device),
         logits_processor=[rules, follow_load],
-        max_new_tokens=min(most_tokens, model.config.max_target_positions - len(prompt)),
+        max_new_tokens=min(max_tokens, model.config.max_target_positions - len(prompt)),
     )
     return ids
 

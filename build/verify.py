@@ -23,16 +23,16 @@ from serve.contract.errors import EngineError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import Runtime
 
-_FINER = (
+_ROUNDING_ADVICE = (
     "FP16 weights match: build with --precision fp16, or with --calibrate for finer INT8 rounding; "
     "to compare on speech of the checkpoint's own domain, name recordings with --audio"
 )
-_OTHER = (
+_BUILD_ADVICE = (
     "rounding is not the cause: build the engine again; if that fails too, check the checkpoint "
     "with transformers, or name other recordings of speech with --audio"
 )
 MAX_TOKENS = 64  # per window, end of text included
-_MOST_SLOTS = 4
+_MAX_SLOTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def verify(
             f"{engine.path} was built from {source.id} (SHA-256 {source.sha256}), not from "
             f"{checkpoint.source.id} ({checkpoint.source.sha256}); build the engine again"
         )
-    slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
+    slots, threads = min(len(recordings), _MAX_SLOTS), torch.get_num_threads()
     config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
     # Use full precision, so that the verdict on the engine is the same on any device.
     if config.device == "cpu" and config.compute_type == "auto":
@@ -222,16 +222,18 @@ def _check(
             f"{bounds.logits_relative:.2%}"
         )
     for name in ("token_agreement", "greedy_agreement", "fp16_greedy_agreement"):
-        share, least = getattr(deviation, name), getattr(bounds, name)
-        if share < least:
-            broken.append(f"{name.replace('_', ' ')} is {share:.2%}, expected at least {least:.2%}")
+        share, minimum = getattr(deviation, name), getattr(bounds, name)
+        if share < minimum:
+            broken.append(
+                f"{name.replace('_', ' ')} is {share:.2%}, expected at least {minimum:.2%}"
+            )
     if broken:
         rounding = precision != "fp16"
         sound = deviation.fp16_greedy_agreement >= bounds.fp16_greedy_agreement
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
             f"{'; '.join(broken)}; {_first_difference(windows, decoded)}; "
-            f"{_FINER if rounding and sound else _OTHER}"
+            f"{_ROUNDING_ADVICE if rounding and sound else _BUILD_ADVICE}"
         )
 
 

@@ -104,7 +104,7 @@ def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, lis
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES hides the device.
     """
-    builder = [*_showing_only(device), BUILDER]
+    builder = [*_select_gpu(device), BUILDER]
     return {
         half: [
             *builder,
@@ -118,7 +118,7 @@ def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, lis
     }
 
 
-def _showing_only(device: str) -> list[str]:
+def _select_gpu(device: str) -> list[str]:
     """Return the words before a command that make the builder use a GPU other than the first."""
     gpu = visible_gpu(device)
     return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]

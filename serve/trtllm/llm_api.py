@@ -50,7 +50,7 @@ logger = logging.getLogger("earshot")
 
 START_TIMEOUT_S = 600.0  # for the library to load the checkpoint
 _STDERR = 2  # file descriptor
-_STATUS_S = 5.0  # from the end of the connection to the end of the process
+_EXIT_TIMEOUT_S = 5.0  # from the end of the connection to the end of the process
 _ROOT = Path(__file__).resolve().parents[2]
 # The folder is last in the path, so that the environment's own packages win.
 _BEGIN = "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
@@ -157,11 +157,11 @@ class LlmApiExecutor:
         self._failure = ""
         # Lists of message parts to send; a queue, because `enqueue` must not block.
         self._outbox: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        self._connection, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = spawn(config, theirs)
+        self._connection, worker_end = multiprocessing.Pipe()
+        with worker_end:
+            self._process = spawn(config, worker_end)
         try:
-            self.version = self._begin(start_settings(engine, config))
+            self.version = self._start(start_settings(engine, config))
         except BaseException:  # including Ctrl-C
             self._kill()
             self._connection.close()
@@ -171,7 +171,7 @@ class LlmApiExecutor:
         self._reader.start()
         self._writer.start()
 
-    def _begin(self, settings: Mapping[str, Any]) -> str:
+    def _start(self, settings: Mapping[str, Any]) -> str:
         """Send the settings, wait until the library has started, and return its version."""
         try:
             self._connection.send_bytes(_to_json(settings))
@@ -190,13 +190,13 @@ class LlmApiExecutor:
         """Return a message on how the process ended, after its connection was lost."""
         status: Any = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(_STATUS_S)
+            status = self._process.wait(_EXIT_TIMEOUT_S)
         return f"the TensorRT-LLM process ended with status {status}; see its log"
 
     def _kill(self) -> None:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
-            self._process.wait(_STATUS_S)
+            self._process.wait(_EXIT_TIMEOUT_S)
 
     # ---------------------------------------------------------------- called by the device thread
 
@@ -240,7 +240,7 @@ class LlmApiExecutor:
             logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
             self._kill()
         for thread in (self._reader, self._writer):
-            thread.join(_STATUS_S)
+            thread.join(_EXIT_TIMEOUT_S)
         self._connection.close()
 
     def _check(self) -> None:

@@ -97,7 +97,7 @@ class Ops:
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host computes it with
     # `serve.speech.words.monotonic_path`, the reference implementation.
     warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-    # (scores, tokens, frames, least) -> matrix; see `smooth`. None: plain torch computes it.
+    # (scores, tokens, frames, min_divisor) -> matrix; see `smooth`. None: plain torch computes it.
     smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 

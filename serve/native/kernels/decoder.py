@@ -37,13 +37,13 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.store import quantize_kernel
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
-_FEWEST_ROWS = 8  # maximum rows with which the vocabulary projection ends as partial sums
+_MAX_PARTIAL_LOGIT_ROWS = 8  # rows with which the vocabulary projection ends as partial sums
 _CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys per run of cross-attention
 _TILE = 16  # tokens of a slot per matrix instruction
 _HALF_TILE = 8  # maximum tokens of a slot for half of the work and for `cross_stream_kernel`
 _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # warps per multiprocessor, registers per thread
-_ROOM = 1152  # minimum tokens in cross-attention's workspace; a larger step runs in chunks
-_ENOUGH = 1024  # programs; with fewer, several programs share the tiles of a large group
+_MIN_WORKSPACE_TOKENS = 1152  # in cross-attention's workspace; a larger step runs in chunks
+_MIN_PROGRAMS = 1024  # programs; with fewer, several programs share the tiles of a large group
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per iteration, and warps, of self-attention
 _SELF_FEEDS = (1, 2, 3, 4)  # tokens of a row that one program may compute
 _SELF_PROGRAMS = 16  # programs per multiprocessor at which tokens share programs
@@ -70,14 +70,14 @@ class TritonOps:
             self.processors = torch.cuda.get_device_properties(device).multi_processor_count
             # On Hopper `thin_kernel` has the bits of the larger products. Other GPUs are untested.
             self._packs = torch.cuda.get_device_capability(device)[0] == 9
-        self._most = rows
-        self._room = max(rows, _ROOM)
+        self._max_step_tokens = rows
+        self._workspace_tokens = max(rows, _MIN_WORKSPACE_TOKENS)
         splits = triton.cdiv(n_keys, RUNS.value * min(_CROSS_RUN.values()))
-        cross = self._room * heads * splits
+        cross = self._workspace_tokens * heads * splits
         self._workspace = Workspace(
             partial=torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device),
             stats=torch.empty(cross * 2, dtype=torch.float32, device=device),
-            arrived=torch.zeros(self._room * heads, dtype=torch.int32, device=device),
+            arrived=torch.zeros(self._workspace_tokens * heads, dtype=torch.int32, device=device),
         )
 
     def _norm(
@@ -108,7 +108,7 @@ class TritonOps:
         """
         if not self._overlap.possible:
             return matrix
-        if gains_from_wide(self._most, len(matrix.weight)):
+        if gains_from_wide(self._max_step_tokens, len(matrix.weight)):
             matrix = dataclasses.replace(matrix, wide=matrix.weight.half())
         if self._packs and matrix.weight.dtype == torch.int8:
             thin = pack(matrix.weight, part_of(matrix.weight.shape[1]))
@@ -172,7 +172,7 @@ class TritonOps:
         normed = self._normed(x, params)
         if wanted is not None:
             normed = normed.index_select(0, wanted)
-        if len(normed) > _FEWEST_ROWS:
+        if len(normed) > _MAX_PARTIAL_LOGIT_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
         parts = self._parts(normed, matrix)
         return self._finish(PartialSums(parts, matrix, torch.float32), gelu=False)
@@ -262,7 +262,7 @@ class TritonOps:
             return out
         # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
         # service.
-        tile = wide_tile_of(min(rows, self._most), n_out, depth)
+        tile = wide_tile_of(min(rows, self._max_step_tokens), n_out, depth)
         launch(wide_rows_kernel, *tile.grid(rows, n_out))(
             TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
             TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
@@ -291,8 +291,8 @@ class TritonOps:
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlap.gains(feeds)
         fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
-        enough = feeds * heads >= _SELF_PROGRAMS * self.processors
-        together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
+        many_programs = feeds * heads >= _SELF_PROGRAMS * self.processors
+        together = max(i for i in _SELF_FEEDS if i == 1 or (many_programs and feed.each % i == 0))
         apart = feed.several and together < max(feed.each, 2)  # several programs compute a row
         sizes = (feeds, heads, n_ctx, head_dim)
         if apart:
@@ -329,9 +329,10 @@ class TritonOps:
         feeds = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
         width = cross.k.shape[1] * cross.k.shape[3]
         out = torch.empty((feeds, width), dtype=q.dtype, device=cross.k.device)
-        assert not groups.direct or (groups.most == 1 and feeds <= self._room)
-        for begin in range(0, feeds, self._room):
-            self._attend_across(q, cross, groups, out, begin, min(begin + self._room, feeds))
+        assert not groups.direct or (groups.most == 1 and feeds <= self._workspace_tokens)
+        for begin in range(0, feeds, self._workspace_tokens):
+            end = min(begin + self._workspace_tokens, feeds)
+            self._attend_across(q, cross, groups, out, begin, end)
         return out
 
     def _attend_across(
@@ -360,7 +361,7 @@ class TritonOps:
             launch(cross_stream_kernel, programs)(*arguments, *sizes, items, form, **options)
             return
         tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
-        sharing = min(tiles, triton.cdiv(_ENOUGH, items))
+        sharing = min(tiles, triton.cdiv(_MIN_PROGRAMS, items))
         height = _HALF_TILE if groups.most <= _HALF_TILE else _TILE
         launch(cross_kernel, form.splits, pairs, sharing)(
             *arguments, *sizes, form, height, num_warps=RUNS.value, launch_pdl=pdl

@@ -28,7 +28,7 @@ from serve.native.kernels.stream import (
     stream_norm,
 )
 
-_LEAST_STEP = 1e-5  # half of its inverse still fits into a float16
+_MIN_STEP = 1e-5  # half of its inverse still fits into a float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Fp8Encoder(_EncoderKernels):
         weight = matrix.weight.float()
         scale = weight.abs().amax(dim=1).clamp_min(1e-12) / FP8_MAX
         stored = (weight / scale[:, None]).to(torch.float8_e4m3fn)
-        step = None if norm is None else (reach(matrix, norm) / FP8_MAX).clamp_min(_LEAST_STEP)
+        step = None if norm is None else (reach(matrix, norm) / FP8_MAX).clamp_min(_MIN_STEP)
         return Matrix(stored, matrix.bias, scale, step=step)
 
     def norm(self, x: torch.Tensor, params: Norm) -> Scaled:
@@ -352,5 +352,5 @@ def reach(matrix: Matrix, norm: Norm) -> torch.Tensor:
     constant = weight @ norm.bias
     if matrix.bias is not None:
         constant = constant + matrix.bias.float()
-    most: torch.Tensor = gained.norm(dim=1) * math.sqrt(weight.shape[1]) + constant.abs()
-    return most.max() * (1 + 1 / 16) ** 2
+    bound: torch.Tensor = gained.norm(dim=1) * math.sqrt(weight.shape[1]) + constant.abs()
+    return bound.max() * (1 + 1 / 16) ** 2

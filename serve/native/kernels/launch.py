@@ -19,7 +19,7 @@ import torch
 import triton
 
 _launcher_of = operator.attrgetter("run")  # reading it builds the launcher and loads the kernel
-_MOST_OVERLAPPING = 64  # rows; with more, overlapping launches measured slower
+_MAX_OVERLAPPING_ROWS = 64  # rows; with more, overlapping launches measured slower
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
@@ -44,7 +44,7 @@ class Overlap:
 
     def gains(self, rows: int) -> bool:
         """Return whether a launch over this many rows is faster with overlap."""
-        return self.possible and rows <= _MOST_OVERLAPPING
+        return self.possible and rows <= _MAX_OVERLAPPING_ROWS
 
 
 class _Compilers(concurrent.futures.ThreadPoolExecutor):

@@ -15,7 +15,7 @@ _TILE = 4096  # weights that a program holds: those of all tokens in some frames
 _FRAMES = 512  # frames that a program averages
 # Kernels are compiled only for these sizes, because a request waits for a compilation.
 _TOKENS = (64, 256, 512)  # padded tokens per program
-_MOST_FRAMES = 2048
+_MAX_FRAMES = 2048
 _SIZES = ("n_heads", "n_tokens", "n_frames")
 
 
@@ -47,7 +47,7 @@ def score_kernel(
     n_heads: int,
     n_tokens: int,
     n_frames: int,
-    least: tl.constexpr,
+    min_divisor: tl.constexpr,
     tokens_padded: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -69,10 +69,10 @@ def score_kernel(
     where = scores + head * n_tokens * n_frames + (token * n_frames + at)
     x = tl.load(where, mask=there, other=float("-inf"))
     weights = tl.exp(x - peak) / sum
-    weights = weights / tl.maximum(tl.max(weights, 0), least)[None, :]
+    weights = weights / tl.maximum(tl.max(weights, 0), min_divisor)[None, :]
     away = tl.where(fed, weights - (tl.sum(weights, 0) / count)[None, :], 0.0)
     deviation = tl.sqrt(tl.sum(away * away, 0) / count)
-    scored = away / tl.maximum(deviation, least)[None, :]
+    scored = away / tl.maximum(deviation, min_divisor)[None, :]
     tl.store(where, scored, mask=there)
 
 
@@ -136,14 +136,14 @@ def mean_kernel(
 
 
 def smooth(
-    scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor, least: float
+    scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor, min_divisor: float
 ) -> torch.Tensor:
     """Compute the mean over heads of `serve.native.alignment.smoothed`.
 
     Args:
         scores: float32 (windows, heads, tokens, frames), overwritten.
         tokens, frames: int64 (windows,), the numbers of tokens and frames of each window.
-        least: the minimum divisor.
+        min_divisor: avoids a division by 0 where no token attends.
 
     Returns:
         float32 (windows, tokens, frames); undefined beyond a window's tokens and frames.
@@ -153,14 +153,14 @@ def smooth(
     sizes = (heads, n_tokens, n_frames)
     sums = torch.empty((windows, heads, n_tokens, 2), device=scores.device)
     matrix = torch.empty((windows, n_tokens, n_frames), device=scores.device)
-    padded = next(most for most in _TOKENS if n_tokens <= most)
+    padded = next(size for size in _TOKENS if n_tokens <= size)
     block = max(16, _TILE // padded)
-    assert n_frames <= _MOST_FRAMES
+    assert n_frames <= _MAX_FRAMES
     launch(sums_kernel, windows * heads * n_tokens)(
-        scores, tokens, frames, sums, *sizes, _MOST_FRAMES, num_warps=4
+        scores, tokens, frames, sums, *sizes, _MAX_FRAMES, num_warps=4
     )
     launch(score_kernel, windows * heads, triton.cdiv(n_frames, block))(
-        scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8
+        scores, tokens, frames, sums, *sizes, min_divisor, padded, block, num_warps=8
     )
     launch(mean_kernel, windows * n_tokens, triton.cdiv(n_frames, _FRAMES))(
         scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4

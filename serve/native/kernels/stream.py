@@ -12,7 +12,7 @@ import triton.language as tl
 from serve.native.kernels.launch import launch
 from serve.native.kernels.reference_ops import FP8_MAX, LAYER_NORM_EPS, Norm, Scaled
 
-_MOST = 256  # maximum numbers per piece
+_MAX_PIECE = 256  # maximum numbers per piece
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _store_row(
     width: tl.constexpr,
     piece: tl.constexpr,
     fp8: tl.constexpr,
-    most: tl.constexpr,
+    fp8_max: tl.constexpr,
 ) -> None:
     """Store a row's pieces in `out`; FP8 is divided by a step, which is stored in `scale`."""
     at = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
@@ -32,7 +32,7 @@ def _store_row(
         largest = tl.abs(row[0])
         for i in tl.static_range(1, width // piece):
             largest = tl.maximum(largest, tl.abs(row[i]))
-        step = tl.maximum(tl.max(largest, 0), 1e-12) / most
+        step = tl.maximum(tl.max(largest, 0), 1e-12) / fp8_max
         tl.store(scale + tl.program_id(0), step)
         factor = 1.0 / step
     for i in tl.static_range(width // piece):
@@ -54,7 +54,7 @@ def stream_norm_kernel(
     has_delta: tl.constexpr,
     has_shift: tl.constexpr,
     fp8: tl.constexpr,
-    most: tl.constexpr,
+    fp8_max: tl.constexpr,
 ) -> None:
     """Add delta to a row x of the stream in place; store the layer norm of x + shift in `out`."""
     at = tl.arange(0, piece)
@@ -83,19 +83,19 @@ def stream_norm_kernel(
         gain = tl.load(weight + at + i * piece)
         y = (row[i] - mean) * rstd * gain + tl.load(bias + at + i * piece)
         normed = normed + (y,)
-    _store_row(normed, out, scale, width, piece, fp8, most)
+    _store_row(normed, out, scale, width, piece, fp8, fp8_max)
 
 
 @triton.jit
 def scale_rows_kernel(
-    x, out, scale, width: tl.constexpr, piece: tl.constexpr, most: tl.constexpr
+    x, out, scale, width: tl.constexpr, piece: tl.constexpr, fp8_max: tl.constexpr
 ) -> None:
     """Quantize one row to FP8 with a scale."""
     at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     row = ()
     for i in tl.static_range(width // piece):
         row = row + (tl.load(x + at + i * piece).to(tl.float32),)
-    _store_row(row, out, scale, width, piece, True, most)
+    _store_row(row, out, scale, width, piece, True, fp8_max)
 
 
 def stream_norm(
@@ -133,7 +133,7 @@ def stream_norm(
         has_delta=delta is not None,
         has_shift=shift is not None,
         fp8=scale is not None,
-        most=FP8_MAX,
+        fp8_max=FP8_MAX,
         num_warps=1,
     )
     return out
@@ -167,4 +167,4 @@ def empty_scaled(shape: torch.Size, device: torch.device) -> Scaled:
 
 
 def _piece_of(width: int) -> int:
-    return min(_MOST, width & -width)  # width & -width: the largest power of two that divides it
+    return min(_MAX_PIECE, width & -width)  # the largest power of two that divides the width

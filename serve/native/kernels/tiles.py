@@ -46,8 +46,8 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
     width = max(16, triton.next_power_of_2(rows))
     if n_out >= _VOCABULARY:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
-    most = 32 if n_out <= _NARROW and rows <= 128 else 64
-    return Tile(min(most, width), 64, turn, 4, 4)
+    max_rows = 32 if n_out <= _NARROW and rows <= 128 else 64
+    return Tile(min(max_rows, width), 64, turn, 4, 4)
 
 
 def gains_from_wide(rows: int, n_out: int) -> bool:

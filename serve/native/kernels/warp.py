@@ -12,11 +12,11 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
-_LEAST_FRAMES = 512  # minimum number of frames that the kernel is compiled for
+_MIN_FRAMES = 512  # frames that the kernel is compiled for
 
 
 @triton.jit
-def _least(a, b) -> tl.tensor:
+def _minimum(a, b) -> tl.tensor:
     return tl.minimum(a, b)
 
 
@@ -69,7 +69,7 @@ def warp_kernel(
         weights = tl.load(weights_of + row * n_frames + at, mask=exists, other=0.0).to(tl.float64)
         run = -tl.cumsum(weights, 0)
         best = tl.where(diagonal == above, infinite, tl.minimum(diagonal, above))
-        cost = run + tl.associative_scan(best - (run + weights), 0, _least)
+        cost = run + tl.associative_scan(best - (run + weights), 0, _minimum)
         tl.store(cost_of + 1 + at, cost)
         tl.debug_barrier()
         left = tl.load(cost_of + at, mask=at > 0, other=float("inf"))
@@ -97,7 +97,7 @@ def warp(
     """
     assert matrix.is_contiguous()
     windows, n_rows, n_frames = matrix.shape
-    block = max(_LEAST_FRAMES, triton.next_power_of_2(n_frames))
+    block = max(_MIN_FRAMES, triton.next_power_of_2(n_frames))
     costs = torch.empty((windows, block + 1), dtype=torch.float64, device=matrix.device)
     codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
     begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)

@@ -99,7 +99,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
     def record(runtime):
-        starter = runtime._intake._starter
+        starter = runtime._scheduler._starter
         with torch.inference_mode():
             starter.add_graphs()
             starter.replay.record(None)
