@@ -143,11 +143,11 @@ class Aligner:
             if not self._wants_alignment(window):
                 by_window.append(torch.empty(0))
                 continue
-            feed = self._sequence_of(window)
-            _, scores, sizes = self._attended([feed])
+            sequence = self._sequence_of(window)
+            _, scores, sizes = self._attended([sequence])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
-            rows = slice(feed.first, feed.first + feed.rows)
-            by_window.append(weights[:, rows, : feed.frames])
+            rows = slice(sequence.first, sequence.first + sequence.rows)
+            by_window.append(weights[:, rows, : sequence.frames])
         return by_window
 
     def collect(self, wait: bool) -> list[JobEvent]:

@@ -242,13 +242,13 @@ class EncoderScheduler:
         if self._streams is not None:
             batch.stopwatch.hold(self._streams.steps)
         began = time.perf_counter()
-        self.feed(batch.begun)
+        self.prefill(batch.begun)
         return [
             SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
             for window in batch.begun
         ]
 
-    def feed(self, begun: Sequence[StartedJob]) -> None:
+    def prefill(self, begun: Sequence[StartedJob]) -> None:
         """Prefill the prompts of jobs after their audio is encoded."""
         stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)

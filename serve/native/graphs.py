@@ -86,8 +86,8 @@ class EagerLoop:
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows = self._picks.rows
         length = int(self._state.position[rows].max()) + 1
-        feed = decode_batch(self._state, rows, self._groups, length)
-        logits = self._network.step(feed, self._cache)
+        batch = decode_batch(self._state, rows, self._groups, length)
+        logits = self._network.step(batch, self._cache)
         self._advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
         return 1
@@ -166,10 +166,10 @@ class GraphLoop:
             if self._speculative_step is not None and self._drafts(variant):
                 self._speculative_step.run(self._table, span)
                 continue
-            feed = self._batch_of_rows(span, variant)
-            logits = self._network.step(feed, self._cache)
+            batch = self._batch_of_rows(span, variant)
+            logits = self._network.step(batch, self._cache)
             advance = self._advances[variant is _StepVariant.SEVERAL]
-            advance(self._state, Picks(feed.rows, feed.rows), logits)
+            advance(self._state, Picks(batch.rows, batch.rows), logits)
 
     def _batch_of_rows(self, span: int, variant: _StepVariant) -> StepBatch:
         """Make the batch of the first rows' next tokens, as views of memory that replays read."""

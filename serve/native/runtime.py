@@ -335,7 +335,7 @@ class NativeRuntime:
                 running.job = next_job
                 again.append(StartedJob(next_job, place))
         if again:
-            self._scheduler.feed(again)
+            self._scheduler.prefill(again)
         if self._aligner is None or not done:
             return [window.event for window in done]
         stopwatch = Stopwatch(self._device, "words")

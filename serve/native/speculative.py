@@ -61,16 +61,16 @@ class DraftProposer:
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
         ends = list(itertools.accumulate(map(len, spans)))
-        feed = prefill_batch(state.tokens, spans, device)
-        logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
+        batch = prefill_batch(state.tokens, spans, device)
+        logits = self.decoder.step(batch, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)
         at = upload(positions, device)
         for turn in range(1, count + 1):
             self._guess(state, rows, logits, turn)
             if turn < count:
-                feed = decode_batch(state, rows, groups, max(positions) + turn + 1)
-                feed = dataclasses.replace(feed, positions=at + turn)
-                logits = self.decoder.step(feed, self.cache)
+                batch = decode_batch(state, rows, groups, max(positions) + turn + 1)
+                batch = dataclasses.replace(batch, positions=at + turn)
+                logits = self.decoder.step(batch, self.cache)
 
         for (place, job_id), position in zip(owners, positions, strict=True):
             self._known[place.first_row] = job_id, position + count
@@ -205,8 +205,8 @@ class SpeculativeLoop(EagerLoop):
             TokenSpan(place, at, at + count + 1)
             for (place, _), at in zip(owners, before, strict=True)
         ]
-        feed = prefill_batch(self._state.tokens, spans, device)
-        logits = self._network.step(feed, self._cache)
+        batch = prefill_batch(self._state.tokens, spans, device)
+        logits = self._network.step(batch, self._cache)
         self._rules.begin_draft(self._state, rows)
         lines = torch.arange(len(rows), device=device) * (count + 1)
         for turn in range(count + 1):

@@ -38,11 +38,11 @@ class _StepLayout:
         spans = [(-1, 1), *((i, i + 1) for i in range(1, draft_length)), (0, draft_length + 1)]
         steps, row_of, ahead = list[slice](), list[int](), list[int]()
         for begin, end in spans:
-            feeds = list(itertools.product(range(rows), range(begin, end)))
-            steps.append(slice(len(row_of), len(row_of) + len(feeds)))
-            feeds += [(0, 0)] * (len(feeds) % 2)
-            row_of += [row for row, _ in feeds]
-            ahead += [at for _, at in feeds]
+            tokens = list(itertools.product(range(rows), range(begin, end)))
+            steps.append(slice(len(row_of), len(row_of) + len(tokens)))
+            tokens += [(0, 0)] * (len(tokens) % 2)
+            row_of += [row for row, _ in tokens]
+            ahead += [at for _, at in tokens]
         every = torch.arange(rows, device=device)
         return _StepLayout(
             steps=steps,
@@ -87,9 +87,9 @@ class SpeculativeStep:
         """
         state, layout = self._state, self._layout(rows)
         *drafting, verifying = self._batches(layout, table, rows)
-        for turn, feed in enumerate(drafting, 1):
+        for turn, batch in enumerate(drafting, 1):
             wanted = layout.last if turn == 1 else None
-            logits = self._decoder.step(feed, self._draft_cache, wanted)
+            logits = self._decoder.step(batch, self._draft_cache, wanted)
             self._guess(state, layout.picks[0].rows, logits, turn)
         logits = self._network.step(verifying, self._cache)
         state.trusted[:rows].fill_(True)
@@ -110,11 +110,11 @@ class SpeculativeStep:
         at = state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, n_ctx - 1)
         scaled = table[1:] * self._each  # (kinds of step, 2, slots)
         kinds = [0, *[1] * (self.count - 1), 2]
-        feeds = []
+        batches = []
         for step, kind in zip(layout.steps, kinds, strict=True):
             each = (2, 1, self.count + 1)[kind]
             first, count = scaled[kind, :, :rows].unbind()
             groups = SlotGroups(table[0, :rows], first, count, each)
             rows_at = (layout.rows[step], at[step])
-            feeds.append(StepBatch(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
-        return feeds
+            batches.append(StepBatch(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
+        return batches

@@ -14,11 +14,11 @@ from serve.native.kernels.linear import Sums, finish
 
 
 @triton.jit
-def _of_feed(
+def _load_qkv(
     qkv: Sums,
     which: tl.constexpr,
-    feed: int,
-    feeds: int,
+    token: int,
+    n_tokens: int,
     width: int,
     n,
     parts: tl.constexpr,
@@ -26,8 +26,8 @@ def _of_feed(
     dtype: tl.constexpr,
 ) -> tl.tensor:
     """Load and finish a token's query (0), key (1) or value (2); n are a head's channels."""
-    at = feed * 3 * width + n + which * width
-    stride = feeds * 3 * width
+    at = token * 3 * width + n + which * width
+    stride = n_tokens * 3 * width
     n += which * width
     value = tl.load(qkv.numbers + at)
     if parts > 0:
@@ -38,14 +38,14 @@ def _of_feed(
     return value.to(dtype)
 
 
-@triton.jit(do_not_specialize=("feeds",))
+@triton.jit(do_not_specialize=("n_tokens",))
 def append_kernel(
     qkv: Sums,
     k_cache,
     v_cache,
     rows,
     positions,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     n_ctx: int,
     head_dim: tl.constexpr,
@@ -55,16 +55,16 @@ def append_kernel(
 ) -> None:
     """Write the key and value of one token and head to the cache."""
     head = tl.program_id(0)
-    feed = tl.program_id(1)
+    token = tl.program_id(1)
     width = heads * head_dim
     n = head * head_dim + tl.arange(0, head_dim)
-    place = (tl.load(rows + feed) * n_ctx + tl.load(positions + feed)).to(tl.int64) * width + n
+    place = (tl.load(rows + token) * n_ctx + tl.load(positions + token)).to(tl.int64) * width + n
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     dtype: tl.constexpr = k_cache.dtype.element_ty
-    key = _of_feed(qkv, 1, feed, feeds, width, n, parts, quantized, dtype)
-    value = _of_feed(qkv, 2, feed, feeds, width, n, parts, quantized, dtype)
+    key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
+    value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
     tl.store(k_cache + place, key)
     tl.store(v_cache + place, value)
 
@@ -72,8 +72,8 @@ def append_kernel(
 @triton.jit
 def _begin(
     qkv: Sums,
-    feed: int,
-    feeds: int,
+    token: int,
+    n_tokens: int,
     width: int,
     n,
     at,
@@ -85,9 +85,9 @@ def _begin(
 ) -> tl.tuple:
     """Let a token attend to its own key; return its state (query, peak, total, mixed)."""
     dtype: tl.constexpr = k_cache.dtype.element_ty
-    query = _of_feed(qkv, 0, feed, feeds, width, n, parts, quantized, dtype).to(tl.float32)
-    key = _of_feed(qkv, 1, feed, feeds, width, n, parts, quantized, dtype)
-    value = _of_feed(qkv, 2, feed, feeds, width, n, parts, quantized, dtype)
+    query = _load_qkv(qkv, 0, token, n_tokens, width, n, parts, quantized, dtype).to(tl.float32)
+    key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
+    value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
     if appends:
         tl.store(k_cache + at, key)
         tl.store(v_cache + at, value)
@@ -156,7 +156,7 @@ def _attend_to_past(
     return begun
 
 
-@triton.jit(do_not_specialize=("feeds",))
+@triton.jit(do_not_specialize=("n_tokens",))
 def self_attention_kernel(
     qkv: Sums,
     k_cache,
@@ -165,7 +165,7 @@ def self_attention_kernel(
     positions,
     source,
     out,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     n_ctx: int,
     head_dim: tl.constexpr,
@@ -209,7 +209,7 @@ def self_attention_kernel(
     for i in tl.static_range(each):
         target = place + places[i] * width
         new = _begin(
-            qkv, first + i, feeds, width, n, target, k_cache, v_cache, parts, quantized, appends
+            qkv, first + i, n_tokens, width, n, target, k_cache, v_cache, parts, quantized, appends
         )
         begun = begun + (new,)
     if appends and each > 1:
@@ -225,11 +225,11 @@ def embed_kernel(
     ids, rows, positions, tokens, places, out, n_ctx: int, width: tl.constexpr, block: tl.constexpr
 ) -> None:
     """Add the embeddings of one token and of its position."""
-    feed = tl.program_id(0)
+    index = tl.program_id(0)
     at = tl.arange(0, block)
     inside = at < width
-    position = tl.load(positions + feed)
-    token = tl.load(ids + tl.load(rows + feed) * n_ctx + position)
+    position = tl.load(positions + index)
+    token = tl.load(ids + tl.load(rows + index) * n_ctx + position)
     value = tl.load(tokens + token * width + at, mask=inside)
     place = tl.load(places + position * width + at, mask=inside)
-    tl.store(out + feed * width + at, value + place, mask=inside)
+    tl.store(out + index * width + at, value + place, mask=inside)

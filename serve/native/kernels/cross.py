@@ -48,14 +48,14 @@ from serve.native.kernels.splits import (
 )
 
 
-@gluon.jit(do_not_specialize=("feeds", "begin", "end"))
+@gluon.jit(do_not_specialize=("n_tokens", "begin", "end"))
 def cross_kernel(
     q: Sums,
     cache: CrossCache,
     groups: SplitGroups,
     out,
     workspace: Workspace,
-    feeds: int,
+    n_tokens: int,
     begin: int,
     end: int,
     heads: int,
@@ -87,7 +87,7 @@ def cross_kernel(
         gdc_launch_dependents()
         gdc_wait()
     for start in range(mine, high, gl.num_programs(2) * 16):
-        query = queries_of(q, cache.k_scale, start, high, feeds, heads, head, row, mma, form)
+        query = queries_of(q, cache.k_scale, start, high, n_tokens, heads, head, row, mma, form)
         no_scores = gl.zeros([RUNS, 16, run], gl.float32, mma)
         score = mma_v2(query, keys_operand(keys, mma), no_scores)
         weights, peaks = weights_of(top_rows(score, rows), there, form.int8)
@@ -95,10 +95,10 @@ def cross_kernel(
         peak, total, acc = _sum_of_runs(peaks, totals, accs, layout)
         if form.int8:
             acc = acc * SUBNORMAL - total[:, None] * RAISED
-        feed = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
-        line = ((feed - begin) * heads + head) * splits + split
+        token = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
+        line = ((token - begin) * heads + head) * splits + split
         d = gl.arange(0, 64, gl.SliceLayout(0, layout))
-        real = feed < high
+        real = token < high
         gl.store(workspace.partial + line[:, None] * 64 + d[None, :], acc, mask=real[:, None])
         gl.store(workspace.stats + line * 2, peak, mask=real)
         gl.store(workspace.stats + line * 2 + 1, total, mask=real)
@@ -229,24 +229,24 @@ def _store_part(
     layout: gl.constexpr = acc.type.layout
     rows: gl.constexpr = acc.shape[1]
     first = item // splits % heads * splits + item % splits
-    feed = low + along(rows, 1, layout)
-    place = (feed - begin) * heads * splits + first
-    gl.store(workspace.partial + place * 64 + along(64, 2, layout), acc, mask=feed < high)
-    feed = low + gl.expand_dims(gl.arange(0, rows, gl.SliceLayout(0, peak.type.layout)), 0)
-    place = (feed - begin) * heads * splits + first
-    gl.store(workspace.stats + place * 2, peak, mask=feed < high)
-    gl.store(workspace.stats + place * 2 + 1, total, mask=feed < high)
+    token = low + along(rows, 1, layout)
+    place = (token - begin) * heads * splits + first
+    gl.store(workspace.partial + place * 64 + along(64, 2, layout), acc, mask=token < high)
+    token = low + gl.expand_dims(gl.arange(0, rows, gl.SliceLayout(0, peak.type.layout)), 0)
+    place = (token - begin) * heads * splits + first
+    gl.store(workspace.stats + place * 2, peak, mask=token < high)
+    gl.store(workspace.stats + place * 2 + 1, total, mask=token < high)
     barrier()  # all threads store their part before the program counts as finished
 
 
-@gluon.jit(do_not_specialize=("feeds", "begin", "end", "items"))
+@gluon.jit(do_not_specialize=("n_tokens", "begin", "end", "items"))
 def cross_stream_kernel(
     q: Sums,
     cache: CrossCache,
     groups: SplitGroups,
     out,
     workspace: Workspace,
-    feeds: int,
+    n_tokens: int,
     begin: int,
     end: int,
     heads: int,
@@ -266,7 +266,7 @@ def cross_stream_kernel(
         gdc_launch_dependents()
         gdc_wait()
     head = item // form.splits % heads
-    query = queries_of(q, cache.k_scale, low, high, feeds, heads, head, row, mma, form)
+    query = queries_of(q, cache.k_scale, low, high, n_tokens, heads, head, row, mma, form)
     while item < items:
         n_item, n_low, n_high, n_row, n_at, n_there = _next_split(
             groups, item + gl.num_programs(0), items, begin, end, heads, n_keys, form
@@ -279,7 +279,9 @@ def cross_stream_kernel(
         counter = workspace.arrived + (low - begin) * heads + head
         arrival = gl.atomic_add(counter, 1, sem="acq_rel")
         n_head = n_item // form.splits % heads
-        query = queries_of(q, cache.k_scale, n_low, n_high, feeds, heads, n_head, n_row, mma, form)
+        query = queries_of(
+            q, cache.k_scale, n_low, n_high, n_tokens, heads, n_head, n_row, mma, form
+        )
         if arrival == form.splits - 1:
             v_scale = cache.v_scale + row * 64
             sum_of_splits(workspace, out, v_scale, begin, low, high, heads, head, 1, form, narrow)

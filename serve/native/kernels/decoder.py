@@ -45,7 +45,7 @@ _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # warps per multiprocessor, register
 _MIN_WORKSPACE_TOKENS = 1152  # in cross-attention's workspace; a larger step runs in chunks
 _MIN_PROGRAMS = 1024  # programs; with fewer, several programs share the tiles of a large group
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per iteration, and warps, of self-attention
-_SELF_FEEDS = (1, 2, 3, 4)  # tokens of a row that one program may compute
+_SELF_TOKENS = (1, 2, 3, 4)  # tokens of a row that one program may compute
 _SELF_PROGRAMS = 16  # programs per multiprocessor at which tokens share programs
 _AHEAD = 16  # maximum tokens with which programs prefetch; more programs hide the latency anyway
 _FINISH_BLOCK = 512  # outputs per program
@@ -277,31 +277,31 @@ class TritonOps:
         return out
 
     def self_attention(
-        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: StepBatch
+        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: StepBatch
     ) -> torch.Tensor:
         """Compute `reference_ops.self_attention`; read only existing positions of each row."""
         _, n_ctx, heads, head_dim = k_cache.shape
-        if feed.groups.whole and isinstance(qkv, torch.Tensor):
-            return attend_to_texts(qkv, heads, feed.groups)
+        if batch.groups.whole and isinstance(qkv, torch.Tensor):
+            return attend_to_texts(qkv, heads, batch.groups)
         numbers, parts, quantized = unfinished(qkv)
-        feeds, source = len(feed.rows), feed.source
+        n_tokens, source = len(batch.rows), batch.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         assert source is None or source.is_contiguous()
-        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
-        out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
-        pdl = self._overlap.gains(feeds)
-        fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
-        many_programs = feeds * heads >= _SELF_PROGRAMS * self.processors
-        together = max(i for i in _SELF_FEEDS if i == 1 or (many_programs and feed.each % i == 0))
-        apart = feed.several and together < max(feed.each, 2)  # several programs compute a row
-        sizes = (feeds, heads, n_ctx, head_dim)
+        assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
+        out = torch.empty((n_tokens, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
+        pdl = self._overlap.gains(n_tokens)
+        fed = (numbers, k_cache, v_cache, batch.rows, batch.positions)
+        many_programs = n_tokens * heads >= _SELF_PROGRAMS * self.processors
+        together = max(i for i in _SELF_TOKENS if i == 1 or (many_programs and batch.each % i == 0))
+        apart = batch.several and together < max(batch.each, 2)  # several programs compute a row
+        sizes = (n_tokens, heads, n_ctx, head_dim)
         if apart:
-            launch(append_kernel, heads, feeds)(
+            launch(append_kernel, heads, n_tokens)(
                 *fed, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
             )
-        launch(self_attention_kernel, heads, feeds // together)(
+        launch(self_attention_kernel, heads, n_tokens // together)(
             *fed,
-            given(source, feed.rows),
+            given(source, batch.rows),
             out,
             *sizes,
             block=_SELF_BLOCK,
@@ -310,7 +310,7 @@ class TritonOps:
             quantized=quantized,
             elsewhere=source is not None,
             appends=not apart,
-            ahead=not feed.several and feeds <= _AHEAD,
+            ahead=not batch.several and n_tokens <= _AHEAD,
             pdl=pdl,
             num_warps=_SELF_WARPS,
             launch_pdl=pdl,
@@ -326,12 +326,12 @@ class TritonOps:
             return attend_to_audio(q, cross, groups)
         if not self._on_gpu:
             return reference_ops.cross_attention(self.finish(q), cross, groups)
-        feeds = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
+        n_tokens = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
         width = cross.k.shape[1] * cross.k.shape[3]
-        out = torch.empty((feeds, width), dtype=q.dtype, device=cross.k.device)
-        assert not groups.direct or (groups.most == 1 and feeds <= self._workspace_tokens)
-        for begin in range(0, feeds, self._workspace_tokens):
-            end = min(begin + self._workspace_tokens, feeds)
+        out = torch.empty((n_tokens, width), dtype=q.dtype, device=cross.k.device)
+        assert not groups.direct or (groups.most == 1 and n_tokens <= self._workspace_tokens)
+        for begin in range(0, n_tokens, self._workspace_tokens):
+            end = min(begin + self._workspace_tokens, n_tokens)
             self._attend_across(q, cross, groups, out, begin, end)
         return out
 
@@ -385,13 +385,13 @@ class TritonOps:
             x, slots, cache, scale, *sizes, num_warps=8
         )
 
-    def embed(self, feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        assert feed.ids.is_contiguous()
-        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
-        feeds, width = len(feed.rows), tokens.shape[1]
-        out = torch.empty((feeds, width), dtype=tokens.dtype, device=tokens.device)
-        sizes = (feed.ids.shape[1], width, triton.next_power_of_2(width))
-        launch(embed_kernel, feeds)(
-            feed.ids, feed.rows, feed.positions, tokens, places, out, *sizes
+    def embed(self, batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        assert batch.ids.is_contiguous()
+        assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
+        n_tokens, width = len(batch.rows), tokens.shape[1]
+        out = torch.empty((n_tokens, width), dtype=tokens.dtype, device=tokens.device)
+        sizes = (batch.ids.shape[1], width, triton.next_power_of_2(width))
+        launch(embed_kernel, n_tokens)(
+            batch.ids, batch.rows, batch.positions, tokens, places, out, *sizes
         )
         return out

@@ -80,9 +80,9 @@ class OneDnnOps:
         return residual + _product(x, matrix)
 
     def self_attention(
-        self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: StepBatch
+        self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, batch: StepBatch
     ) -> Tensor:
-        return reference_ops.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
+        return reference_ops.self_attention(qkv, k_cache, v_cache, batch, _attend_past)
 
     def cross_attention(self, q: Tensor, cross: CrossKV, groups: SlotGroups) -> Tensor:
         attend = reference_ops.attend_audio if self._dtype == torch.float32 else _attend_audio

@@ -32,8 +32,8 @@ def _tile_of(first, count, groups: int, padded: tl.constexpr, tile: tl.constexpr
     before = ends <= tl.program_id(0)
     group = tl.minimum(tl.sum(before.to(tl.int32), 0), groups - 1)
     turn = tl.program_id(0) - tl.max(tl.where(before, ends, 0), 0)
-    feeds = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
-    return group, tl.load(first + group).to(tl.int32), feeds.to(tl.int32), turn.to(tl.int32)
+    n_tokens = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
+    return group, tl.load(first + group).to(tl.int32), n_tokens.to(tl.int32), turn.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=("groups", "n_keys"))
@@ -64,19 +64,19 @@ def texts_kernel(
     A program computes one head. With `own`, q, k and v are columns of the same rows, and a token's
     index in its group is its position.
     """
-    group, start, feeds, turn = _tile_of(first, count, groups, padded, tile)
-    if turn * tile >= feeds:
+    group, start, n_tokens, turn = _tile_of(first, count, groups, padded, tile)
+    if turn * tile >= n_tokens:
         return
     head = tl.program_id(1)
     m, d = turn * tile + tl.arange(0, tile), tl.arange(0, head_dim)
     line = (start + m)[:, None]
     query = tl.load(
-        q + line * q_stride + head * head_dim + d[None, :], mask=m[:, None] < feeds, other=0.0
+        q + line * q_stride + head * head_dim + d[None, :], mask=m[:, None] < n_tokens, other=0.0
     )
     factor = _LOG2_E
     row = tl.load(slots + group) * heads + head
     if own:
-        keys, end = start * k_stride + head * head_dim, tl.minimum(feeds, (turn + 1) * tile)
+        keys, end = start * k_stride + head * head_dim, tl.minimum(n_tokens, (turn + 1) * tile)
     else:
         keys, end = row * n_keys * k_stride, n_keys
     if int8:
@@ -106,7 +106,7 @@ def texts_kernel(
         mixed = mixed * tl.load(v_scale + row * head_dim + d)[None, :]
     width = heads * head_dim
     at = out + line * width + head * head_dim + d[None, :]
-    tl.store(at, mixed.to(out.dtype.element_ty), mask=m[:, None] < feeds)
+    tl.store(at, mixed.to(out.dtype.element_ty), mask=m[:, None] < n_tokens)
 
 
 def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.Tensor:
@@ -149,10 +149,10 @@ def _attend(
 ) -> torch.Tensor:
     q, k = parts[:2]
     assert q is not None and q.is_contiguous() and k is not None and (own or k.is_contiguous())
-    feeds, count, width = len(q), len(groups.slots), q.shape[1] // (3 if own else 1)
-    out = torch.empty((feeds, width), dtype=q.dtype, device=q.device)
+    n_tokens, count, width = len(q), len(groups.slots), q.shape[1] // (3 if own else 1)
+    out = torch.empty((n_tokens, width), dtype=q.dtype, device=q.device)
     shared = (groups.slots, groups.first, groups.count)
-    launch(texts_kernel, triton.cdiv(feeds, _TILE) + count, heads)(
+    launch(texts_kernel, triton.cdiv(n_tokens, _TILE) + count, heads)(
         *parts,
         *shared,
         out,

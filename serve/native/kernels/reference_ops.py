@@ -183,18 +183,18 @@ def logits(
     return norm_linear(x if wanted is None else x[wanted], params, matrix).float()
 
 
-def embed(feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def embed(batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Add the embeddings of each token and of its position.
 
     Args:
-        feed: n tokens.
+        batch: n tokens.
         tokens: the token embeddings (n_vocab, d).
         places: the position embeddings (n_text_ctx, d).
 
     Returns:
         (n, d).
     """
-    return tokens[feed.ids[feed.rows, feed.positions]] + places[feed.positions]
+    return tokens[batch.ids[batch.rows, batch.positions]] + places[batch.positions]
 
 
 def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
@@ -260,7 +260,7 @@ def self_attention(
     qkv: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    feed: StepBatch,
+    batch: StepBatch,
     attend: Attend = attend,
 ) -> torch.Tensor:
     """Compute causal self-attention of one decoder step.
@@ -271,24 +271,24 @@ def self_attention(
     Args:
         qkv: (n, 3 * d), the query already scaled.
         k_cache, v_cache: (rows, n_text_ctx, heads, head_dim), updated in place.
-        feed: n tokens.
+        batch: n tokens.
         attend: the attention of a run of rows.
 
     Returns:
         (n, d).
     """
     heads, head_dim = k_cache.shape[2:]
-    q, k, v = qkv.view(len(feed.rows), 3, -1).unbind(1)
+    q, k, v = qkv.view(len(batch.rows), 3, -1).unbind(1)
     keys, values = k_cache.view(-1, k.shape[-1]), v_cache.view(-1, v.shape[-1])
-    keys.index_copy_(0, feed.own_places, k)
-    values.index_copy_(0, feed.own_places, v)
+    keys.index_copy_(0, batch.own_places, k)
+    values.index_copy_(0, batch.own_places, v)
     mixed = []
-    for run in feed.runs:
+    for run in batch.runs:
         first, rows, each = run
-        feeds = slice(first, first + rows * each)
-        k, v = (feed.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
-        query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
-        unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
+        tokens = slice(first, first + rows * each)
+        k, v = (batch.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
+        query = q[tokens].view(rows, each, heads, head_dim).transpose(1, 2)
+        unseen = ~batch.seen[tokens].view(rows, 1, each, batch.past)
         out = attend(query, k, v, unseen)
         mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -353,10 +353,10 @@ def cross_attention(
         if cross.k_scale is not None and cross.v_scale is not None:
             k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
-        feeds = slice(first, first + slots * each)
-        query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
+        tokens = slice(first, first + slots * each)
+        query = q[tokens].view(slots, each, heads, head_dim).transpose(1, 2)
         mixed = attend(query, k, v, own.log_weights)
-        out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
+        out[tokens] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
     return out
 
 

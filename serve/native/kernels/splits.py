@@ -50,9 +50,9 @@ class SplitGroups(NamedTuple):
 class Workspace(NamedTuple):
     """The sums of each split, until they are added."""
 
-    partial: torch.Tensor  # float32 (feeds, heads, splits, 64)
-    stats: torch.Tensor  # float32 (feeds, heads, splits, 2): peak and total
-    arrived: torch.Tensor  # int32 (feeds, heads): the number of finished splits
+    partial: torch.Tensor  # float32 (n_tokens, heads, splits, 64)
+    stats: torch.Tensor  # float32 (n_tokens, heads, splits, 2): peak and total
+    arrived: torch.Tensor  # int32 (n_tokens, heads): the number of finished splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +72,16 @@ class SplitConfig:
 def queries_of(
     q: Sums,
     k_scale,
-    feed: int,
+    token: int,
     end: int,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     head: int,
     row: int,
     mma: gl.constexpr,
     form: gl.constexpr,
 ) -> gl.tensor:
-    """Finish the queries of tokens [feed, end).
+    """Finish the queries of tokens [token, end).
 
     They are multiplied by the keys' scales (`k_scale` of slot and head `row`) and by the factor
     that `power` needs.
@@ -89,14 +89,14 @@ def queries_of(
     warps: gl.constexpr = mma.warps_per_cta[0]
     layout: gl.constexpr = query_layout(warps)
     d = along(64, 2, layout)
-    mine = feed + along(16, 1, layout) + along(warps, 0, layout) * 0
+    mine = token + along(16, 1, layout) + along(warps, 0, layout) * 0
     n = head * 64 + d
     at = mine * (heads * 64) + n
     value = gl.load(q.numbers + at, mask=mine < end, other=0.0)
     parts: gl.constexpr = form.parts
     if parts > 0:
         for part in gl.static_range(1, parts):
-            begin = q.numbers + part * feeds * heads * 64
+            begin = q.numbers + part * n_tokens * heads * 64
             value += gl.load(begin + at, mask=mine < end, other=0.0)
         offset = gl.load(q.bias + n).to(gl.float32)
         if form.quantized:
@@ -182,9 +182,9 @@ def sum_of_splits(
     channel = channel_at(d)
     splits: gl.constexpr = form.splits
     for start in range(low, high, some):
-        feed = start + gl.arange(0, some, gl.SliceLayout(1, layout))
-        real = feed < high
-        line = ((feed - begin) * heads + head) * splits
+        token = start + gl.arange(0, some, gl.SliceLayout(1, layout))
+        real = token < high
+        line = ((token - begin) * heads + head) * splits
         top = gl.load(workspace.stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
         for split in gl.static_range(1, splits):
             at = workspace.stats + (line + split) * 2
@@ -202,5 +202,5 @@ def sum_of_splits(
         mixed = mixed / total[:, None]
         if form.int8:
             mixed = mixed * gl.load(v_scale + channel)[None, :]
-        target = out + feed[:, None] * (heads * 64) + head * 64 + channel[None, :]
+        target = out + token[:, None] * (heads * 64) + head * 64 + channel[None, :]
         gl.store(target, mixed.to(out.dtype.element_ty), mask=real[:, None])

@@ -1,7 +1,4 @@
-"""The input of a decoder step: its tokens, and the slots that they belong to.
-
-A feed is one token of a step; `feed` and `feeds` in the kernels are its index and their number.
-"""
+"""The input of a decoder step: its tokens, and the slots that they belong to."""
 
 import dataclasses
 import functools
