@@ -1,16 +1,16 @@
-# Earshot: every target is a thin call of `python -m build|serve|eval`, each with its own --help.
+# Earshot: every target calls `python -m build|serve|eval`; each of these has --help.
 #
-#   make demo            set up, fetch Whisper base, build its engine, serve it, transcribe clips of
-#                        people; where base cannot be had, the small synthetic checkpoint
-#   make test            set up and test every feature, the real server included, without a GPU and in
-#                        three processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
-#                        Whisper base is fetched for some of them, which else say that they skip
-#   make test-all        the same, and the tests that take long: soaks, clusters, kills of every process,
-#                        the compiler's output for two GPUs
-#   make test-gpu        the GPU tests; fails where there is no GPU
-#   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
-#                        environment of 8 GB of their own; PYTHON=python3.12
-#   make check           format, lint, types
+#   make demo            set up, download Whisper base, build its engine, serve it, and transcribe
+#                        clips of people; without a download, use the small synthetic checkpoint
+#   make test            set up, and run the tests without a GPU, real servers included, in three
+#                        processes; PROCESSES=0: in one; OPTIONS="-k words": only some tests. Some
+#                        tests download Whisper base; they are skipped if that fails
+#   make test-all        also run the slow tests: soaks, clusters, kills of every process, compiled
+#                        kernels for two GPUs
+#   make test-gpu        run the GPU tests; fails without a GPU
+#   make test-trtllm     run the tests of TensorRT-LLM in a separate environment of 8 GB, with the
+#                        versions of NVIDIA's image; PYTHON=python3.12
+#   make check           check format, lint and types
 #   make build-engine    CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=engines/mine, or
 #                        CONFIG=… [CHECKPOINT=… ENGINE=…]; and [PRECISION=int8|fp16 TOKENIZER=…
 #                        DRAFT=… CALIBRATE=1 CONFIDENCE=…]
@@ -32,12 +32,12 @@ IMAGE_VENV := .venv-trtllm
 IMAGE_PINS := tests/fake_trtllm/image.txt
 STAMP := $(VENV)/.installed
 
-# `make serve RUN=python3 …` uses an interpreter that has everything, as in NVIDIA's container.
+# `make serve RUN=python3 …` uses an interpreter with all packages, as in NVIDIA's container.
 ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-# Tests start many processes, each of which would otherwise compile all sources again.
+# Tests start many processes, and without this each of them would compile all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo fixture-engine test test-all test-gpu test-trtllm check format build-engine serve some-files transcribe eval profile clean
@@ -48,11 +48,11 @@ help:
 setup: $(STAMP)
 
 $(VENV)/.installed: requirements.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Earshot needs Python 3.11 or 3.12 (NumPy 1, which tritonserver needs, has no wheels for later ones), {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
-	@echo "Installing the pinned packages into $(VENV): about 3 GB, some minutes …"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Earshot needs Python 3.11 or 3.12 (NumPy 1, which tritonserver needs, has no wheels for later ones), but {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12")'
+	@echo "Installing the pinned packages into $(VENV): about 3 GB, a few minutes …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	@# CPU builds of torch come without Triton the language, whose interpreter the tests use.
+	@# CPU builds of torch lack the package triton, whose interpreter the tests use.
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check triton==3.6.0
 	@touch $@
@@ -63,8 +63,8 @@ demo: setup
 fixture-engine: setup
 	@$(RUN) -m build engine --config configs/demo.toml --if-stale
 
-# Side by side in the order of the files, of which the last are the quickest. In one process more
-# than a small machine has cores, since many tests wait.
+# Processes take test files in order, the quickest files last. Many tests only wait, so there is one
+# process more than a small machine has cores.
 test: fixture-engine
 	@$(RUN) -m pytest --durations 10 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 
@@ -75,8 +75,8 @@ test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu --nightly
 
 $(IMAGE_VENV)/.installed: requirements.txt $(IMAGE_PINS)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 12) else f"the image has Python 3.12, {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
-	@echo "Installing what NVIDIA's image has into $(IMAGE_VENV): about 8 GB, some minutes …"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 12) else f"the image has Python 3.12, but {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12")'
+	@echo "Installing the packages of NVIDIA's image into $(IMAGE_VENV): about 8 GB, a few minutes …"
 	@$(PYTHON) -m venv $(IMAGE_VENV)
 	@grep -vE "$$(sed -n 's/==.*/==/p' $(IMAGE_PINS) | sed 's/^/^/' | paste -sd'|')" requirements.txt | \
 		$(IMAGE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -96,7 +96,7 @@ format: setup
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-# Another checkpoint than the default config's is built without that config, which is for base.
+# With CHECKPOINT and without CONFIG, the default config is left out, since it is for base.
 build-engine: setup
 	@$(RUN) -m build engine \
 		$(if $(and $(CHECKPOINT),$(filter file,$(origin CONFIG))),,--config $(CONFIG)) \
@@ -109,7 +109,7 @@ serve: setup
 	@$(RUN) -m serve start --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
 
 some-files:
-	@test -n "$(FILES)" || { echo 'say which files: make transcribe FILES="a.wav b.mp3"' >&2; exit 2; }
+	@test -n "$(FILES)" || { echo 'no files; expected make transcribe FILES="a.wav b.mp3"' >&2; exit 2; }
 
 transcribe: some-files setup
 	@$(RUN) -m serve transcribe --config $(CONFIG) --format $(FORMAT) \

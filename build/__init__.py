@@ -1,1 +1,1 @@
-"""Checkpoint -> engine: open published weights, quantise, write the engine folder, verify it."""
+"""Build engines from checkpoints: open the weights, quantise, write the folder, verify it."""

@@ -1,4 +1,4 @@
-"""Build engines: `python -m build engine|inspect|verify`; each has --help.
+"""Build engines: `python -m build engine|inspect|verify`; each command has --help.
 
 python -m build engine --checkpoint openai/whisper-small --engine engines/small
 python -m build engine --config configs/demo.toml
@@ -18,12 +18,12 @@ from serve.contract.exits import exit_status, require_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command, and return the exit code."""
     args = _parser().parse_args(arguments)
 
     def run() -> int:
         require_text(sys.argv[1:] if arguments is None else arguments)
-        from build import commands  # noqa: PLC0415 - takes a second, in which Ctrl-C may come
+        from build import commands  # noqa: PLC0415 - Ctrl-C may arrive during this slow import
 
         commands.COMMANDS[args.command](args)
         return 0
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # unwinds, so that unfinished folders are removed
+    sys.exit(128 + number)  # an exception, so that unfinished folders are removed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,59 +42,61 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     _add_engine(commands)
-    inspect = commands.add_parser("inspect", help="print what an engine says about itself")
+    inspect = commands.add_parser("inspect", help="print a summary of an engine")
     inspect.add_argument("engine", metavar="ENGINE", help="engine folder")
-    inspect.add_argument("--json", action="store_true", help="print the manifest as it is")
+    inspect.add_argument("--json", action="store_true", help="print the manifest itself")
     _add_verify(commands)
     return parser
 
 
 def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     engine = commands.add_parser("engine", help="build an engine from a checkpoint, and verify it")
-    _add_config(engine, "settings to build with; flags below override them")
+    _add_config(engine, "settings of the build; the flags below override them")
     engine.add_argument(
         "--checkpoint",
-        help="base or tiny.en, which are fetched; hub id; folder as Hugging Face's or "
-        "faster-whisper's; or OpenAI .pt file",
+        help="base or tiny.en, which are downloaded; a hub id; a folder in Hugging Face's or "
+        "faster-whisper's format; or an OpenAI .pt file",
     )
     engine.add_argument(
         "--engine",
-        help="folder to write; an engine there is replaced; needed without --config",
+        help="folder to write; an engine there is replaced; required without --config",
     )
     engine.add_argument(
-        "--precision", choices=get_args(Precision), help="int8 weights, or fp16 as they are"
+        "--precision",
+        choices=get_args(Precision),
+        help="precision of the weights: int8, or fp16 without quantisation",
     )
     engine.add_argument(
         "--tokenizer",
         help="folder or hub id with tokenizer.json and generation_config.json; default: the "
-        "checkpoint's own, and for a .pt that of OpenAI's checkpoint with the same sizes",
+        "checkpoint's own; for a .pt file that of OpenAI's checkpoint with the same sizes",
     )
     engine.add_argument(
         "--draft",
-        help="checkpoint on the same encoder, whose decoder guesses and is verified; with another "
-        "--checkpoint than the config's, its draft is left out",
+        help="checkpoint with the same encoder, whose decoder proposes tokens (speculative "
+        "decoding); a --checkpoint other than the config's drops the config's draft",
     )
     engine.add_argument(
         "--confidence",
         metavar="FILE",
-        help="what `python -m eval trust` fitted, for words to say how likely they are right; "
-        "with another --checkpoint than the config's, its file is left out",
+        help="file that `python -m eval trust` has written, for word probabilities; a --checkpoint "
+        "other than the config's drops the config's file",
     )
     engine.add_argument(
         "--calibrate",
         action="store_true",
-        help="compensate INT8 rounding on bundled speech",
+        help="compensate INT8 rounding on bundled clips of speech",
     )
     engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"
     )
     engine.add_argument(
-        "--no-verify", action="store_true", help="do not compare with the checkpoint at the end"
+        "--no-verify", action="store_true", help="do not compare the engine with the checkpoint"
     )
     engine.add_argument(
         "--dry-run",
         action="store_true",
-        help="where the build runs commands of others: print them and build nothing",
+        help="print the commands of other programs that the build would run, and build nothing",
     )
     _add_audio(engine)
 
@@ -104,13 +106,13 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "verify", help="compare an engine's logits and greedy tokens with its checkpoint's"
     )
     verify.add_argument("engine", metavar="ENGINE", help="engine folder")
-    verify.add_argument("--checkpoint", help="what it was built from; default: as it says itself")
+    verify.add_argument("--checkpoint", help="its checkpoint; default: the one in its manifest")
     verify.add_argument(
         "--tokenizer",
         default="",
         help="folder or hub id with tokenizer.json; default: as for engine",
     )
-    _add_config(verify, "settings: [runtime] to compare with, clips of build.verify_clips")
+    _add_config(verify, "settings: [runtime], and build.verify_clips")
     _add_audio(verify)
 
 
@@ -125,10 +127,10 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="recordings of speech to compare on; default: four clips of the manifest "
-        "build.verify_clips, by default bundled clips of people in languages of the checkpoint",
+        "build.verify_clips, whose default are bundled clips of people",
     )
     parser.add_argument(
-        "--device", help="where to calibrate and compare: cpu (default), cuda or cuda:N"
+        "--device", help="device for calibration and comparison: cpu (default), cuda or cuda:N"
     )
 
 

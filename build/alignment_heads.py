@@ -1,8 +1,8 @@
-"""The cross-attention heads of a decoder that follow the speech, measured where nobody says it.
+"""Measure which cross-attention heads of a decoder follow the speech, if the checkpoint lists none.
 
-A head that follows speech attends to few frames at a time, and to later ones with every token: the
-z-scores along the best monotonic path through its weights are high. Through those of other heads
-there is no such path.
+A head that follows speech attends to few frames at a time, and each token attends to later frames
+than the token before. The z-scores along the best monotonic path through its weights are high.
+Other heads have no such path.
 """
 
 import dataclasses
@@ -24,18 +24,18 @@ from serve.runtime.protocol import Job, JobEvent
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, monotonic_path
 
-MOST_HEADS = 10  # of OpenAI's checkpoints the largest names as many
-_WORTH = 0.9  # of the best head's score; others would blur it
+MOST_HEADS = 10  # the number of heads of OpenAI's largest checkpoint
+_WORTH = 0.9  # minimum share of the best head's score; worse heads make times less exact
 
 Heads = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodedSpeech(WindowInput):
-    """A window of speech, and what was heard in it."""
+    """A window of speech and its text."""
 
     tokens: tuple[int, ...]
-    frames: int  # of audio
+    frames: int  # audio frames
 
 
 def decode_recordings(
@@ -58,11 +58,11 @@ def decode_recordings(
 
 @torch.inference_mode()
 def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
-    """Find the heads by which words are timed best, in order; none if no window has any text.
+    """Return the heads that give the best word timestamps, in order; none without any text.
 
     Args:
         engine: a native engine.
-        windows: of speech.
+        windows: decoded windows of speech.
     """
     dims, facts, cpu = engine.manifest.dims, engine.manifest.tokenizer, torch.device("cpu")
     network = Whisper(dims, engine.load_weights(), cpu)
@@ -78,7 +78,7 @@ def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
         for i, window in enumerate(windows)
     ]
     scores = np.zeros((dims.n_text_layer, dims.n_text_head))
-    for layer in range(dims.n_text_layer):  # together their weights could fill the memory
+    for layer in range(dims.n_text_layer):  # the weights of all layers could fill the memory
         heads = tuple((layer, head) for head in range(dims.n_text_head))
         every = dataclasses.replace(facts, alignment_heads=heads)
         for by_head in Aligner(network, cache, every, len(windows)).by_head(texts):

@@ -1,7 +1,7 @@
-"""The interface of every runtime's builder, the table of builders, and what they have in common.
+"""The interface and the table of the engine builders, and their common parts.
 
-A builder is a module. It writes its own files into a folder; that the folder appears whole or not
-at all, the tokenizer, the manifest and the comparison with the checkpoint are the same for all.
+A builder is a module for one runtime, which writes the runtime's files into a folder. The atomic
+replacement of the folder, the tokenizer, the manifest and the verification are common to all.
 """
 
 import dataclasses
@@ -42,48 +42,48 @@ class EngineBuilder(Protocol):
     """Builds engines for one runtime."""
 
     VERIFIES: bool
-    """True where `build.verify` can compare its engines with their checkpoint."""
+    """Whether `build.verify` can compare the engines with their checkpoint."""
     COMPARED_BY: str
-    """The command that compares them, as one types it."""
+    """The command line that compares them."""
     DRAFTS: bool
-    """True where its engines can hold a draft, a second decoder."""
+    """Whether the engines can have a draft decoder."""
     CALIBRATES: bool
-    """True where it compensates rounding errors on calibration clips."""
+    """Whether the builder compensates rounding errors on calibration clips."""
 
     def check(self, config: BuildProduct) -> None:
-        """Refuse a config that this builder cannot honour, before a checkpoint is opened.
+        """Check that this builder supports a config, before a checkpoint is opened.
 
         Raises:
-            ConfigError: names the key, its value and what to do.
+            ConfigError: it does not; the message names the key, its value and what to do.
         """
         ...
 
     def commands(self, dims: Dims, config: BuildProduct) -> list[list[str]]:
-        """Return the commands that a build runs, if any; needs neither library nor GPU."""
+        """Return the commands that a build runs; this needs neither library nor GPU."""
         ...
 
     def fill(
         self, folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log
     ) -> BuiltEngineFacts:
-        """Write this runtime's files into an engine folder that holds tokenizer and filters.
+        """Write this runtime's files into an engine folder that has the tokenizer and mel filters.
 
         Raises:
-            UnavailableError: this machine lacks what the build needs.
-            CheckpointError: the checkpoint is not what the runtime can execute.
+            UnavailableError: this machine lacks a requirement of the build.
+            CheckpointError: the runtime cannot execute the checkpoint.
             EngineError: a command or the disk failed.
         """
         ...
 
     def is_current(self, engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-        """Return whether an engine of this checkpoint and precision is what `fill` would write now.
+        """Return whether `fill` would write the same files again.
 
         Raises:
-            UnavailableError, CheckpointError: a build would be refused.
+            UnavailableError, CheckpointError: a build would fail.
         """
         ...
 
 
-# The table: with that of serve.contract.runtimes all that knows them by name.
+# Only this table and that of serve.contract.runtimes know the runtimes by name.
 _BUILDERS: dict[RuntimeName, EngineBuilder] = {
     "native": native,
     "tensorrt_llm": engines,
@@ -92,31 +92,30 @@ _BUILDERS: dict[RuntimeName, EngineBuilder] = {
 
 
 def builder_for(runtime: RuntimeName) -> EngineBuilder:
-    """Return the builder of a runtime's engines."""
     return _BUILDERS[runtime]
 
 
 def builder_of(config: BuildProduct) -> EngineBuilder:
-    """Return the builder that `build.runtime` names."""
     return builder_for(config.build.runtime)
 
 
 def check(config: BuildProduct) -> None:
-    """Refuse a config that the builder cannot honour; see `EngineBuilder.check`.
+    """Check that the config's builder supports it.
 
     Raises:
+        ConfigError: it does not; see `EngineBuilder.check`.
         FileError: the file that `build.confidence` names cannot be read.
     """
     build = config.build
     if build.draft and not builder_of(config).DRAFTS:
         raise ConfigError(
             f"build.draft = {build.draft!r}, but engines with build.runtime = {build.runtime!r} "
-            'hold no draft; leave it out, or build with build.runtime = "native"'
+            'have no draft decoder; leave it out, or build with build.runtime = "native"'
         )
     if build.calibrate and not builder_of(config).CALIBRATES:
         raise ConfigError(
-            f"--calibrate, but build.runtime = {build.runtime!r} has its own builder "
-            'round the weights; leave it out, or build with build.runtime = "native"'
+            f"--calibrate, but builds with build.runtime = {build.runtime!r} do not calibrate; "
+            'leave it out, or build with build.runtime = "native"'
         )
     read_confidence(build.confidence)
     builder_of(config).check(config)
@@ -128,17 +127,17 @@ def build_engine(
     log: Log,
     verify: Callable[[Engine], None] | None = None,
 ) -> Engine:
-    """Build an engine in `config.engine`, where one is replaced only when all has succeeded.
+    """Build the engine `config.engine`; replace an existing one only after a successful build.
 
     Args:
-        checkpoint: `config.build.checkpoint`, opened.
-        config: what to build, and the limits to build it for.
-        log: called with each line that the builder has to say.
-        verify: called with the finished engine before it takes its place; raises if it is wrong.
+        checkpoint: the opened `config.build.checkpoint`.
+        config: the settings of the build, and the runtime's limits.
+        log: called with each line of the builder's log.
+        verify: called with the finished engine before it replaces another; may raise an error.
 
     Raises:
-        ConfigError: the builder cannot honour the config.
-        EarshotError: as `EngineBuilder.fill` says.
+        ConfigError: the builder does not support the config.
+        EarshotError: see `EngineBuilder.fill`.
     """
     check(config)
     target = Path(config.engine)
@@ -150,10 +149,10 @@ def build_engine(
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> None:
-    """Write every file of an engine into an empty folder and bring them to the disk.
+    """Write all files of an engine into an empty folder, and sync them to the disk.
 
     Raises:
-        EarshotError: as `EngineBuilder.fill` says.
+        EarshotError: see `EngineBuilder.fill`.
     """
     with disk_errors(folder):
         (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
@@ -162,20 +161,20 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     write_manifest(folder, manifest_of(folder, checkpoint, config.build, made))
 
 
-def _stated(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
-    """Return an engine's facts, without alignment heads that the build has measured itself."""
+def _checkpoint_facts(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
+    """Return an engine's facts without alignment heads that the build has measured."""
     if checkpoint.facts.alignment_heads:
         return manifest.tokenizer
     return dataclasses.replace(manifest.tokenizer, alignment_heads=())
 
 
 def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> bool:
-    """Return whether `config.engine` is a sound engine, the same that a build would write now.
+    """Return whether `config.engine` exists and a build would write the same engine again.
 
-    `verified` asks for one that has passed its verification too, where its builder has one.
+    With `verified`, the engine must also have passed the verification, if its builder has one.
 
     Raises:
-        UnavailableError, CheckpointError: a build would be refused.
+        UnavailableError, CheckpointError: a build would fail.
     """
     builder = builder_of(config)
     try:
@@ -190,7 +189,7 @@ def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> 
         manifest.runtime == config.build.runtime
         and manifest.precision == config.build.precision
         and manifest.dims == checkpoint.dims
-        and _stated(manifest, checkpoint) == checkpoint.facts
+        and _checkpoint_facts(manifest, checkpoint) == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and manifest.draft == draft_facts(checkpoint)
         and manifest.confidence == read_confidence(config.build.confidence)

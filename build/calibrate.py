@@ -1,8 +1,8 @@
-"""Moments of what a checkpoint's matrices are multiplied with while it hears speech.
+"""Measure the second moments of the inputs of a checkpoint's matrices on speech.
 
-The sums of x xT over these inputs are all that compensated rounding (`build.quantize`) has to know.
-The checkpoint runs in transformers, FP32, and its decoder reads the text that it writes itself, so
-that no reference is needed.
+Compensated rounding (`build.quantize`) only needs the sums of x xT over these inputs x. The
+checkpoint runs in transformers, FP32. Its decoder gets its own text as input, so that calibration
+needs no reference texts.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from serve.native.device import open_device
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 
 _PAUSE_S = 0.5  # between the clips of a window
-MAX_TOKENS = 128  # of a window's text
-# Shares of the inputs' mean power that are added to each one's, lest the rounding be fitted to the
-# clips: inputs of the decoder are some tokens a window, those of the encoder 1500 frames.
+MAX_TOKENS = 128  # per window
+# Shares of the inputs' mean power that are added to the power of each input, against overfitting.
+# A window has 1500 frames as inputs of the encoder, but only some tokens as inputs of the decoder.
 _FRAMES_DAMPING, _TOKENS_DAMPING = 0.01, 0.2
 
 Moments = Mapping[str, torch.Tensor]
-"""Of the inputs of each quantised matrix: float32 (columns, columns), positive definite."""
+"""Second moments by quantised matrix: float32 (columns, columns), positive definite."""
 
 
 def calibration_of(manifest: str | Path) -> Calibration:
-    """Describe the clips that an engine is calibrated on, for its manifest.
+    """Describe the calibration clips for an engine's manifest.
 
     Raises:
         FileError: the manifest or a clip cannot be read.
@@ -51,10 +51,10 @@ def calibration_of(manifest: str | Path) -> Calibration:
 
 
 def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
-    """Join a manifest's clips, in order: neighbours of one language to windows of 30 s.
+    """Join adjacent clips of the same language to windows of at most 30 s.
 
     Raises:
-        FileError, ConfigError: as `calibration_of` does.
+        FileError, ConfigError: see `calibration_of`.
         AudioError: a clip cannot be decoded.
     """
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
@@ -76,18 +76,19 @@ def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
 def second_moments(
     checkpoint: Checkpoint, windows: Sequence[VerificationAudio], device: str = "cpu"
 ) -> Moments:
-    """Let the checkpoint hear windows, and sum up what each matrix is multiplied with.
+    """Decode windows with the checkpoint, and sum the second moments of all matrices' inputs.
 
     Args:
-        checkpoint: any; a draft beside it is passed over.
-        windows: speech, at least one; of each the first 30 s.
-        device: where to compute, and where the moments are.
+        checkpoint: the checkpoint; its draft is ignored.
+        windows: at least one window of speech; only its first 30 s are used.
+        device: the device of the computation and of the result.
 
     Returns:
-        Moments by our names of the matrices. Matrices with the same inputs share one.
+        The moments by the engine's names of the matrices. Matrices with the same inputs share one
+        tensor.
 
     Raises:
-        UnavailableError: the device is not there.
+        UnavailableError: the device does not exist.
     """
     from build import reference  # noqa: PLC0415 - takes seconds to load
 
@@ -110,13 +111,13 @@ def second_moments(
     for name, total in sums.items():
         frames = name in encoder or ".cross.k." in name
         mean = float(total.diagonal().mean())
-        # Where no input was ever anything but zero, any diagonal will do.
+        # If all inputs were zero, any positive diagonal works.
         total.diagonal().add_(mean * (_FRAMES_DAMPING if frames else _TOKENS_DAMPING) or 1.0)
     return {name: sums[source] for name, source in sources.items()}
 
 
 def _same_inputs(name: str) -> str:
-    """Return the matrix that stands for all that are multiplied with the same inputs."""
+    """Return the matrix that represents all matrices with the same inputs."""
     side, _, rest = name.partition(".layers.")
     if ".cross.k." in name or ".cross.v." in name:  # the encoder's output, in every layer
         return f"{side}.layers.0.cross.k.weight"
@@ -126,7 +127,7 @@ def _same_inputs(name: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """Return transformers' name of the linear layer that a matrix belongs to."""
+    """Return the name of a matrix's linear layer in transformers."""
     if name == "decoder.tokens":
         return "proj_out"
     return source_tensor_name(name, "hf").removesuffix(".weight")
@@ -134,7 +135,7 @@ def _module_of(name: str) -> str:
 
 @contextlib.contextmanager
 def _inputs_added(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Add the inputs of some matrices' layers to their sums, inside the block."""
+    """Inside the context, add the second moments of some layers' inputs to their sums."""
 
     def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         rows = inputs[0].flatten(0, -2)

@@ -1,8 +1,8 @@
-"""Open a Whisper checkpoint: a folder of Hugging Face's or CTranslate2's, or an OpenAI `.pt`.
+"""Open a Whisper checkpoint: a Hugging Face or CTranslate2 folder, or an OpenAI `.pt` file.
 
-Every tensor gets its name in `serve.contract.engine`, through the table in `build.tensor_names`. A
-missing or unknown tensor, or one of another shape, is an error that names it. No code of a
-checkpoint runs: pickles are read with `weights_only`. `build.draft` opens a draft's checkpoint.
+Tensors are renamed to those of `serve.contract.engine` by the table in `build.tensor_names`. A
+missing or unknown tensor, or one of another shape, is an error. No code of a checkpoint runs:
+pickles are read with `weights_only`. `build.draft` opens the checkpoint of a draft.
 """
 
 import dataclasses
@@ -55,13 +55,13 @@ HF_DIMS = {  # our field: Hugging Face's key in config.json
     "n_text_layer": "decoder_layers",
     "n_text_ffn": "decoder_ffn_dim",
 }
-_HF_FIXED = {  # what the architecture that we run requires of config.json, where it is stated
+_HF_FIXED = {  # the only supported values in config.json
     "model_type": "whisper",
     "activation_function": "gelu",
     "scale_embedding": False,
     "tie_word_embeddings": True,
 }
-_TIED = {  # the tied projection, where a checkpoint stores it too
+_TIED = {  # the tied output projection, which some checkpoints store too
     "hf": "proj_out.weight",
     "ct2": "decoder/projection/weight",
 }
@@ -69,18 +69,18 @@ _TIED = {  # the tied projection, where a checkpoint stores it too
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A checkpoint's weights, which have passed every check.
+    """The checked weights of a checkpoint.
 
     Attributes:
-        path: the local folder, or file (OpenAI).
-        naming: whose format it is.
+        path: the local folder, or the file of an OpenAI checkpoint.
+        naming: the format.
         dims: the network's sizes.
-        tensors: by our name, dtype as stored (float16, bfloat16 or float32), mapped from disk
-            where the format allows.
-        source: id as the user gave it (a hub id with its revision), and the SHA-256 of the weight
-            files, concatenated in order of name.
-        weight_bytes: size of the weight files.
-        origin: says where it was found, if it was asked for by name.
+        tensors: the tensors by our names, in the stored dtype (float16, bfloat16 or float32), and
+            mapped from disk if the format allows it.
+        source: the id that the user gave (a hub id with its revision), and the SHA-256 of the
+            weight files, concatenated in order of their names.
+        weight_bytes: the size of the weight files.
+        origin: a message on where a published checkpoint was found; otherwise empty.
     """
 
     path: Path
@@ -94,12 +94,12 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Network):
-    """An opened checkpoint that has passed every check.
+    """A checked checkpoint: weights and tokenizer.
 
     Attributes:
-        facts, tokenizer_json: what token ids mean.
+        facts, tokenizer_json: the tokenizer.
         notes: a sentence for each fact that the checkpoint does not state.
-        draft: a second network on the same encoder, whose decoder guesses what this one's verifies.
+        draft: a second network with the same encoder; its decoder proposes tokens.
     """
 
     facts: TokenizerFacts
@@ -109,18 +109,18 @@ class Checkpoint(Network):
 
 
 def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
-    """Open a checkpoint and check everything about it.
+    """Open and check a checkpoint.
 
     Args:
-        checkpoint: name of a published one, hub id with or without @revision, folder of Hugging
-            Face's or CTranslate2's format, or OpenAI `.pt` file.
-        tokenizer: folder or hub id with tokenizer.json and generation_config.json. Where it is
-            empty a folder's own files are used. For a `.pt` of a size that OpenAI published these
-            are the files of OpenAI's checkpoint on the hub; other `.pt` files need it.
+        checkpoint: the name of a published checkpoint, a hub id with or without @revision, a
+            Hugging Face or CTranslate2 folder, or an OpenAI `.pt` file.
+        tokenizer: a folder or hub id with tokenizer.json and generation_config.json. By default
+            the files of the checkpoint's folder. For a `.pt` file the default is the tokenizer of
+            OpenAI's checkpoint of the same size on the hub; other sizes need this argument.
 
     Raises:
-        CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
-            as expected; the message names it.
+        CheckpointError: the checkpoint cannot be found or read, is not Whisper, or has a wrong
+            tensor or token; the message names it.
     """
     network = open_network(checkpoint)
     found: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
         folder = checkpoint_folder(tokenizer, with_weights=False).path
     elif network.naming == "openai":
         place = _original_tokenizer(network)
-        folder, found = place.path, (f"the .pt holds no tokenizer: it has that of {place.id}",)
+        folder, found = place.path, (f"the .pt has no tokenizer; using that of {place.id}",)
     else:
         folder = network.path
     tokens = read_tokenizer_files(folder)
@@ -139,9 +139,9 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
 
 
 def _original_tokenizer(network: Network) -> CheckpointLocation:
-    """Find the tokenizer of OpenAI's checkpoint that has the network's sizes."""
+    """Find the tokenizer of OpenAI's checkpoint with the network's sizes."""
     advice = (
-        f"{network.path} holds weights only; name a folder with {TOKENIZER_FILE} and "
+        f"{network.path} has only weights; name a folder with {TOKENIZER_FILE} and "
         f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
     )
     dims = network.dims
@@ -155,14 +155,14 @@ def _original_tokenizer(network: Network) -> CheckpointLocation:
 
 
 def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
-    """Open a checkpoint's weights, whatever its tokens mean.
+    """Open a checkpoint's weights, without its tokenizer.
 
     Args:
-        checkpoint: as in `open_checkpoint`.
-        decoder_alone: accept one that holds no tensor of an encoder.
+        checkpoint: see `open_checkpoint`.
+        decoder_alone: whether to accept a checkpoint without an encoder.
 
     Raises:
-        CheckpointError: as in `open_checkpoint`.
+        CheckpointError: see `open_checkpoint`.
     """
     if Path(checkpoint).is_file():
         place = CheckpointLocation(Path(checkpoint), checkpoint)
@@ -174,7 +174,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
     source = CheckpointSource(place.id, _sha256(files))
     if place.sha256 not in (None, source.sha256):
         raise CheckpointError(
-            f"{files[0]} is not {checkpoint} as it was published: its SHA-256 is {source.sha256}, "
+            f"{files[0]} is not the published {checkpoint}: its SHA-256 is {source.sha256}, "
             f"expected {place.sha256}; remove {place.path} and try again"
         )
     return Network(
@@ -189,7 +189,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
 
 
 def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
-    """Return a checkpoint's naming, its sizes, and its tensors by its own names."""
+    """Return a checkpoint's format, its sizes, and its tensors by the format's names."""
     if files == [path]:
         return "openai", *_read_openai(path)
     if files == [path / CT2_WEIGHTS]:
@@ -204,16 +204,16 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
             f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`; "
-            "of a checkpoint of another format name the folder"
+            "name the folder of a checkpoint in another format"
         )
     return _openai_dims(content["dims"], str(path)), content["model_state_dict"]
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that make the checkpoint, with one copy of the weights.
+    """Return the files of a checkpoint's folder, with one copy of the weights.
 
     Raises:
-        CheckpointError: it holds no weights, or not all that its index names.
+        CheckpointError: the folder has no weights, or not all files of its index.
     """
     facts = (folder / name for name in SMALL_FILES)
     weights = {_weights_or_index(folder), *_weight_files(folder)}
@@ -224,8 +224,8 @@ def _weights_or_index(folder: Path) -> Path:
     path = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
     if path is None:
         raise CheckpointError(
-            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}; name the "
-            "folder of a checkpoint, or an OpenAI .pt file itself"
+            f"{folder} has no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}; name the folder "
+            "of a checkpoint, or an OpenAI .pt file"
         )
     return path
 
@@ -263,24 +263,24 @@ def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot read {path}: {error}; is it damaged or cut off? fetch it again"
+            f"cannot read {path}: {error}; it may be damaged or truncated; fetch it again"
         ) from error
 
 
 def _load_pickle(path: Path) -> Any:
     try:
-        # Only the zip format can be mapped from disk instead of being read into memory.
+        # Only the zip format can be mapped from disk; others are read into memory.
         mapped = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    # Whatever the bytes of another file lead the unpickler to. What torch says of it is left out:
-    # it recommends to read the file without `weights_only`, which may run code in it.
+    # Arbitrary bytes may raise any exception in the unpickler. Torch's message is left out, because
+    # it recommends to read the file without `weights_only`, which may run the file's code.
     except Exception as error:
         raise CheckpointError(
             f"cannot read {path} as PyTorch weights ({type(error).__name__}): expected an OpenAI "
-            ".pt or a pytorch_model.bin that holds tensors alone; is it another file, damaged or "
-            "cut off?"
+            ".pt or a pytorch_model.bin with only tensors; it may be damaged or truncated; fetch "
+            "it again"
         ) from error
 
 
@@ -288,7 +288,7 @@ def _sha256(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)  # goes on with what is there
+            hashlib.file_digest(file, lambda: digest)  # continues the same digest
     return digest.hexdigest()
 
 
@@ -305,7 +305,7 @@ def _openai_dims(stated: Any, where: str) -> Dims:
     if not isinstance(stated, dict):
         raise CheckpointError(f"{where}: dims is a {type(stated).__name__}; expected a dictionary")
     values = dict(stated)
-    for side in ("audio", "text"):  # fixed in OpenAI's `whisper/model.py`, hence not stated
+    for side in ("audio", "text"):  # a constant in OpenAI's `whisper/model.py`
         state = values.get(f"n_{side}_state")
         values[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
     names = {field.name: field.name for field in dataclasses.fields(Dims)}
@@ -313,7 +313,7 @@ def _openai_dims(stated: Any, where: str) -> Dims:
 
 
 def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
-    """Check sizes that come from outside; `names` are what the file calls them."""
+    """Check the sizes that a file states; `names` are the file's names of them."""
     for field, value in values.items():
         limit = MAX_LAYERS if field.endswith("_layer") else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
@@ -326,12 +326,12 @@ def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
         if state != heads * HEAD_DIM:
             raise CheckpointError(
                 f"{where}: {names[f'n_{side}_state']} = {state} with {heads} heads; expected "
-                f"heads of {HEAD_DIM}, as in every Whisper"
+                f"heads of {HEAD_DIM} dimensions, as in every Whisper"
             )
     if dims.n_audio_state != dims.n_text_state:
         raise CheckpointError(
-            f"{where}: widths of encoder ({dims.n_audio_state}) and decoder "
-            f"({dims.n_text_state}) differ; expected them equal"
+            f"{where}: the widths of encoder ({dims.n_audio_state}) and decoder "
+            f"({dims.n_text_state}) differ; expected equal widths"
         )
     if dims.n_audio_ctx != N_FRAMES // 2:
         raise CheckpointError(
@@ -344,7 +344,11 @@ def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
 def _renamed(
     stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str, decoder_alone: bool
 ) -> dict[str, torch.Tensor]:
-    """Give every tensor our name, refusing what is missing, unknown or of the wrong shape."""
+    """Rename the tensors to our names.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, or has a wrong shape or type.
+    """
     expected = {
         source_tensor_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)
     }
@@ -373,19 +377,18 @@ def _renamed(
 
 
 def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
-    """Accept a stored vocabulary projection only where it is the embedding itself."""
+    """Remove a stored vocabulary projection, which must equal the token embedding."""
     embedding, tied = source_tensor_name("decoder.tokens", naming), _TIED.get(naming)
     if tied not in stored or embedding not in stored:
         return
     if not torch.equal(stored.pop(tied), stored[embedding]):
         raise CheckpointError(
-            f"{where}: {tied} differs from {embedding}; Whisper ties them, and an engine holds "
-            "one matrix only"
+            f"{where}: {tied} differs from {embedding}; expected equal matrices, which Whisper ties"
         )
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    """Return the first few of many names."""
+    """Return the first few names as text."""
     ordered = sorted(str(name)[:100] for name in names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return (", ".join(ordered[:most]) or "none") + more

@@ -1,10 +1,10 @@
-"""Audio files with what is said in them, as a manifest lists them.
+"""Read manifests of audio clips with reference texts.
 
-A manifest is JSONL, one clip a line: `file` (relative to the manifest), `text` (empty where nobody
-speaks), `language` (code, or null with an empty text) and `duration` (s). It may have `group`, what
-figures are told apart by, such as a corpus, `speaker`, of that group, and `half`, of the two that a
-manifest's speakers are split into: settings are chosen on one, figures are of the other. Other keys
-are ignored.
+A manifest is JSONL, one clip per line: `file` (relative to the manifest), `text` (empty without
+speech), `language` (a code, or null if the text is empty) and `duration` (s). Optional keys are
+`group` (such as a corpus; reports have figures per group), `speaker` (unique in the group) and
+`half`. A manifest's speakers may be split into two halves: settings are chosen on one, and reported
+figures come from the other. Other keys are ignored.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from serve.contract.files import read_text
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """One audio file and what is said in it."""
+    """An audio file and its reference text."""
 
-    file: str  # as the manifest names it
+    file: str  # the path in the manifest
     path: Path
-    text: str  # the reference; empty where nobody speaks
+    text: str  # empty without speech
     language: str | None
     duration_s: float
     group: str = ""  # "" = none
-    speaker: str = ""  # "" = not known
-    half: str = ""  # "" = of neither
+    speaker: str = ""  # "" = unknown
+    half: str = ""  # "" = in no half
 
 
 def load_clips(manifest: str | Path) -> list[Clip]:
@@ -37,8 +37,8 @@ def load_clips(manifest: str | Path) -> list[Clip]:
 
     Raises:
         FileError: the manifest cannot be read.
-        ConfigError: one of its files is missing, a line is malformed, a file is listed twice, or
-            there is no clip; the message names the line.
+        ConfigError: a file is missing, a line is malformed, a file is listed twice, or there is no
+            clip; the message names the line.
     """
     manifest = Path(manifest)
     lines = read_text(manifest, "expected a manifest of clips").split("\n")
@@ -69,7 +69,7 @@ class _ClipLine:
 def _clip(text: str, folder: Path, where: str) -> Clip:
     line = from_json(_ClipLine, text, where, extra="ignore")
     if line.text.strip() and not line.language:
-        raise ConfigError(f"{where}: a clip with text needs its language")
+        raise ConfigError(f"{where}: a clip with text needs a language")
     path = folder / line.file
     if not path.is_file():
         raise ConfigError(f"{where}: {path} does not exist")

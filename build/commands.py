@@ -1,4 +1,4 @@
-"""The commands of `python -m build`, by their names; `__main__` says what each is given."""
+"""The commands of `python -m build`; `__main__` has their arguments."""
 
 import argparse
 import dataclasses
@@ -21,15 +21,15 @@ from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open
 from serve.contract.errors import ConfigError, EngineError
 from serve.native.kernels.choose import runs_fp8
 
-# With runtime.encoder_precision = "auto" FP8 is proved, where the device has it, on all clips of
-# this manifest but those of their half "report".
+# If runtime.encoder_precision = "auto" and the device supports FP8, FP8 is verified on this
+# manifest's clips, without those of the half "report".
 FP8_CLIPS = "tests/data/human/manifest.jsonl"
 
 
 def _engine(args: argparse.Namespace) -> None:
     if not args.config and not args.engine:
         raise ConfigError(
-            "no folder to write; expected --engine FOLDER (make build-engine: ENGINE=FOLDER), or "
+            "no engine folder; expected --engine FOLDER (make build-engine: ENGINE=FOLDER), or "
             "--config with a file that names one"
         )
     config = _overridden(load_config(args.config) if args.config else BuildProduct(), args)
@@ -55,30 +55,34 @@ def _engine(args: argparse.Namespace) -> None:
 
 
 def _refuse_flags(builder: EngineBuilder, config: BuildProduct, args: argparse.Namespace) -> None:
-    """Refuse the flags that the builder would pass over."""
+    """Reject flags that the builder would ignore."""
     runtime = config.build.runtime
     for flag in ("audio", "device"):
         if getattr(args, flag) and not builder.VERIFIES:
             raise ConfigError(
-                f"--{flag} is for comparing the engine with its checkpoint, which a build with "
-                f"build.runtime = {runtime!r} does not; `{builder.COMPARED_BY}` does it"
+                f"--{flag} is for the comparison of the engine with its checkpoint, which a build "
+                f"with build.runtime = {runtime!r} does not do; leave it out, and compare them "
+                f"with `{builder.COMPARED_BY}`"
             )
 
 
 def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
     if not commands:
         runtime = config.build.runtime
-        raise ConfigError(f"--dry-run shows commands; build.runtime = {runtime!r} runs none")
+        raise ConfigError(
+            f"--dry-run prints commands, but a build with build.runtime = {runtime!r} runs none; "
+            "leave it out"
+        )
     for command in commands:
         print(shlex.join(command))
 
 
 def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
-    """Return the config with the flags that were given."""
+    """Return the config with the given flags applied."""
     names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
-        for name in ("draft", "confidence"):  # the config's are for the config's checkpoint
+        for name in ("draft", "confidence"):  # these belong to the config's checkpoint
             given.setdefault(name, "")
     build = dataclasses.replace(config.build, **given)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
@@ -95,12 +99,12 @@ def _recordings(
 def _verifier(
     checkpoint: Checkpoint, config: BuildProduct, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
-    """Make the comparison of an engine with its checkpoint, which its manifest then notes."""
+    """Return a function that compares an engine with its checkpoint, and stores the result."""
     from build import fp8, verify  # noqa: PLC0415 - transformers takes seconds to load
 
     recordings = _recordings(args, config, checkpoint.facts)
     device = args.device or config.build.device
-    # As the config serves, on the device where engine and checkpoint are compared.
+    # The config's runtime, on the device of the comparison.
     graphs = config.runtime.cuda_graph and device != "cpu"
     runtime = dataclasses.replace(config.runtime, device=device, cuda_graph=graphs)
 
@@ -122,17 +126,20 @@ def _verifier(
 
 
 def _with_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> TokenizerFacts:
-    """Measure alignment heads, which the checkpoint does not name, and add them to its facts."""
+    """Measure alignment heads, which the checkpoint does not name; return facts with them."""
     from build.alignment_heads import decode_recordings, measure_heads  # noqa: PLC0415 - as above
 
-    print("The checkpoint names no alignment heads, by which words are timed", file=sys.stderr)
+    print(
+        "The checkpoint names no alignment heads for word timestamps; measuring them",
+        file=sys.stderr,
+    )
     heads = measure_heads(engine, decode_recordings(engine, recordings))
     if heads:
         print(f"measured, as [layer, head]: {[list(head) for head in heads]}", file=sys.stderr)
     else:
         print(
-            "no speech was heard that they could be measured on; words cannot be timed; name "
-            "recordings of speech with --audio",
+            "the recordings have no speech to measure them on, so the engine has no word "
+            "timestamps; name recordings of speech with --audio",
             file=sys.stderr,
         )
     return dataclasses.replace(engine.manifest.tokenizer, alignment_heads=heads)
@@ -144,8 +151,8 @@ def _verify(args: argparse.Namespace) -> None:
     builder = builders.builder_for(engine.manifest.runtime)
     if not builder.VERIFIES:
         raise EngineError(
-            f"{engine.path} is a {engine.manifest.runtime} engine, whose weights only its own "
-            f"library reads; `{builder.COMPARED_BY}` compares it with transformers"
+            f"{engine.path} is a {engine.manifest.runtime} engine, and only its own library reads "
+            f"its weights; compare it with `{builder.COMPARED_BY}`"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
     _verifier(checkpoint, config, args)(engine)

@@ -1,4 +1,4 @@
-"""Configuration of builds: serve's, and the section [build]. The only home of its defaults."""
+"""The configuration of builds: serve's keys, and the section [build] with all its defaults."""
 
 import dataclasses
 from pathlib import Path
@@ -11,23 +11,23 @@ from serve.contract.runtimes import RuntimeName
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
-    """The way from a checkpoint to an engine."""
+    """How to build an engine from a checkpoint."""
 
-    # `base` or `tiny.en`, a hub id, a Hugging Face or CTranslate2 folder, or OpenAI's .pt file.
+    # `base` or `tiny.en`, a hub id, a Hugging Face or CTranslate2 folder, or an OpenAI .pt file.
     checkpoint: Name = "base"
     # Precision of the weights.
     precision: Precision = "int8"
-    # Runtime that the engine is for.
+    # Runtime of the engine.
     runtime: RuntimeName = "native"
-    # Folder or hub id with tokenizer.json; needed only for a .pt of a size that is not OpenAI's.
+    # Folder or hub id with tokenizer.json; only needed for a .pt of another size than OpenAI's.
     tokenizer: NameOrNone = ""
-    # Smaller checkpoint on the same encoder, whose decoder guesses; native engines alone.
+    # Smaller checkpoint with the same encoder; its decoder proposes tokens. Native engines only.
     draft: NameOrNone = ""
-    # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
+    # Whether to compensate INT8 rounding on calibration clips, which the checkpoint decodes first.
     calibrate: bool = False
-    # File that `python -m eval trust` fitted, by which words say how likely they are right.
+    # File that `python -m eval trust` has fitted; it turns scores of words into probabilities.
     confidence: NameOrNone = ""
-    # The one where a checkpoint runs to be calibrated and compared.
+    # Device on which the checkpoint runs for calibration and verification.
     device: Device = "cpu"
     # Manifest of clips of people; an engine is compared with its checkpoint on four of them.
     verify_clips: Name = "tests/data/demo.jsonl"
@@ -35,11 +35,11 @@ class BuildConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BuildProduct(serve.contract.config.Config):
-    """One product: what to build, and how it will be served."""
+    """The configuration of one engine: how to build it and how to serve it."""
 
     build: BuildConfig = BuildConfig()
 
 
 def load_config(path: str | Path) -> BuildProduct:
-    """Read a product's TOML file; see `serve.contract.config.read_config`."""
+    """Read a TOML file; see `serve.contract.config.read_config`."""
     return read_config(path, BuildProduct)

@@ -1,10 +1,14 @@
-"""CTranslate2's `model.bin`, the weights in faster-whisper's folders: floating point, or INT8.
+"""Read CTranslate2's `model.bin`, the weights of faster-whisper's folders: floating point or INT8.
 
-Little endian: uint32 version, the specification's name, uint32 revision; then the variables and
-their aliases, each behind their uint32 count. A variable is name, uint8 rank, uint32 sizes, uint8
-type, uint32 bytes, data; an alias is two names. A name is uint16 bytes, which end with a zero.
-(ctranslate2, specs/model_spec.py.) The file is mapped, and what it says of sizes is checked before
-a tensor is made.
+The format is little endian (ctranslate2, specs/model_spec.py):
+
+- uint32 version, name of the specification, uint32 revision;
+- uint32 number of variables; each has a name, uint8 rank, uint32 sizes, uint8 type, uint32 bytes,
+  and data;
+- uint32 number of aliases; each is two names.
+
+A name is a uint16 length and that many bytes; the last byte is zero. The file is mapped, and all
+sizes are checked before a tensor is made.
 """
 
 import math
@@ -31,9 +35,9 @@ _DTYPES = (
     torch.float16,
     torch.bfloat16,
 )
-_MOST_DIMENSIONS = 3
+_MAX_DIMENSIONS = 3
 _INT32 = struct.Struct("<I")
-# What the architecture that we run requires of settings, where they are stored.
+# The only supported values of settings.
 _SETTINGS = {
     "decoder/activation": 3,  # GELU
     "decoder/alibi": 0,
@@ -43,7 +47,7 @@ _SETTINGS = {
     "decoder/scale_embeddings": 0,
     "decoder/start_from_zero_embedding": 0,
 }
-_ANY_SETTING = ("decoder/alignment_heads", "decoder/alignment_layer")  # config.json names them
+_ANY_SETTING = ("decoder/alignment_heads", "decoder/alignment_layer")  # read from config.json
 _STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
 _READ = (torch.float32, torch.float16, torch.bfloat16)
 _SCALE = "_scale"
@@ -57,9 +61,9 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         path: the file.
 
     Returns:
-        The network's sizes by the names of `serve.contract.engine.Dims`, None where the tensors do
-        not show one, and the tensors by the names of `build.tensor_names`: stacked matrices apart,
-        INT8 as float16.
+        The network's sizes by the names of `serve.contract.engine.Dims`, None if the tensors do not
+        show one; and the tensors by the names of `build.tensor_names`, with stacked matrices split
+        and INT8 expanded to float16.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or is not Whisper.
@@ -68,12 +72,12 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole:
             stored, aliases = _Ct2Reader(path, whole).variables()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
+        raise CheckpointError(f"cannot read {path}: {error}; fetch it again") from error
     tensors = _expanded(stored, path)
     for alias, name in aliases.items():
-        if name in tensors:  # not a scale, which has been used
+        if name in tensors:  # `_expanded` has removed the scales
             tensors[alias] = tensors[name]
-    tensors = dict(_apart(tensors, path))
+    tensors = dict(_split(tensors, path))
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
     return _sizes(tensors, _heads(settings, path)), tensors
 
@@ -87,14 +91,14 @@ class _Ct2Reader:
         self._at = 0
 
     def variables(self) -> tuple[Tensors, dict[str, str]]:
-        """Read every variable, as stored, by its name, and the variables that aliases stand for."""
+        """Read all variables by name, in the stored dtype, and the targets of all aliases."""
         version = self._number()
         if version != _VERSION:
             raise self._error(f"its format is {version}; expected {_VERSION}")
         spec = self._name()
         if spec != _SPEC:
             raise self._error(f"it holds a {spec}; expected a {_SPEC}")
-        self._number()  # the specification's revision: names and sizes tell all there is to know
+        self._number()  # the specification's revision; names and sizes are checked instead
         stored: Tensors = {}
         for _ in range(self._number()):
             name = self._new_name(stored)
@@ -103,36 +107,36 @@ class _Ct2Reader:
         for _ in range(self._number()):
             alias, name = self._new_name(stored, aliases), self._name()
             if name not in stored:
-                raise self._error(f"{alias} stands for {name}, which is not there")
+                raise self._error(f"{alias} is an alias of {name}, which does not exist")
             aliases[alias] = name
         if self._at != len(self._whole):
-            raise self._error(f"{len(self._whole) - self._at:,} bytes follow its end")
+            raise self._error(f"{len(self._whole) - self._at:,} bytes follow after the last alias")
         return stored, aliases
 
     def _tensor(self, name: str) -> torch.Tensor:
         rank = self._byte()
-        if rank > _MOST_DIMENSIONS:
-            raise self._error(f"{name} has {rank} dimensions; expected {_MOST_DIMENSIONS} at most")
+        if rank > _MAX_DIMENSIONS:
+            raise self._error(f"{name} has {rank} dimensions; expected at most {_MAX_DIMENSIONS}")
         shape = [self._number() for _ in range(rank)]
         kind = self._byte()
         if kind >= len(_DTYPES):
-            raise self._error(f"{name} is of type {kind}; expected one below {len(_DTYPES)}")
+            raise self._error(f"{name} has the type {kind}; expected one below {len(_DTYPES)}")
         dtype = _DTYPES[kind]
         size, expected = self._number(), math.prod(shape) * dtype.itemsize
         if size != expected or not size:
             raise self._error(f"{name} of shape {shape} has {size:,} bytes; expected {expected:,}")
         start = self._take(size)
-        # A copy, since nothing in the file is aligned.
+        # A copy, since the file does not align tensors.
         data = torch.frombuffer(self._whole, dtype=torch.uint8, count=size, offset=start).clone()
         return data.view(dtype).reshape(shape)
 
     def _take(self, size: int) -> int:
-        """Pass over some bytes; returns where they begin."""
+        """Skip some bytes, and return their offset."""
         start = self._at
         if size > len(self._whole) - start:
             raise self._error(
-                f"it ends after {len(self._whole):,} bytes, where {start + size:,} are needed at "
-                "least; is it truncated?"
+                f"it has {len(self._whole):,} bytes; expected at least {start + size:,}; it may be "
+                "truncated"
             )
         self._at += size
         return start
@@ -150,23 +154,23 @@ class _Ct2Reader:
         start = self._take(size)
         name, end = self._whole[start : start + size - 1], self._whole[start + size - 1]
         if not size or end or not name.isascii():
-            raise self._error(f"no name stands at byte {start:,}")
+            raise self._error(f"there is no valid name at byte {start:,}")
         return name.decode("ascii")
 
     def _new_name(self, *known: Container[str]) -> str:
         name = self._name()
         if any(name in names for names in known):
-            raise self._error(f"{name} is there twice")
+            raise self._error(f"{name} occurs twice")
         return name
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._path} is no CTranslate2 Whisper that can be read: {problem}"
+            f"cannot read {self._path} as a CTranslate2 Whisper: {problem}; fetch it again"
         )
 
 
 def _expanded(stored: Tensors, path: Path) -> Tensors:
-    """Divide INT8 matrices by each row's scale, as float16; leave all others as they are."""
+    """Expand INT8 matrices to float16, divided by the scale of each row; keep all others."""
     tensors = dict(stored)
     for name, tensor in stored.items():
         if not tensor.dim() or tensor.dtype in _READ:
@@ -182,8 +186,8 @@ def _expanded(stored: Tensors, path: Path) -> Tensors:
     return tensors
 
 
-def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield queries, keys and values on their own, without the bias of keys, which is 0."""
+def _split(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Split stacked queries, keys and values; drop the bias of keys, which must be 0."""
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition("/")
         parts = next((p for stack, p in _STACKED.items() if module.endswith(stack)), "")
@@ -197,23 +201,27 @@ def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         for part, chunk in zip(parts, tensor.chunk(len(parts)), strict=True):
             if part == "k" and leaf == "bias":
                 if bool(chunk.any()):
-                    raise CheckpointError(f"{path}: {name} adds to keys; Whisper's have no bias")
+                    raise CheckpointError(f"{path}: {name} has a bias of keys; Whisper has none")
                 continue
             yield f"{module}.{part}/{leaf}", chunk
 
 
 def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the number of heads by side, once nothing asks for another architecture."""
+    """Return the number of heads by side.
+
+    Raises:
+        CheckpointError: a setting has an unsupported value.
+    """
     heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
     for name in settings.keys() - set(_ANY_SETTING):
-        expected = _SETTINGS.get(name, "none of that name")
+        expected = _SETTINGS.get(name, "no such setting")
         if settings[name] != expected:
             raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
     return heads
 
 
 def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:
-    """Return sizes as the tensors show them; whether all fit is found out by their shapes."""
+    """Return the sizes that the tensors show; their shapes are checked later."""
 
     def size(name: str, dimension: int) -> int | None:
         tensor = tensors.get(name)

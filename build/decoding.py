@@ -1,4 +1,4 @@
-"""Windows decoded greedily by an engine's own runtime, for builds to compare what comes out."""
+"""Decode windows greedily with an engine's own runtime, to compare engines in a build."""
 
 import dataclasses
 import difflib
@@ -24,14 +24,14 @@ class WindowInput:
 
 @dataclasses.dataclass(frozen=True)
 class GreedyResult:
-    """What was sampled, and whether the text came to its end, whose token is not among them."""
+    """The text of a window."""
 
-    tokens: Tokens
-    ended: bool
+    tokens: Tokens  # without end of text
+    ended: bool  # whether end of text was sampled
 
 
 def first_windows(recordings: Sequence[VerificationAudio], engine: Engine) -> list[WindowInput]:
-    """Make the first window of each recording, its language told."""
+    """Make the first window of each recording, with its language in the prompt."""
     filters, facts = engine.load_mel_filters(), engine.manifest.tokenizer
     return [
         WindowInput(features_of(one, filters), prompt_of(facts, one.language)) for one in recordings
@@ -44,13 +44,13 @@ def decode_windows(
     max_tokens: int = DecodingOptions.max_tokens,
     done: Callable[[], object] = lambda: None,
 ) -> list[GreedyResult]:
-    """Decode windows, as many at a time as the runtime takes.
+    """Decode windows; the runtime decodes as many at a time as it has slots.
 
     Args:
-        runtime: with nothing else to do.
-        windows: in the order of the answers.
-        max_tokens: of each, end of text included.
-        done: called when one is decoded.
+        runtime: a runtime without other jobs.
+        windows: the windows, in the order of the results.
+        max_tokens: the maximum number of tokens of each window, end of text included.
+        done: called after each window.
 
     Raises:
         EarshotError: a window cannot be decoded.
@@ -72,7 +72,7 @@ def decode_windows(
 
 
 def agreement(expected: Sequence[Tokens], decoded: Sequence[Tokens]) -> float:
-    """Return how much of what was decoded is as expected, the mean over windows; 1: all."""
+    """Return the share of equal tokens (difflib's ratio), averaged over windows; 1: all."""
     ratios = [
         difflib.SequenceMatcher(None, *pair, autojunk=False).ratio()
         for pair in zip(expected, decoded, strict=True)

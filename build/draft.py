@@ -1,6 +1,7 @@
-"""A draft: a second checkpoint on the same encoder, whose decoder goes into the engine too.
+"""Open a draft: a second checkpoint with the same encoder; the engine also stores its decoder.
 
-distil-large-v3 fits large-v3 so: its encoder is a copy that was frozen when the decoder was made.
+For example, distil-large-v3 is a draft for large-v3: its encoder is a frozen copy of the larger
+model's.
 """
 
 import dataclasses
@@ -16,27 +17,27 @@ from build.tokenizer_facts import read_json, read_tokenizer_files, tokenizer_fac
 from serve.contract.engine import TOKENIZER_FILE, Dims, Draft, TokenizerFacts
 from serve.contract.errors import CheckpointError
 
-_OWN_SIZES = ("n_text_layer", "n_text_ffn")  # all others must be the checkpoint's
-_OWN_FACTS = (  # not about special tokens, and never read of a draft
+_OWN_SIZES = ("n_text_layer", "n_text_ffn")  # all other sizes must equal the checkpoint's
+_OWN_FACTS = (  # facts of a draft that are not used
     "alignment_heads",
     "suppress_tokens",
     "begin_suppress_tokens",
     "max_initial_timestamp_index",
 )
-_STATED = {"eos_token_id": "eot", "decoder_start_token_id": "sot"}  # in config.json: in our facts
+_STATED = {"eos_token_id": "eot", "decoder_start_token_id": "sot"}  # key in config.json: our name
 
 
 def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
     """Return the checkpoint with a draft opened beside it.
 
     Args:
-        checkpoint: what verifies.
-        draft: as `open_checkpoint` takes one. It may hold a decoder alone; otherwise its encoder
-            must be the checkpoint's.
+        checkpoint: the main checkpoint.
+        draft: a name as for `open_checkpoint`. The draft may have no encoder; otherwise its encoder
+            must equal the checkpoint's.
 
     Raises:
-        CheckpointError: the draft cannot be opened, or does not belong to this checkpoint; the
-            message names the first difference.
+        CheckpointError: the draft cannot be opened, or does not fit the checkpoint; the message
+            names the first difference.
     """
     network = open_network(draft, decoder_alone=True)
     _same_sizes(network, checkpoint)
@@ -46,7 +47,7 @@ def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
 
 
 def draft_facts(checkpoint: Checkpoint) -> Draft | None:
-    """Describe the checkpoint's draft for an engine's manifest; None where there is none."""
+    """Describe the checkpoint's draft for an engine's manifest; return None without a draft."""
     if checkpoint.draft is None:
         return None
     dims = checkpoint.draft.dims
@@ -54,7 +55,7 @@ def draft_facts(checkpoint: Checkpoint) -> Draft | None:
 
 
 def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """Return the checkpoint's tensors, and its draft's by the names that an engine gives them."""
+    """Return the tensors of the checkpoint and of its draft by their names in an engine."""
     if checkpoint.draft is None:
         return checkpoint.tensors
     decoder = {
@@ -67,8 +68,8 @@ def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
 
 def _refuse(draft: Network, difference: str) -> CheckpointError:
     return CheckpointError(
-        f"{draft.path} cannot draft for this checkpoint: {difference}; give one that was made for "
-        "it, or leave `draft` out of [build]"
+        f"{draft.path} is not a draft for this checkpoint: {difference}; name a matching draft, or "
+        "leave `draft` out of [build]"
     )
 
 
@@ -80,9 +81,9 @@ def _same_sizes(draft: Network, checkpoint: Checkpoint) -> None:
 
 
 def _same_tokens(draft: Network, checkpoint: Checkpoint) -> None:
-    """Compare what the draft's own files say of tokens, where it has such files."""
+    """Compare the tokens in the draft's own files, if it has such files."""
     if draft.naming == "openai":
-        return  # weights alone: nothing says what its tokens mean
+        return  # the file has only weights
     facts = dataclasses.asdict(checkpoint.facts)
     if (draft.path / TOKENIZER_FILE).is_file():
         own = dataclasses.asdict(_own_facts(draft.path, checkpoint.dims))
@@ -96,7 +97,7 @@ def _same_tokens(draft: Network, checkpoint: Checkpoint) -> None:
 
 
 def _own_facts(folder: Path, dims: Dims) -> TokenizerFacts:
-    # Sizes of the checkpoint: some published drafts kept the list of its alignment heads.
+    # The checkpoint's sizes, because some published drafts kept its list of alignment heads.
     return tokenizer_facts(read_tokenizer_files(folder), dims, exact_vocab=False)[0]
 
 
@@ -106,4 +107,4 @@ def _same_encoder(draft: Network, checkpoint: Checkpoint) -> None:
         if not name.startswith("encoder."):
             continue
         if not torch.equal(tensor.half(), checkpoint.tensors[name].half()):
-            raise _refuse(draft, f"its encoder is another one, {name} differs")
+            raise _refuse(draft, f"its encoder has another {name}")

@@ -1,7 +1,7 @@
-"""Whether an engine's encoder may compute in FP8: proved by what is decoded with it.
+"""Verify that an engine's encoder may compute in FP8, on decoded speech.
 
-Speech is decoded greedily three times: with the encoder in full, in FP8, and in full with weights
-of the other precision. FP8 may change as much of the text as rounding weights to INT8 does.
+Speech is decoded greedily three times: with the encoder in full precision, in FP8, and in full
+precision with weights of the other precision. FP8 may change as much of the text as INT8 weights.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ _SLOTS = 8
 def prove_fp8(
     engine: Engine, checkpoint: Checkpoint, manifest: str | Path, config: RuntimeConfig
 ) -> Fp8Proof:
-    """Decode windows of speech with and without FP8, behind a bar.
+    """Decode windows of speech with and without FP8, with a progress bar.
 
     Args:
-        engine: of any precision.
-        checkpoint: its source.
-        manifest: of clips, of each the first 30 s. Its half "report" is left out, since figures are
-            told of it, as are languages that the checkpoint does not know.
+        engine: an engine of any precision.
+        checkpoint: the checkpoint that it was built from.
+        manifest: the manifest of clips; the first 30 s of each are decoded. Clips of the half
+            "report", which published figures use, and of unknown languages are left out.
         config: the device, kernels and other precisions to decode with.
 
     Raises:
-        FileError, ConfigError, AudioError: the clips cannot be had.
-        UnavailableError: the device does not compute FP8, or has too little memory.
+        FileError, ConfigError, AudioError: the clips cannot be read.
+        UnavailableError: the device does not support FP8, or has too little memory.
     """
     config = dataclasses.replace(
         config, slots=_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
     windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
-    with progress("Proving FP8", 3 * len(windows), "windows") as done:
+    with progress("Verifying FP8", 3 * len(windows), "windows") as done:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
             runtime = NativeRuntime(

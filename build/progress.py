@@ -1,4 +1,4 @@
-"""Progress of a build's long steps on stderr: a bar on a terminal, lines elsewhere."""
+"""Show the progress of a build's long steps on stderr: a bar on a terminal, otherwise lines."""
 
 import contextlib
 import sys
@@ -17,16 +17,16 @@ T = TypeVar("T")
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[], None]]:
     """Show how many units of a step are done.
 
-    The bar disappears at the end of the block. Where stderr is no terminal, lines say when the step
-    begins, at most every 10 s how far it is, and when all is done.
+    The bar disappears at the end. If stderr is not a terminal, there is a line at the start, one
+    at the end, and one every 10 s or less often.
 
     Args:
         title: the step's name, such as "Verifying".
-        total: how many units there are.
-        unit: their name, in the plural.
+        total: the number of units.
+        unit: the name of the units, in the plural.
 
     Yields:
-        The function to call once for each unit that is done.
+        A function to call after each unit.
     """
     if sys.stderr.isatty():
         with tqdm(desc=title, total=total, unit=f" {unit}", leave=False) as bar:

@@ -1,4 +1,4 @@
-"""INT8 weights: symmetric, one FP16 scale per output channel. Pure tensor functions."""
+"""Quantize weights to symmetric INT8 with one FP16 scale per output channel."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import torch
 from serve.contract.engine import LayerError
 
 QMAX = 127
-_BLOCK = 128  # columns whose errors reach those behind them in one product
+_BLOCK = 128  # columns; one product propagates their errors to later columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,17 +18,17 @@ class Quantized:
     scale: torch.Tensor
 
     def dequantized(self) -> torch.Tensor:
-        """Return the matrix that a runtime computes with, float32 (rows, columns)."""
+        """Return the dequantized matrix, float32 (rows, columns)."""
         return self.codes.float() * self.scale.float()[:, None]
 
 
 def quantize_rows(weight: torch.Tensor) -> Quantized:
     """Round each row of a finite matrix to int8 with scale max|row| / 127.
 
-    The scale is rounded *up* to the next float16 and the codes are computed from that rounded
-    value, so no code is ever clipped: every element is at most half a scale away from its code,
-    even where the scale is a float16 subnormal. An all-zero row gets scale 0. A row beyond
-    float16's range (above 127 * 65504) gets an infinite scale, which the caller must refuse.
+    The scale is rounded *up* to the next float16, and the codes are computed from that value. No
+    code is therefore clipped: every element is at most half a scale from its code, even if the
+    scale is a float16 subnormal. A row of zeros gets the scale 0. A row beyond float16's range
+    (above 127 * 65504) gets an infinite scale, which the caller must reject.
 
     Args:
         weight: (rows, columns), any floating dtype.
@@ -39,15 +39,15 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
 
 
 def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantized:
-    """Round column after column, the error of each made up for by the columns still to come.
+    """Round one column after the other, and compensate each error in the later columns.
 
-    The scales are those of `quantize_rows`. Least change of the products with the inputs is sought:
-    GPTQ (Frantar et al. 2022, arXiv 2210.17323), with the columns of the most power first.
+    The scales are those of `quantize_rows`. The algorithm minimises the change of the products with
+    the inputs: GPTQ (Frantar et al. 2022, arXiv 2210.17323), columns in descending order of power.
 
     Args:
         weight: (rows, columns), finite, any floating dtype.
-        moment: (columns, columns), sum of x xT over inputs x, positive definite; on the device of
-            the weight. A diagonal one gives what `quantize_rows` does.
+        moment: (columns, columns), the sum of x xT over inputs x, positive definite, on the device
+            of the weight. A diagonal moment gives the result of `quantize_rows`.
     """
     weight = weight.float()
     scale, divisor = _scales(weight)
@@ -68,7 +68,7 @@ def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantize
 
 
 def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float16 scales of rows, and float32 ones to divide by: 1 for rows of zeros."""
+    """Return the rows' float16 scales, and float32 divisors, which are 1 for rows of zeros."""
     largest = weight.abs().amax(dim=1)
     scale = (largest / QMAX).half()
     scale = torch.where(
@@ -84,14 +84,14 @@ def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_factor(moment: torch.Tensor) -> torch.Tensor:
-    """Factor the inverse (Cholesky, upper, float32); row i says what follows from an error in i."""
+    """Return the upper Cholesky factor of the inverse; row i propagates an error in column i."""
     lower = torch.linalg.cholesky(moment.double())
     factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
     return factor.float()
 
 
 def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:
-    """Measure the cost: ||w - w'|| / ||w|| (Frobenius; 0 for zeros), and max |w - w'|."""
+    """Measure ||w - w'|| / ||w|| (Frobenius norm; 0 for a zero matrix) and max |w - w'|."""
     weight = weight.float()
     difference = weight - quantized.dequantized()
     norm = float(torch.linalg.vector_norm(weight))

@@ -1,4 +1,4 @@
-"""Audio that checkpoints and engines are compared on, and hear to be calibrated."""
+"""Read the audio for the verification and the calibration of engines."""
 
 import collections
 import dataclasses
@@ -15,8 +15,8 @@ from serve.speech.features import WINDOW_S
 from serve.speech.meter import AudioLimits
 
 _MAX_AUDIO_S = 3600.0
-_MOST_CLIPS = 4  # each costs transformers seconds of a CPU
-_OTHERWISE = "name recordings of speech with --audio, or build with --no-verify"
+_MAX_CLIPS = 4  # transformers needs seconds of a CPU for each
+_ADVICE = "name recordings of speech with --audio, or build with --no-verify"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
 
     Raises:
         FileError: a file cannot be read.
-        AudioError: it cannot be decoded; the message names it.
+        AudioError: a file cannot be decoded; the message names it.
     """
     recordings = []
     for path in paths:
@@ -48,24 +48,23 @@ def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
 
 
 def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
-    """Read four of a manifest's clips that fit one window, of as many languages as there are.
+    """Read at most four clips of a manifest, in as many languages as possible.
 
-    The longest of each language that the checkpoint knows come first, then the second of each, and
-    so on.
+    Only clips with text, in a language of the checkpoint, that fit into one window are used. The
+    longest clip of each language comes first, then the second longest of each, and so on.
 
     Args:
-        manifest: of clips.
-        facts: the checkpoint's.
+        manifest: the manifest of clips.
+        facts: the checkpoint's tokenizer facts.
 
     Raises:
-        ConfigError: the manifest is malformed, or none of its clips with text in a language that
-            the checkpoint knows fits one window.
+        ConfigError: the manifest is malformed, or has no such clip.
         FileError: the manifest or a file cannot be read.
         AudioError: a file cannot be decoded.
     """
-    read_text(manifest, f"expected a manifest of clips to verify on; {_OTHERWISE}")
+    read_text(manifest, f"expected a manifest of clips to verify on; {_ADVICE}")
     known = facts.languages if facts.multilingual else ("en",)
-    places: collections.Counter[str] = collections.Counter()  # taken, by language
+    places: collections.Counter[str] = collections.Counter()  # number of clips by language
     ranked = []
     for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
         fits = clip.text and clip.duration_s <= WINDOW_S
@@ -74,11 +73,11 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
             places[clip.language] += 1
     if not ranked:
         raise ConfigError(
-            f"{manifest} lists no clip with text of at most {WINDOW_S} s, in a language that the "
-            f"checkpoint knows, to verify on; {_OTHERWISE}"
+            f"{manifest} has no clip to verify on; expected one with text, of at most {WINDOW_S} s "
+            f"and in a language of the checkpoint; {_ADVICE}"
         )
     return [
         dataclasses.replace(recording, language=language)
-        for _, language, file in sorted(ranked)[:_MOST_CLIPS]
+        for _, language, file in sorted(ranked)[:_MAX_CLIPS]
         for recording in read_recordings([file])
     ]

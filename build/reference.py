@@ -1,4 +1,4 @@
-"""A checkpoint as transformers runs it, in FP32, under Whisper's rules."""
+"""Run a checkpoint in transformers, in FP32 and with Whisper's token rules."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _hf: Any = transformers  # its annotations are too incomplete for strict checkin
 
 
 def prompt_of(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
-    """Return the prompt of a window in a language; of one that is unknown, as of the first."""
+    """Return the prompt of a window in a language; an unknown language becomes the first one."""
     if not facts.multilingual or facts.transcribe is None:
         return (facts.sot,)
     first = next(iter(facts.languages.values()))
@@ -33,18 +33,19 @@ def features_of(recording: VerificationAudio, mel_filters: torch.Tensor) -> torc
 
 
 def decode_greedily(
-    model: Any, encoded: Any, prompt: tuple[int, ...], most_tokens: int
+    model: Any, encoded: Any, prompt: tuple[int, ...], max_tokens: int
 ) -> torch.Tensor:
-    """Decode one window with transformers under Whisper's rules.
+    """Decode one window in transformers with Whisper's token rules.
 
     Args:
-        model: as `load_reference` returns it.
-        encoded: what its encoder returned.
-        prompt: begins the text.
-        most_tokens: to sample, end of text included; fewer where the context is short.
+        model: the result of `load_reference`.
+        encoded: the encoder's output.
+        prompt: the tokens before the text.
+        max_tokens: the maximum number of sampled tokens, end of text included; a short context
+            may allow fewer.
 
     Returns:
-        int64 (1, tokens): the prompt, and what was sampled.
+        int64 (1, tokens): the prompt and the sampled tokens.
     """
     rules = _hf.generation.WhisperTimeStampLogitsProcessor(
         model.generation_config, begin_index=len(prompt)
@@ -55,14 +56,14 @@ def decode_greedily(
         threads.follow()
         return scores
 
-    # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
-    # again in the next one; one window's tokens come from the loop underneath.
+    # Whisper's own `generate` is a loop over windows, and drops text that the next window repeats.
+    # Its base class decodes exactly one window.
     ids: torch.Tensor = _hf.GenerationMixin.generate(
         model,
         encoder_outputs=encoded,
         decoder_input_ids=torch.tensor([prompt], device=model.device),
         logits_processor=[rules, follow_load],
-        max_new_tokens=min(most_tokens, model.config.max_target_positions - len(prompt)),
+        max_new_tokens=min(max_tokens, model.config.max_target_positions - len(prompt)),
     )
     return ids
 
@@ -70,7 +71,7 @@ def decode_greedily(
 def load_reference(checkpoint: Checkpoint) -> Any:
     """Load the checkpoint in transformers, FP32, with Whisper's special tokens and suppress lists.
 
-    A Hugging Face folder is opened by transformers itself, without help from our table of names.
+    Transformers itself opens a Hugging Face folder, without `build.tensor_names`.
     """
     _hf.utils.logging.set_verbosity_error()
     _hf.utils.logging.disable_progress_bar()

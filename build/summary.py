@@ -1,4 +1,4 @@
-"""An engine's manifest as text for people."""
+"""Print an engine's manifest for people."""
 
 import math
 
@@ -6,13 +6,13 @@ from build.builders import builder_for
 from serve.contract.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
-_GOOD = 0.95  # greedy agreement, which every FP16 engine has
-_USUAL = 0.85  # of INT8 engines on clear speech
+_GOOD = 0.95  # minimum greedy agreement of an FP16 engine
+_USUAL = 0.85  # usual greedy agreement of INT8 engines on clear speech
 _FP16 = "fp16_greedy_agreement"
 
 
 def summary(engine: Engine) -> str:
-    """Return lines that say what an engine is, how large, and how close to its checkpoint."""
+    """Return lines on an engine's contents, its size, and its agreement with its checkpoint."""
     manifest = engine.manifest
     rows = [
         ("source", f"{manifest.source.id} (SHA-256 {manifest.source.sha256[:16]}…)"),
@@ -55,7 +55,7 @@ def _parameters(dims: Dims, draft: Draft | None = None) -> int:
 
 
 def _draft(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a line on the second decoder, if there is one."""
+    """Return a line on the draft decoder, if there is one."""
     draft = manifest.draft
     if draft is None:
         return []
@@ -66,7 +66,7 @@ def _draft(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a line on the speech that the rounding was fitted to, if it was."""
+    """Return a line on the calibration clips, if there are any."""
     calibration = manifest.calibration
     if calibration is None:
         return []
@@ -74,12 +74,12 @@ def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _confidence(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a line on how words say how likely they are right, if they do."""
+    """Return a line on the confidence of words, if the engine has it."""
     fit = manifest.confidence
     if fit is None:
         return []
     words = f"{fit.words:,} words of {fit.clips} clips ({', '.join(fit.languages)})"
-    return [("confidence", f"{fit.fit}, fitted to {words} that {fit.source} heard")]
+    return [("confidence", f"{fit.fit}, fitted to {words}, transcribed by {fit.source}")]
 
 
 def _languages(manifest: Manifest) -> str:
@@ -99,9 +99,9 @@ def _size(manifest: Manifest) -> str:
 def _verified(manifest: Manifest) -> str:
     verification = manifest.verification
     if verification is None:
-        return f"not yet; `{builder_for(manifest.runtime).COMPARED_BY}` does it"
+        return f"not yet; run `{builder_for(manifest.runtime).COMPARED_BY}`"
     measured = dict(verification)
-    measured.pop(_FP16, None)  # which the next line tells
+    measured.pop(_FP16, None)  # `_verdict` shows it
     shares = ("logits_relative", "token_agreement", "greedy_agreement")
     parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]
     parts += [f"{key.replace('_', ' ')} {value:.4g}" for key, value in measured.items()]
@@ -109,38 +109,38 @@ def _verified(manifest: Manifest) -> str:
 
 
 def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a line on whether that is good, beside what weights as they are give."""
+    """Return a verdict on the greedy agreement, in comparison with FP16 weights."""
     verification = manifest.verification
-    if verification is None or _FP16 not in verification:  # as with engines of earlier versions
+    if verification is None or _FP16 not in verification:  # an engine of an earlier version
         return []
     ours, fp16 = verification["greedy_agreement"], verification[_FP16]
     if manifest.precision == "fp16":
-        text = f"{ours:.0%} of what it decodes is what the checkpoint decodes"
+        text = f"{ours:.0%} of the decoded text equals the checkpoint's"
     else:
-        text = f"{ours:.0%} of what it decodes is what the checkpoint decodes, {fp16:.0%} in FP16"
+        text = f"{ours:.0%} of the decoded text equals the checkpoint's, {fp16:.0%} in FP16"
     if ours >= _GOOD:
         return [("", f"good: {text}")]
     verdict = "usual for INT8" if ours >= _USUAL else "less than usual for INT8"
     return [
-        ("", f"{verdict}: {text}; one token that differs changes those behind it,"),
-        ("", "often to words as right: `python -m eval run` counts the errors of both"),
+        ("", f"{verdict}: {text}; a different token also changes later ones,"),
+        ("", "often without an error: `python -m eval run` counts the errors of both"),
     ]
 
 
 def _fp8(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a line on whether the encoder may compute in FP8, where that was measured."""
+    """Return a line on whether the encoder may compute in FP8, if it was verified."""
     proof = manifest.fp8
     if proof is None:
         return []
-    taken = "taken on GPUs that have it" if proof.holds else "not taken"
+    taken = "used on GPUs that have FP8" if proof.holds else "not used"
     shares = (
-        f"{proof.agreement:.2%} of the tokens as in full, INT8 weights {proof.int8_agreement:.2%}"
+        f"{proof.agreement:.2%} of the tokens unchanged, INT8 weights {proof.int8_agreement:.2%}"
     )
     return [("FP8 encoder", f"{taken}: {shares} ({proof.windows} windows, {proof.device})")]
 
 
 def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:
-    """Return the matrices that INT8 costs most, and the mean of all."""
+    """Return the mean quantisation error, and the matrices with the largest errors."""
     if not quantization:
         return []
     worst = sorted(quantization.items(), key=lambda item: -item[1].relative)

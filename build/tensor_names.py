@@ -1,7 +1,7 @@
-"""The one table of tensor names: ours (`serve.contract.engine.tensor_kinds`) and each format's.
+"""The table of tensor names: those of `serve.contract.engine.tensor_kinds` and of each format.
 
-CTranslate2 stacks some matrices of attention; their parts are called `….q`, `….k` and `….v` here,
-as `build.ct2` takes them apart.
+CTranslate2 stacks some matrices of attention. `build.ct2` splits them, and their parts are called
+`….q`, `….k` and `….v` here.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Literal
 Naming = Literal["hf", "openai", "ct2"]
 
 _COLUMNS: tuple[Naming, ...] = ("hf", "openai", "ct2")
-# Whole names, or modules whose weight and bias follow.   ours: (Hugging Face, OpenAI, CTranslate2)
+# Tensors, or modules with weight and bias.   our name: (Hugging Face, OpenAI, CTranslate2)
 _FIXED = {
     "encoder.conv1": ("model.encoder.conv1", "encoder.conv1", "encoder/conv1"),
     "encoder.conv2": ("model.encoder.conv2", "encoder.conv2", "encoder/conv2"),
@@ -58,10 +58,10 @@ _LAYER = re.compile(r"(?P<side>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<mod
 
 
 def source_tensor_name(name: str, naming: Naming) -> str:
-    """Return the name that a checkpoint gives to one of our tensors.
+    """Return the name of one of our tensors in a checkpoint's format.
 
     Raises:
-        KeyError: `name` is not one of ours.
+        KeyError: `name` is not one of our tensors.
     """
     column = _COLUMNS.index(naming)
     if name in _FIXED:

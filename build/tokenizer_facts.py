@@ -1,8 +1,8 @@
-"""Tokenizer facts from a checkpoint's own files; where they disagree, an error, never a guess.
+"""Read tokenizer facts from a checkpoint's own files; contradictions are errors.
 
-Special token ids come from the added tokens of `tokenizer.json`; decoding lists come from
-`generation_config.json`, or from `config.json`, where older checkpoints keep them. Ids that both
-files state must agree. What neither states is taken as absent and noted.
+Special token ids come from the added tokens of `tokenizer.json`. Suppress lists and alignment heads
+come from `generation_config.json`, or from `config.json` in older checkpoints. Ids that both files
+state must agree. A fact that neither file states counts as absent, and is noted.
 """
 
 import dataclasses
@@ -21,26 +21,26 @@ from serve.contract.errors import CheckpointError, shown
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
-_MAX_BYTES = 2**20  # of a JSON file
-_MAX_TOKENIZER_BYTES = 2**24  # Whisper's have 3 MB
+_MAX_BYTES = 2**20  # maximum size of a JSON file
+_MAX_TOKENIZER_BYTES = 2**24  # Whisper's tokenizer.json has 3 MB
 _CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-# OpenAI's `Whisper.is_multilingual` tells by the vocabulary's size; only theirs have these sizes.
+# OpenAI's `Whisper.is_multilingual` depends on the vocabulary's size too.
 _OPENAI_ENGLISH_VOCAB = 51_864
 _OPENAI_MULTILINGUAL_VOCABS = (51_865, 51_866)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """The files that say what the token ids mean.
+    """The contents of a checkpoint's tokenizer files.
 
     Attributes:
-        folder: where they are, for messages.
-        tokenizer_json: bytes of tokenizer.json, copied into the engine.
-        repair: a sentence on what of it was put right; "" where it is as it was found.
-        special: content -> id of its added tokens.
-        generation: generation_config.json over config.json, by Hugging Face's keys where
-            CTranslate2 has others; what neither holds is missing.
+        folder: the folder of the files, for messages.
+        tokenizer_json: the bytes of tokenizer.json, which are copied into the engine.
+        repair: a sentence on a repair of tokenizer.json; "" if none was needed.
+        special: the ids of its added tokens by content.
+        generation: the keys of config.json, overridden by generation_config.json. CTranslate2's
+            keys are replaced by Hugging Face's.
     """
 
     folder: Path
@@ -62,14 +62,14 @@ def read_json(path: Path) -> dict[str, Any]:
             text = file.read(limit + 1)
         if len(text) > limit:
             raise CheckpointError(
-                f"{path} has more than {limit:,} bytes, too many for a Whisper; fetch it again"
+                f"{path} has more than {limit:,} bytes, too many for Whisper; fetch it again"
             )
         content = parse_json(text)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is not valid JSON: {error}; is it damaged or cut off? fetch it again"
+            f"{path} is not valid JSON: {error}; it may be damaged or truncated; fetch it again"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object")
@@ -108,16 +108,16 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 def tokenizer_facts(
     files: TokenizerFiles, dims: Dims, exact_vocab: bool
 ) -> tuple[TokenizerFacts, tuple[str, ...]]:
-    """Collect the facts that an engine carries.
+    """Collect the tokenizer facts of an engine's manifest.
 
     Args:
-        files: as `read_tokenizer_files` returns them.
-        dims: the network's sizes, against which ids and heads are checked.
-        exact_vocab: the tokenizer came from elsewhere than the weights, so its last timestamp
-            must be the vocabulary's last token; otherwise tokens may follow.
+        files: the result of `read_tokenizer_files`.
+        dims: the network's sizes, to check ids and heads.
+        exact_vocab: whether the last timestamp must be the vocabulary's last token, because the
+            tokenizer is not from the checkpoint's folder.
 
     Returns:
-        The facts, and a sentence for each thing that the files do not state or was put right.
+        The facts, and a sentence for each fact that the files do not state and for each repair.
 
     Raises:
         CheckpointError: a token is missing, two files disagree, or an id is out of range.
@@ -151,7 +151,7 @@ def tokenizer_facts(
 
 
 class _TokenizerFactReader:
-    """Reads single facts, checks them, and keeps notes of what the files leave out."""
+    """Reads and checks single facts, and notes those that the files do not state."""
 
     def __init__(self, files: TokenizerFiles, dims: Dims) -> None:
         self.files = files
@@ -159,17 +159,16 @@ class _TokenizerFactReader:
         self.notes = [files.repair] if files.repair else []
 
     def token(self, key: str, *contents: str) -> int:
-        """Return the id of the first of `contents` that is there, as `key` must state it."""
+        """Return the id of the first existing token of `contents`; `key` must have the same id."""
         stated = self.files.generation.get(key)
         return self.agreed(key, stated, *contents)
 
     def task(self, task: str) -> int:
-        """Return the id of a task's token."""
         stated = self.table("task_to_id").get(task)
         return self.agreed(f"task_to_id.{task}", stated, f"<|{task}|>")
 
     def agreed(self, key: str, stated: Any, *contents: str) -> int:
-        """Return one id out of two statements that must not differ."""
+        """Return the id of a token; `stated`, the value of `key`, must be the same if given."""
         special = self.files.special
         content = next((c for c in contents if c in special), None)
         if content is None:
@@ -186,7 +185,7 @@ class _TokenizerFactReader:
         return self.in_vocab(content, special[content])
 
     def in_vocab(self, what: str, value: Any) -> int:
-        """Check that a value is a token id of this network."""
+        """Check and return a token id of this network."""
         if not isinstance(value, int) or not 0 <= value < self.dims.n_vocab:
             raise CheckpointError(
                 f"{self.files.folder}: {what} = {shown(value)}; expected a token id below the "
@@ -195,7 +194,7 @@ class _TokenizerFactReader:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Return a list of token ids; none, with a note, where the files have no such list."""
+        """Return a list of token ids; if the files have no such list, note it and return none."""
         stated = self._list(key, "nothing is suppressed by it")
         return tuple(self.in_vocab(key, value) for value in stated)
 
@@ -216,7 +215,7 @@ class _TokenizerFactReader:
         return value
 
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """Return (layer, head) pairs whose cross-attention follows the audio."""
+        """Return (layer, head) pairs of the heads that follow the audio."""
         return tuple(
             self._head(pair) for pair in self._list("alignment_heads", "verifying measures them")
         )
@@ -232,7 +231,7 @@ class _TokenizerFactReader:
         )
 
     def _list(self, key: str, otherwise: str) -> list[Any]:
-        """Return a list; empty where it is not stated, with a note of what holds `otherwise`."""
+        """Return a list; if it is missing, note `otherwise` and return an empty one."""
         value = self.files.generation.get(key)
         if value is None:
             self.notes.append(f"the checkpoint states no {key}: {otherwise}")
@@ -242,7 +241,7 @@ class _TokenizerFactReader:
         return value
 
     def table(self, key: str) -> dict[str, Any]:
-        """Return a table of ids by what they stand for; empty where it is not stated."""
+        """Return a table of ids; an empty one if it is missing."""
         value = self.files.generation.get(key, {})
         if not isinstance(value, dict):
             raise CheckpointError(
@@ -263,13 +262,13 @@ def _timestamp_begin(
             f"{files.folder / TOKENIZER_FILE}: timestamps run from {stated} to "
             f"{stated + N_TIMESTAMPS - 1}; expected them right after <|notimestamps|> "
             f"({no_timestamps}) and {'at the end of' if exact_vocab else 'within'} the "
-            f"checkpoint's vocabulary of {dims.n_vocab}; is it this checkpoint's tokenizer?"
+            f"checkpoint's vocabulary of {dims.n_vocab}; name the tokenizer of this checkpoint"
         )
     return begin
 
 
 def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
-    """Return whether the checkpoint is multilingual, which language tokens alone do not tell."""
+    """Return whether the checkpoint is multilingual; English ones have language tokens too."""
     stated = files.generation.get("is_multilingual")
     if isinstance(stated, bool):
         return stated
@@ -280,16 +279,16 @@ def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
     if dims.n_vocab in _OPENAI_MULTILINGUAL_VOCABS:
         return True
     raise CheckpointError(
-        f"{files.folder}: cannot tell whether the checkpoint is multilingual: its vocabulary of "
-        f"{dims.n_vocab} is none of OpenAI's, and no {GENERATION_CONFIG} says `is_multilingual`"
+        f"{files.folder}: cannot determine whether the checkpoint is multilingual: OpenAI has no "
+        f"vocabulary of {dims.n_vocab} tokens; expected `is_multilingual` in {GENERATION_CONFIG}"
     )
 
 
 def _languages(reader: _TokenizerFactReader, sot: int, translate: int) -> dict[str, int]:
     """Return token ids by language code, in order of id.
 
-    Stated by `lang_to_id`; otherwise the language tokens that stand between start-of-transcript
-    and translate, as in every Whisper vocabulary.
+    They come from `lang_to_id`. Without it they are the tokens between start-of-transcript and
+    translate, as in every Whisper vocabulary.
     """
     special = reader.files.special
     stated = reader.table("lang_to_id")  # "<|en|>" -> id
@@ -299,16 +298,16 @@ def _languages(reader: _TokenizerFactReader, sot: int, translate: int) -> dict[s
         match = _LANGUAGE.fullmatch(content)
         if match is None:
             raise CheckpointError(
-                f"{reader.files.folder}: {shown(content)} stands where a language is expected, "
+                f"{reader.files.folder}: found the token {shown(content)}; expected a language "
                 "such as '<|en|>'"
             )
         languages[match[1]] = reader.agreed(f"lang_to_id.{content}", stated.get(content), content)
     if not languages:
         raise CheckpointError(
-            f"{reader.files.folder}: a multilingual checkpoint without language tokens"
+            f"{reader.files.folder}: the multilingual checkpoint has no language tokens"
         )
     known = sorted(languages.values())
-    ids = reader.files.generation.get("lang_ids", known)  # as CTranslate2 states them
+    ids = reader.files.generation.get("lang_ids", known)  # a key of CTranslate2
     if not isinstance(ids, list) or sorted(ids, key=repr) != sorted(known, key=repr):
         raise CheckpointError(
             f"{reader.files.folder}: lang_ids of {CONFIG} are not the ids of the {len(known)} "

@@ -1,9 +1,9 @@
-"""Compare an engine with its checkpoint, which transformers runs in FP32, on fixed audio.
+"""Compare an engine with its checkpoint in transformers, FP32, on fixed audio.
 
-For each window transformers decodes greedily under Whisper's rules. The engine then does the same
-through its runtime, which also scores transformers' tokens (teacher forcing), so that logits can be
-compared position by position. The measured deviation, which goes into the manifest, is thus that of
-the operations and precisions that serve.
+Transformers decodes each window greedily with Whisper's token rules. The engine's runtime does the
+same. It also computes the logits of transformers' tokens (teacher forcing), so that logits can be
+compared position by position. The measured deviation is therefore that of the operations and
+precisions that serve. It is stored in the manifest.
 """
 
 import dataclasses
@@ -23,30 +23,30 @@ from serve.contract.errors import EngineError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import Runtime
 
-_FINER = (
+_ROUNDING_ADVICE = (
     "FP16 weights match: build with --precision fp16, or with --calibrate for finer INT8 rounding; "
-    "to compare on speech that the checkpoint was made for, name recordings with --audio"
+    "to compare on speech of the checkpoint's own domain, name recordings with --audio"
 )
-_OTHER = (
-    "rounding does not explain it: build the engine again; if that fails too, check the checkpoint "
+_BUILD_ADVICE = (
+    "rounding is not the cause: build the engine again; if that fails too, check the checkpoint "
     "with transformers, or name other recordings of speech with --audio"
 )
 MAX_TOKENS = 64  # per window, end of text included
-_MOST_SLOTS = 4
+_MAX_SLOTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """The distance of an engine from its checkpoint, over all windows.
+    """The deviation of an engine from its checkpoint, over all windows.
 
     Attributes:
         logits_relative: ||engine - reference|| / ||reference||.
-        logits_max_abs: the largest difference.
-        token_agreement: share of positions where both rank the same token first, given the same
-            tokens before.
-        greedy_agreement: how much of the freely decoded tokens is equal, 1 for all.
-        fp16_greedy_agreement: the same with FP16 weights, which cost nothing but size.
-        tokens, windows: how many were compared.
+        logits_max_abs: the largest difference of two logits.
+        token_agreement: the share of positions with the same likeliest token, given the same
+            earlier tokens.
+        greedy_agreement: the share of equal tokens in freely decoded text, 1 for all.
+        fp16_greedy_agreement: the same with FP16 weights.
+        tokens, windows: the numbers of tokens and windows compared.
     """
 
     logits_relative: float
@@ -62,16 +62,15 @@ class Deviation:
 class Bounds:
     """Limits of a deviation."""
 
-    logits_relative: float  # at most
-    token_agreement: float  # at least
-    greedy_agreement: float  # at least
-    fp16_greedy_agreement: float = 0.95  # at least: the operations are right
+    logits_relative: float  # maximum
+    token_agreement: float  # minimum
+    greedy_agreement: float  # minimum
+    fp16_greedy_agreement: float = 0.95  # minimum; a lower one means wrong operations
 
 
-# One token that INT8 rounding changes also changes the tokens after it, so a sound engine may agree
-# little on a clip that is hard to hear. Logits given the same text tell how good the rounding is;
-# shares of the few hundred tokens are coarse. Free decoding tells that the engine's own steps work,
-# which all else would miss.
+# A token that INT8 rounding changes also changes the tokens after it, so a correct engine may agree
+# little on a difficult clip. Logits for the same text measure the rounding; agreement over a few
+# hundred tokens is coarse. Only free decoding tests the engine's own decoding steps.
 BOUNDS: dict[Precision, Bounds] = {
     "fp16": Bounds(logits_relative=0.01, token_agreement=0.99, greedy_agreement=0.95),
     "int8": Bounds(logits_relative=0.05, token_agreement=0.9, greedy_agreement=0.5),
@@ -80,11 +79,11 @@ BOUNDS: dict[Precision, Bounds] = {
 
 @dataclasses.dataclass(frozen=True)
 class _ReferenceWindow(WindowInput):
-    """One window with what transformers made of it."""
+    """A window and its results in transformers."""
 
-    recording: str  # its name
-    tokens: tuple[int, ...]  # sampled, end of text included where it was reached
-    logits: torch.Tensor  # float32 (len(tokens), n_vocab), which chose `tokens` before any rule
+    recording: str  # the recording's name
+    tokens: tuple[int, ...]  # sampled tokens, with end of text if it was reached
+    logits: torch.Tensor  # float32 (len(tokens), n_vocab), before the token rules
 
 
 def verify(
@@ -93,20 +92,19 @@ def verify(
     recordings: Sequence[VerificationAudio],
     config: RuntimeConfig = RuntimeConfig(),  # noqa: B008 - frozen
 ) -> Deviation:
-    """Measure an engine's deviation from the checkpoint that it was built from, behind a bar.
+    """Measure an engine's deviation from its checkpoint, with a progress bar.
 
     Args:
-        engine: of any precision.
-        checkpoint: its source.
+        engine: an engine of any precision.
+        checkpoint: the checkpoint that it was built from.
         recordings: audio to compare on, at least one.
-        config: how the engine will be served: its device, where the checkpoint runs too, kernels
-            and precisions. Slots and batches are as few as the recordings need; a CPU computes in
-            float32 unless it says otherwise.
+        config: the device of both, and the kernels and precisions of the engine. Slots and batches
+            are as few as the recordings need. On a CPU "auto" means float32.
 
     Raises:
-        EngineError: the engine was built from other weights, or a bound of `BOUNDS` is broken;
-            the message names the first difference.
-        UnavailableError: the device, or what else the configuration orders, is not there.
+        EngineError: the engine was built from other weights, or exceeds a limit of `BOUNDS`; the
+            message names the first difference.
+        UnavailableError: the device does not exist, or does not support the configuration.
     """
     source = engine.manifest.source
     if source.sha256 != checkpoint.source.sha256:
@@ -114,9 +112,9 @@ def verify(
             f"{engine.path} was built from {source.id} (SHA-256 {source.sha256}), not from "
             f"{checkpoint.source.id} ({checkpoint.source.sha256}); build the engine again"
         )
-    slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
+    slots, threads = min(len(recordings), _MAX_SLOTS), torch.get_num_threads()
     config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
-    # It is the engine that is looked at, with the same verdict on any device.
+    # Use full precision, so that the verdict on the engine is the same on any device.
     if config.device == "cpu" and config.compute_type == "auto":
         config = dataclasses.replace(config, compute_type="float32")
     if config.encoder_precision == "auto":
@@ -124,7 +122,7 @@ def verify(
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
     with progress("Verifying", total, "windows") as done:
-        runtime = NativeRuntime(engine, config)  # first, since it says best what the machine lacks
+        runtime = NativeRuntime(engine, config)  # first, for its clear errors on a lack of memory
         filters = engine.load_mel_filters()
         windows = _reference(checkpoint, recordings, config.device, filters, done)
         decoded = _decode(runtime, engine, windows, done)
@@ -167,7 +165,7 @@ def _reference(
 def _decode(
     runtime: Runtime, engine: Engine, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
 ) -> list[tuple[int, ...]]:
-    """Decode the windows with the runtime, end of text included where it was reached."""
+    """Decode the windows with the runtime; return tokens with end of text if it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
     eot = engine.manifest.tokenizer.eot
     decoded = decode_windows(runtime, windows, limit, done)
@@ -177,7 +175,7 @@ def _decode(
 def _score(
     runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
 ) -> list[torch.Tensor]:
-    """Score transformers' tokens by the runtime: its logits, float32 (tokens, n_vocab)."""
+    """Compute the runtime's logits of transformers' tokens: float32 (tokens, n_vocab) each."""
     scored = []
     for window in windows:
         fed = torch.tensor([window.prompt + window.tokens[:-1]])
@@ -218,22 +216,24 @@ def _check(
     precision = engine.manifest.precision
     bounds = BOUNDS[precision]
     broken = []
-    if not deviation.logits_relative <= bounds.logits_relative:  # so that NaN breaks it too
+    if not deviation.logits_relative <= bounds.logits_relative:  # "not" also catches NaN
         broken.append(
-            f"logits deviate by {deviation.logits_relative:.2%}, at most "
-            f"{bounds.logits_relative:.2%} allowed"
+            f"logits deviate by {deviation.logits_relative:.2%}, expected at most "
+            f"{bounds.logits_relative:.2%}"
         )
     for name in ("token_agreement", "greedy_agreement", "fp16_greedy_agreement"):
-        share, least = getattr(deviation, name), getattr(bounds, name)
-        if share < least:
-            broken.append(f"{name.replace('_', ' ')} {share:.2%}, at least {least:.2%} expected")
+        share, minimum = getattr(deviation, name), getattr(bounds, name)
+        if share < minimum:
+            broken.append(
+                f"{name.replace('_', ' ')} is {share:.2%}, expected at least {minimum:.2%}"
+            )
     if broken:
         rounding = precision != "fp16"
         sound = deviation.fp16_greedy_agreement >= bounds.fp16_greedy_agreement
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
             f"{'; '.join(broken)}; {_first_difference(windows, decoded)}; "
-            f"{_FINER if rounding and sound else _OTHER}"
+            f"{_ROUNDING_ADVICE if rounding and sound else _BUILD_ADVICE}"
         )
 
 
@@ -244,6 +244,7 @@ def _first_difference(
         for i, pair in enumerate(zip(window.tokens, tokens, strict=False)):
             if pair[0] != pair[1]:
                 return (
-                    f"first in {window.recording}, token {i}: expected id {pair[0]}, got {pair[1]}"
+                    f"first difference in {window.recording}, token {i}: expected id {pair[0]}, "
+                    f"got {pair[1]}"
                 )
     return "all greedy tokens are equal"

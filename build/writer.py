@@ -1,8 +1,8 @@
-"""The writing of engines, for every builder: a folder that appears whole, and its manifest.
+"""Write engine folders atomically, and their manifests, for every builder.
 
-An engine is made in a hidden folder beside its target and takes the target's place in one rename
-at the very end. So a build that is killed, interrupted or out of disk space changes nothing that a
-server may be reading; what a killed build leaves behind is removed by the next one.
+An engine is built in a hidden folder beside its target and replaces the target by one rename at the
+end. A build that is killed, interrupted or out of disk space therefore never changes an engine that
+a server may be reading. The next build removes the files of a killed one.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from serve.contract.errors import CheckpointError, EngineError
 from serve.contract.files import read_text
 
 Log = Callable[[str], None]
-"""Called with each line that a builder has to say."""
+"""A function that is called with each line of a builder's log."""
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 _LOCK = ".lock"
@@ -51,25 +51,25 @@ _RENAME_EXCHANGE = 2  # <linux/fs.h>: swap two paths
 
 
 def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the tensor itself.
+    """Return the tensor if all its numbers are finite.
 
     Raises:
-        CheckpointError: it holds NaN or infinity; `name` is in the message.
+        CheckpointError: it holds NaN or infinity; the message has `name`.
     """
     if not bool(tensor.isfinite().all()):
         raise CheckpointError(
             f"{name} holds NaN, infinity or values beyond float16's range; the checkpoint is "
-            "damaged or was not made for float16"
+            "damaged, or does not support float16; fetch it again, or use another one"
         )
     return tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class BuiltEngineFacts:
-    """The facts that a builder adds to the manifest about the files that it wrote."""
+    """The facts that a builder adds to the manifest."""
 
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of its own libraries
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of the builder's libraries
     runtime_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     calibration: Calibration | None = None
 
@@ -77,11 +77,11 @@ class BuiltEngineFacts:
 def manifest_of(
     folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: BuiltEngineFacts
 ) -> Manifest:
-    """Return the manifest of an engine whose other files are all in `folder`, unverified.
+    """Make the manifest of an unverified engine; all its other files are in `folder`.
 
     Raises:
         EngineError: the disk fails.
-        FileError, ConfigError: as `read_confidence`.
+        FileError, ConfigError: see `read_confidence`.
     """
     with disk_errors(folder):
         files = file_facts(folder)
@@ -105,20 +105,20 @@ def manifest_of(
 
 
 def read_confidence(path: str) -> Confidence | None:
-    """Read the fit that `build.confidence` names; None where it names none.
+    """Read the file that `build.confidence` names; return None if it is empty.
 
     Raises:
-        FileError: it cannot be read.
-        ConfigError: it is no fit.
+        FileError: the file cannot be read.
+        ConfigError: the file is not a result of `python -m eval trust`.
     """
     if not path:
         return None
-    expected = "expected what `python -m eval trust` fitted"
+    expected = "expected a file that `python -m eval trust` has written"
     return from_json(Confidence, read_text(path, expected), path, advice=expected)
 
 
 def file_facts(folder: Path) -> dict[str, FileFacts]:
-    """Return facts of every file below a folder, by path, once it is on the disk."""
+    """Sync every file below a folder to the disk, and return their facts by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         sync(path)
@@ -129,7 +129,7 @@ def file_facts(folder: Path) -> dict[str, FileFacts]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Earshot itself, Python and the libraries that build here, by name."""
+    """Return the versions of Earshot, Python and the libraries of a build, by name."""
     with _PROJECT.open("rb") as file:
         own = {"earshot": tomllib.load(file)["project"]["version"]}
     own["python"] = platform.python_version()
@@ -141,7 +141,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace a folder's `engine.json` atomically.
 
     Raises:
-        EngineError: the disk is full or fails; the old manifest is still there.
+        EngineError: the disk is full or fails; the old manifest is unchanged.
     """
     temporary = folder / f".{MANIFEST_FILE}.new"
     with disk_errors(folder):
@@ -156,13 +156,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes the engine at `target` when the block succeeds.
+    """Yield an empty folder that becomes the engine at `target` if the block succeeds.
 
-    If the block raises, KeyboardInterrupt included, the folder is removed and `target` is as it
-    was. What killed builds of the same target left behind is removed first.
+    If the block raises, even KeyboardInterrupt, the folder is removed and `target` is unchanged.
+    Folders of killed builds of the same target are removed first.
 
     Raises:
-        EngineError: `target` holds something other than an engine, or the disk is full or fails.
+        EngineError: `target` exists and is not an engine, or the disk is full or fails.
     """
     target = target.resolve()
     _refuse_foreign(target)
@@ -176,7 +176,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Never replace what is not an engine."""
+    """Raise an error if the target exists and is not an engine."""
     if not target.exists() or (target / MANIFEST_FILE).is_file():
         return
     if not target.is_dir() or any(target.iterdir()):
@@ -188,7 +188,7 @@ def _refuse_foreign(target: Path) -> None:
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `target`, with a lock file that a killed process lets go of."""
+    """Yield a hidden folder beside `target`, with a lock that the kernel frees if we are killed."""
     prefix = f".{target.name}.building-"
     for path in target.parent.iterdir():
         if path.name.startswith(prefix) and path.name.endswith(_LOCK):
@@ -201,7 +201,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
             folder.mkdir()
             yield folder
         finally:
-            # Holds the unfinished engine, or the one that was replaced, or is already gone.
+            # The folder has the unfinished engine or the replaced one, or does not exist any more.
             shutil.rmtree(folder, ignore_errors=True)
             lock.unlink(missing_ok=True)
 
@@ -211,13 +211,13 @@ def _remove_abandoned(lock: Path) -> None:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another build of the same target is at work
+            return  # another build of the same target is running
         shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)
         lock.unlink(missing_ok=True)
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Put the finished folder in the target's place; an old engine takes the folder's."""
+    """Rename the finished folder to the target; swap the two if there is an old engine."""
     if target.exists():
         _exchange(folder, target)
     else:
@@ -226,7 +226,7 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> None:
-    """Swap two folders in one step, which os.rename cannot: Linux's renameat2(2)."""
+    """Swap two folders atomically with Linux's renameat2(2); os.rename cannot do that."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
     if libc.renameat2(*paths, _RENAME_EXCHANGE) == 0:
@@ -238,7 +238,7 @@ def _exchange(a: Path, b: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
+    """Sync a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -248,7 +248,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn a failure of the disk inside the block into an EngineError that says what to do."""
+    """Turn disk errors inside the context into an EngineError."""
     try:
         yield
     except (OSError, SafetensorError) as error:

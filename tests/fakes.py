@@ -36,12 +36,9 @@ from tests.tiny_engine import make_engine
 CAPABILITIES = Capabilities(
     runtime="fake",
     timestamps=True,
-    suppression=True,
     sampling=True,
     detect_language=True,
     languages=True,
-    no_speech_prob=True,
-    token_logprobs=True,
     streaming=True,
     beam_width=1,
     max_windows=4,

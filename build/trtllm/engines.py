@@ -1,7 +1,7 @@
-"""Engines for TensorRT-LLM 1.2: its checkpoint, and two runs of its `trtllm-build`.
+"""Build engines for TensorRT-LLM 1.2: write its checkpoint and run its `trtllm-build` twice.
 
-The flags follow TensorRT-LLM's Whisper example for release 1.2, with what it leaves at defaults
-that are wrong for serving: the encoder's token budget, which is its batch, and the lengths.
+The flags follow TensorRT-LLM's Whisper example for release 1.2. They also set the lengths and the
+encoder's token budget, which limits its batch; the example's defaults are wrong for serving.
 """
 
 import collections
@@ -38,17 +38,17 @@ DRAFTS = False
 CALIBRATES = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
-_WORK = "work"  # in the staged folder: the checkpoint, the builder's working directory
+_WORK = "work"  # in the staged folder: the checkpoint and the builder's working directory
 _PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language, task, timestamps
-_TAIL_LINES = 15  # of the builder's log, in the error message
-_STOP_S = 10.0  # how long an interrupted builder may take to end by itself
+_TAIL_LINES = 15  # lines of the builder's log in the error message
+_STOP_S = 10.0  # time that an interrupted builder gets to end by itself
 
 
 def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> EngineLimits:
     """Return the limits that the engine is compiled for.
 
-    Prompts may hold half the decoder's context less one of previous text, as in OpenAI's
-    `whisper/decoding.py`, and the special tokens.
+    A prompt may have special tokens and n_text_ctx / 2 - 1 tokens of previous text, as in OpenAI's
+    `whisper/decoding.py`.
     """
     runtime = config.runtime
     return EngineLimits(
@@ -64,11 +64,11 @@ def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> 
 
 
 def flags(dims: Dims, limits: EngineLimits) -> dict[str, dict[str, str | int]]:
-    """Return flags of `trtllm-build` for each half, without the dashes.
+    """Return the flags of `trtllm-build` for each half, without the dashes.
 
-    Lengths are counted in mel frames, 3000 to a window, in both halves: the decoder is fed the
-    length of the encoder's input. Only `max_num_tokens` counts the encoder's output, 1500 to a
-    window; left at its default of 8192 it would encode five windows at a time.
+    Lengths of both halves count mel frames, 3000 per window, because the decoder gets the length of
+    the encoder's input. Only `max_num_tokens` counts encoder outputs, 1500 per window; its default
+    of 8192 allows a batch of only five windows.
     """
     frames = 2 * dims.n_audio_ctx
     return {
@@ -104,7 +104,7 @@ def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, lis
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES hides the device.
     """
-    builder = [*_showing_only(device), BUILDER]
+    builder = [*_select_gpu(device), BUILDER]
     return {
         half: [
             *builder,
@@ -118,14 +118,14 @@ def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, lis
     }
 
 
-def _showing_only(device: str) -> list[str]:
-    """Return the words before a command for a GPU but the first, which the builder would take."""
+def _select_gpu(device: str) -> list[str]:
+    """Return the words before a command that make the builder use a GPU other than the first."""
     gpu = visible_gpu(device)
     return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
 
 
 def check(config: BuildProduct) -> None:
-    """Refuse limits that contradict each other.
+    """Check the limits.
 
     Raises:
         ConfigError: the encoder's batch exceeds the slots.
@@ -134,12 +134,13 @@ def check(config: BuildProduct) -> None:
     if runtime.encoder_batch > runtime.slots:
         raise ConfigError(
             f"runtime.encoder_batch = {runtime.encoder_batch} exceeds runtime.slots = "
-            f"{runtime.slots}; TensorRT-LLM compiles both halves for one number of windows"
+            f"{runtime.slots}; TensorRT-LLM compiles both halves for the same number of windows; "
+            "lower it"
         )
 
 
 def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    """Return both runs of the builder, for whatever GPU."""
+    """Return the commands of both builder runs; they do not depend on the GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
     return list(commands_for(dims, limits, first_of(config.runtime).device).values())
 
@@ -148,16 +149,16 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     """Compile both halves into an engine folder.
 
     Args:
-        folder: gets the compiled engines; the builder's checkpoint is there while it works.
+        folder: the engine folder, which also holds the builder's checkpoint for that time.
         checkpoint: full-precision tensors.
-        config: `runtime` decides the limits; the precision "int8" is TensorRT-LLM's W8A16,
-            quantised by its own loader, which does not tell the error.
-        log: called with each line of the builder's log, as it comes.
+        config: `runtime` sets the limits. The precision "int8" is TensorRT-LLM's W8A16; its loader
+            quantises the weights and does not report the error.
+        log: called with each line of the builder's log at once.
 
     Raises:
-        UnavailableError: the library, its builder or the GPU is missing or of the wrong version.
+        UnavailableError: the library, its builder or the GPU is missing or has a wrong version.
         CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
-        EngineError: the builder failed, or the disk did.
+        EngineError: the builder or the disk failed.
     """
     precision = config.build.precision
     version, gpu = library_version(), find_gpu(first_of(config.runtime).device)
@@ -191,7 +192,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-    """Return whether this machine would compile the engine for the same limits.
+    """Return whether a build on this machine would have the engine's limits.
 
     Raises:
         UnavailableError: the library or the GPU is missing.
@@ -202,13 +203,13 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
         built = limits_of(engine)
     except EngineError:
         return False
-    # The builder may have lowered the encoder's batch; then asking again cannot raise it.
+    # The builder may have lowered the encoder's batch; another build would lower it again.
     same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
     return same_limits and built.encoder_batch <= planned.encoder_batch
 
 
 def check_precision(precision: Precision, gpu: Gpu) -> None:
-    """Refuse what `trtllm-build` refuses only after it has loaded everything.
+    """Check the precision, which `trtllm-build` checks only after it has loaded everything.
 
     Raises:
         UnavailableError: INT8 weights on a Blackwell data-centre GPU.
@@ -221,7 +222,7 @@ def check_precision(precision: Precision, gpu: Gpu) -> None:
 
 
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
-    """Run the builder, passing its log on line by line; it never outlives this call."""
+    """Run the builder and log its output line by line; it never outlives this call."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     process = subprocess.Popen(
         command,
@@ -256,25 +257,25 @@ def _run(half: str, command: list[str], work: Path, log: Log) -> None:
 
 
 def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> EngineLimits:
-    """Read the limits in the config.json of the builder, which may be lower than asked.
+    """Read the limits in the builder's config.json, which may be lower than the planned ones.
 
     Raises:
-        EngineError: a half is missing, or cannot take a whole window.
+        EngineError: a half is missing, or does not support a whole window.
     """
     built = {half: _built_config(folder / ENGINES_FOLDER / half) for half in HALVES}
     for half, options in flags(dims, planned).items():
         for key, wanted in options.items():
             value = built[half].get(key)
             if isinstance(wanted, int) and value != wanted:
-                log(f"{BUILDER} made the {half} with {key} = {value}, asked for {wanted}")
+                log(f"{BUILDER} built the {half} with {key} = {value} instead of {wanted}")
     encoder, decoder = built["encoder"], built["decoder"]
     if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
         dims.n_audio_ctx
     ):
         raise EngineError(
-            f"{BUILDER} made an encoder for {encoder['max_input_len']} frames and "
-            f"{encoder['max_num_tokens']} tokens; a window has {2 * dims.n_audio_ctx} frames and "
-            f"{dims.n_audio_ctx} tokens"
+            f"{BUILDER} built an encoder for {encoder['max_input_len']} frames and "
+            f"{encoder['max_num_tokens']} tokens; expected at least {2 * dims.n_audio_ctx} frames "
+            f"and {dims.n_audio_ctx} tokens, one window"
         )
     return dataclasses.replace(
         planned,
@@ -289,7 +290,7 @@ def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> E
 def _built_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not (folder / _ENGINE_FILE).is_file():
-        raise EngineError(f"{BUILDER} ended well but wrote no {_ENGINE_FILE} for the {folder.name}")
+        raise EngineError(f"{BUILDER} succeeded but wrote no {_ENGINE_FILE} for the {folder.name}")
     needed = {"max_batch_size", "max_beam_width", "max_input_len", "max_seq_len", "max_num_tokens"}
     try:
         build_config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
@@ -297,7 +298,7 @@ def _built_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise EngineError(f"{BUILDER} wrote no readable build_config to {path}: {error}") from error
     if missing:
-        raise EngineError(f"{path}: build_config lacks {', '.join(missing)}")
+        raise EngineError(f"{path}: build_config has no {', '.join(missing)}")
     return build_config
 
 

@@ -1,7 +1,7 @@
-"""Engines for TensorRT-LLM's LLM API: the Hugging Face checkpoint itself, in an engine folder.
+"""Build engines for TensorRT-LLM's LLM API: engine folders with the Hugging Face checkpoint.
 
-TensorRT-LLM 1.3 and later compile nothing, so neither the library nor a GPU is needed here. The
-files are copied, so that the folder can be moved and does not change with its source.
+TensorRT-LLM 1.3 and later do not compile engines, so a build needs neither the library nor a GPU.
+It copies the files, so that the folder can be moved and does not change with its source.
 """
 
 import shutil
@@ -20,15 +20,15 @@ VERIFIES = False
 DRAFTS = False
 CALIBRATES = False
 
-_FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "CTranslate2's"}
+_FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "a CTranslate2 checkpoint"}
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `CheckpointSource.sha256` covers
 
 
 def check(config: BuildProduct) -> None:
-    """Refuse what the LLM API cannot do.
+    """Check that the LLM API supports a config.
 
     Raises:
-        ConfigError: weights are to be quantised, or another tokenizer is to be used.
+        ConfigError: the config asks for quantised weights or for another tokenizer.
     """
     build = config.build
     if build.precision != "fp16":
@@ -38,13 +38,13 @@ def check(config: BuildProduct) -> None:
         )
     if build.tokenizer:
         raise ConfigError(
-            f"--tokenizer {build.tokenizer!r}, but TensorRT-LLM's LLM API reads the "
-            "checkpoint's own; put its files into the checkpoint's folder, and leave it out"
+            f"--tokenizer {build.tokenizer!r}, but TensorRT-LLM's LLM API uses the checkpoint's "
+            "own tokenizer; copy the tokenizer's files into the checkpoint's folder, and leave it "
+            "out"
         )
 
 
 def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    """Return no commands: none are run."""
     return []
 
 
@@ -57,7 +57,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         EngineError: the disk is full or fails.
     """
     sources = _sources(checkpoint)
-    for name, tensor in checkpoint.tensors.items():  # the library casts without a look
+    for name, tensor in checkpoint.tensors.items():  # the library casts without a check
         finite(tensor.half(), name)
     with disk_errors(folder):
         (folder / CHECKPOINT_FOLDER).mkdir()
@@ -68,7 +68,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-    """Return whether the copied files are those of the checkpoint still.
+    """Return whether the copied files equal those of the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint lacks files that the library reads.
@@ -82,11 +82,15 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
 
 
 def _sources(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files to copy, if the LLM API can load them."""
+    """Return the files to copy.
+
+    Raises:
+        CheckpointError: the LLM API cannot load them.
+    """
     if checkpoint.naming != "hf":
         raise CheckpointError(
-            f"{checkpoint.path} is {_FORMATS[checkpoint.naming]}, but TensorRT-LLM's LLM API loads "
-            "Hugging Face folders; name one, or build with build.runtime = 'native'"
+            f"{checkpoint.path} is {_FORMATS[checkpoint.naming]}, but TensorRT-LLM's LLM API only "
+            "loads Hugging Face folders; name one, or build with build.runtime = 'native'"
         )
     sources = folder_files(checkpoint.path)
     names = {path.name for path in sources}
@@ -95,7 +99,7 @@ def _sources(checkpoint: Checkpoint) -> list[Path]:
         missing.append(PROCESSOR_CONFIGS[0])
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path} lacks {', '.join(missing)}, which TensorRT-LLM's LLM API reads; "
-            "take them from the published folder, or save them there with transformers"
+            f"{checkpoint.path} has no {', '.join(missing)}, which TensorRT-LLM's LLM API reads; "
+            "copy them from the published folder, or save them there with transformers"
         )
     return sources

@@ -1,13 +1,13 @@
-"""Engine tensors -> a TensorRT-LLM 1.2 checkpoint, without TensorRT-LLM and without a GPU.
+"""Convert engine tensors to a TensorRT-LLM 1.2 checkpoint, without TensorRT-LLM and without a GPU.
 
     <folder>/encoder/{config.json, rank0.safetensors}
     <folder>/decoder/{config.json, rank0.safetensors}
 
-Names, shapes and configuration keys are those that the library's own Whisper converter writes for
-release 1.2 (examples/models/core/whisper/convert_checkpoint.py). Every tensor is float16. INT8 is
-only asked for, as `quant_algo` W8A16: the library's loader then quantises plain matrices for the
-GPU that it builds on. Its INT8 byte layout differs between GPU generations, so bytes packed here
-would be silently wrong on another one.
+Names, shapes and configuration keys are those of the library's own Whisper converter for release
+1.2 (examples/models/core/whisper/convert_checkpoint.py). Every tensor is float16. For INT8 the
+config only sets `quant_algo` to W8A16, and the library's loader quantises the matrices for the GPU
+that it builds on. Its INT8 byte layout differs between GPU generations, so matrices packed here
+would be silently wrong on another generation.
 """
 
 import json
@@ -31,14 +31,14 @@ HALVES = ("encoder", "decoder")
 
 _QUANT_ALGO: dict[Precision, str | None] = {"fp16": None, "int8": "W8A16"}
 _MULTILINGUAL_VOCAB = 51865
-_TOKENS_BESIDE_LANGUAGES = 51765  # of a published vocabulary
+_TOKENS_BESIDE_LANGUAGES = 51765  # tokens of a published vocabulary that are no languages
 
 
 def encoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Convert tensors of the encoder, by names of `tensor_kinds`, to the library's.
+    """Convert the encoder's tensors from the names of `tensor_kinds` to the library's.
 
-    Linear weights stay (out, in). Convolutions get a trailing dimension of 1. The attention's
-    query, key and value are stacked on dimension 0, not scaled and not interleaved by head.
+    Linear weights stay (out, in). Convolutions get a trailing dimension of 1. Query, key and value
+    of an attention are stacked on dimension 0, without scaling or interleaving by head.
     """
     out: Tensors = {"transformer.position_embedding.weight": _half(tensors["encoder.positions"])}
     for conv in ("conv1", "conv2"):
@@ -54,12 +54,12 @@ def encoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def decoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Convert the decoder's as `encoder_tensors` does. The tied projection is written twice."""
+    """Convert the decoder's tensors as `encoder_tensors` does; write the tied projection twice."""
     tokens = tensors["decoder.tokens"]
     out: Tensors = {
         "transformer.vocab_embedding.weight": _half(tokens),
         "transformer.position_embedding.weight": _half(tensors["decoder.positions"]),
-        # NOTE: a clone, for safetensors refuses two names over one storage.
+        # NOTE: a clone, since safetensors rejects two names for one storage.
         "lm_head.weight": _half(tokens).clone(),
     }
     for i in range(dims.n_text_layer):
@@ -72,7 +72,7 @@ def decoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:
-    # NOTE: one dtype throughout; the network is strongly typed and refuses a mixed layer norm.
+    # NOTE: one dtype throughout; the library's network is strongly typed, layer norms included.
     return tensor.to(torch.float16).contiguous()
 
 
@@ -98,17 +98,17 @@ def _mlp(out: Tensors, tensors: Mapping[str, torch.Tensor], source: str, target:
 
 
 def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
-    """Make the encoder's config.json. The C++ runtime knows the architecture by this literal name.
+    """Make the encoder's config.json; the C++ runtime looks for this name of the architecture.
 
     Raises:
-        CheckpointError: its feed-forward blocks have a width that the library's encoder has not;
-            it reads no key for it.
+        CheckpointError: the feed-forward blocks have another width than 4 * n_audio_state, which
+            the library does not support.
     """
     if dims.n_audio_ffn != 4 * dims.n_audio_state:
         raise CheckpointError(
-            f"the encoder's feed-forward blocks are {dims.n_audio_ffn} wide, but TensorRT-LLM's "
-            f"Whisper has none but of 4 x its state, here {4 * dims.n_audio_state}; build with "
-            "build.runtime = 'native'"
+            f"the encoder's feed-forward blocks have a width of {dims.n_audio_ffn}; TensorRT-LLM "
+            f"expects 4 x n_audio_state = {4 * dims.n_audio_state}; build with build.runtime = "
+            "'native'"
         )
     multilingual = dims.n_vocab >= _MULTILINGUAL_VOCAB
     return {
@@ -122,8 +122,7 @@ def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
         "n_mels": dims.n_mels,
         "vocab_size": dims.n_vocab,
         "hidden_act": "gelu",
-        # Only the library's own example reads it; other vocabularies than the published have no
-        # meaningful value.
+        # Only the library's own example reads it; for unpublished vocabularies it has no meaning.
         "num_languages": max(0, dims.n_vocab - _TOKENS_BESIDE_LANGUAGES - multilingual),
         "quantization": {"quant_algo": _QUANT_ALGO[precision]},
     }
@@ -167,7 +166,7 @@ def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
         "skip_cross_kv": False,
         "quantization": {"quant_algo": _QUANT_ALGO[precision]},
     }
-    # The library takes 4 x the state unless told otherwise.
+    # The library's default is 4 x the state.
     width = (
         {} if dims.n_text_ffn == 4 * dims.n_text_state else {"intermediate_size": dims.n_text_ffn}
     )
@@ -184,10 +183,10 @@ def write_checkpoint(
     """Write both halves below `folder`, which must exist.
 
     Args:
-        dims, tensors: a checkpoint's, by the names of `serve.contract.engine.tensor_kinds`.
-        precision: "int8" asks the library for W8A16.
-        folder: gets `encoder/` and `decoder/`.
-        on_file: called with each file once it is written.
+        dims, tensors: a checkpoint's sizes and tensors, by the names of `tensor_kinds`.
+        precision: "int8" selects the library's W8A16.
+        folder: the parent of the new folders `encoder/` and `decoder/`.
+        on_file: called with each file after it is written.
 
     Raises:
         CheckpointError: a tensor is not finite in float16, or the library has no such encoder.

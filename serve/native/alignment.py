@@ -104,7 +104,7 @@ class Aligner:
         self._device = decoder.device
         self._context = decoder.dims.n_text_ctx
         self._frames = decoder.dims.n_audio_ctx
-        self._most_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
+        self._max_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
         heads = sorted(facts.alignment_heads)
         sizes = SIZES if graphs else ()
         self._step = TeacherForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
@@ -113,15 +113,15 @@ class Aligner:
             upload(column, self._device) for column in zip(*heads, strict=True)
         )
         # Finding the path uses few of a GPU's processors, so it runs beside the decoder steps.
-        self._aside: torch.cuda.Stream | None = None
+        self._side_stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            self._aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._side_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._passes: list[_Pass] = []
         self._dropped: set[int] = set()  # job ids
 
     def launch(self, ended: Sequence[EndedWindow]) -> list[JobEvent]:
         """Launch the alignment of the windows that need it; return the events of the others."""
-        windows = [self._forced(window) for window in ended if self._asks(window)]
+        windows = [self._sequence_of(window) for window in ended if self._wants_alignment(window)]
         while windows:
             longest = itertools.accumulate((len(window.tokens) for window in windows), max)
             sizes = (count * length for count, length in enumerate(longest, start=1))
@@ -129,7 +129,7 @@ class Aligner:
             count = min(count, MOST_WINDOWS)
             self._passes.append(self._begin(windows[:count]))
             windows = windows[count:]
-        return [window.event for window in ended if not self._asks(window)]
+        return [window.event for window in ended if not self._wants_alignment(window)]
 
     def by_head(self, ended: Sequence[EndedWindow]) -> list[torch.Tensor]:
         """Return the weights of each window by head, to choose alignment heads from.
@@ -140,18 +140,18 @@ class Aligner:
         """
         by_window = []
         for window in ended:
-            if not self._asks(window):
+            if not self._wants_alignment(window):
                 by_window.append(torch.empty(0))
                 continue
-            feed = self._forced(window)
-            _, scores, sizes = self._attended([feed])
+            sequence = self._sequence_of(window)
+            _, scores, sizes = self._attended([sequence])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
-            rows = slice(feed.first, feed.first + feed.rows)
-            by_window.append(weights[:, rows, : feed.frames])
+            rows = slice(sequence.first, sequence.first + sequence.rows)
+            by_window.append(weights[:, rows, : sequence.frames])
         return by_window
 
     def collect(self, wait: bool) -> list[JobEvent]:
-        """Return the events of windows whose alignment is ready; with `wait`, of all windows."""
+        """Return the events of all aligned windows; with `wait`, wait for the others too."""
         events: list[JobEvent] = []
         while self._passes and (wait or self._passes[0].ready()):
             first = self._passes.pop(0)
@@ -162,14 +162,13 @@ class Aligner:
 
     def drop(self, job_id: int) -> bool:
         """Drop a job, which gets no further event; return whether it was being aligned."""
-        for under_way in self._passes:
-            if any(window.event.job_id == job_id for window in under_way.windows):
+        for in_flight in self._passes:
+            if any(window.event.job_id == job_id for window in in_flight.windows):
                 self._dropped.add(job_id)
                 return True
         return False
 
     def clear(self) -> None:
-        """Drop all jobs."""
         self._passes.clear()
         self._dropped.clear()
 
@@ -181,14 +180,14 @@ class Aligner:
             event = JobEvent(-1, (0,) * (tokens - 3))
             frames = round(seen * self._frames)
             job = Job(-1, torch.empty(0), (self._facts.sot,), align_frames=frames)
-            places = [SlotAllocation(i, i, 1) for i in range(min(windows, self._most_windows))]
+            places = [SlotAllocation(i, i, 1) for i in range(min(windows, self._max_windows))]
             self.launch([EndedWindow(job, place, event) for place in places])
             self.collect(wait=True)
 
-    def _asks(self, window: EndedWindow) -> bool:
+    def _wants_alignment(self, window: EndedWindow) -> bool:
         return window.job.align_frames > 0 and any(t < self._facts.eot for t in window.event.tokens)
 
-    def _forced(self, window: EndedWindow) -> ForcedSequence:
+    def _sequence_of(self, window: EndedWindow) -> ForcedSequence:
         """Make a window's input: its language and text, without previous text and timestamps.
 
         End of text is left out if there is no room; only the z-scores use it.
@@ -242,9 +241,9 @@ class Aligner:
             sizes: the windows' rows and frames for the kernel that finds the path, if there is one.
         """
         held, copied, attended = (probs, weights, *sizes), None, weights
-        if self._aside is not None:
-            self._aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._aside):  # no effect if there is no second stream
+        if self._side_stream is not None:
+            self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side_stream):  # no effect if there is no second stream
             if self._ops.warp is not None:
                 attended = self._ops.warp(weights, *sizes)
             if self._device.type == "cuda":
@@ -292,8 +291,8 @@ def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device
     ]
     begins = np.cumsum(lengths) - lengths
     at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
-    # Align each tensor to 16 bytes for any number of windows. Kernels are compiled anew for
-    # pointers of another alignment, which would delay a request.
+    # Align each tensor to 16 bytes for any number of windows. For other alignments kernels would be
+    # compiled again, which would delay a request.
     count = len(windows)
     apart = count + count % 2
     columns = np.zeros((5, apart), np.int64)
@@ -325,13 +324,13 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     Returns:
         float32, shaped as `scores`; values beyond a window's size are undefined.
     """
-    most_tokens, most_frames = scores.shape[2:]
-    time = torch.arange(most_frames, device=scores.device)
+    max_tokens, max_frames = scores.shape[2:]
+    time = torch.arange(max_frames, device=scores.device)
     beyond = time >= frames[:, None]
     weights = scores.masked_fill(beyond[:, None, None], -torch.inf).softmax(dim=-1)
     # z-scores do not depend on scale, and the squares of numbers near 1 do not underflow.
     weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(LEAST)
-    fed = torch.arange(most_tokens, device=scores.device) < tokens[:, None]
+    fed = torch.arange(max_tokens, device=scores.device) < tokens[:, None]
     fed = fed[:, None, :, None]
     count = tokens[:, None, None, None]
     away = weights - (weights * fed).sum(dim=2, keepdim=True) / count
@@ -339,10 +338,10 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     scored = away / deviation.clamp_min(LEAST)
     half = MEDIAN_FRAMES // 2
     last = frames[:, None] - 1
-    mirrored = torch.arange(-half, most_frames + half, device=scores.device).abs()
+    mirrored = torch.arange(-half, max_frames + half, device=scores.device).abs()
     mirrored = torch.where(mirrored > last, 2 * last - mirrored, mirrored).clamp_min(0)
     wide = scored.gather(3, mirrored[:, None, None].expand(*scored.shape[:3], -1))
-    middle = median_of_7([wide[..., i : i + most_frames] for i in range(MEDIAN_FRAMES)])
+    middle = median_of_7([wide[..., i : i + max_frames] for i in range(MEDIAN_FRAMES)])
     short = (frames <= half)[:, None, None, None]  # too short to mirror at its ends
     return torch.where(short, scored, middle)
 

@@ -32,7 +32,6 @@ class TokenSpan:
     end: int
 
     def __len__(self) -> int:
-        """Return the number of positions."""
         return self.end - self.begin
 
 

@@ -72,7 +72,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Bytes of all caches."""
         tensors = (self.self_k, self.self_v, self.cross, self.cross_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -191,7 +191,7 @@ class Decoder:
 
     def step(
         self,
-        feed: StepBatch,
+        batch: StepBatch,
         cache: Cache,
         wanted: torch.Tensor | None = None,
         queries: dict[int, torch.Tensor] | None = None,
@@ -199,7 +199,7 @@ class Decoder:
         """Compute one step over a batch of tokens, with one or several tokens per row.
 
         Args:
-            feed: the batch of n tokens; their keys and values are written into `cache`.
+            batch: the batch of n tokens; their keys and values are written into `cache`.
             cache: the caches of all rows and slots.
             wanted: int64 (m,), indices of the tokens whose logits are needed; None: all.
             queries: receives the scaled queries of cross-attention, (n, d) by layer.
@@ -208,15 +208,15 @@ class Decoder:
             float32 (m, n_vocab), the logits of the next tokens.
         """
         ops = self.ops.decoder
-        x = ops.embed(feed, self._tokens, self._text_positions)
+        x = ops.embed(batch, self._tokens, self._text_positions)
         for i, layer in enumerate(self._layers):
             qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
-            mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], feed)
+            mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], batch)
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
             if queries is not None:
                 query = queries[i] = ops.finish(query)
-            mixed = ops.cross_attention(query, cache.cross_kv(i), feed.groups)
+            mixed = ops.cross_attention(query, cache.cross_kv(i), batch.groups)
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)

@@ -12,7 +12,7 @@ def open_device(config: RuntimeConfig) -> torch.device:
     """Return the configured device.
 
     Raises:
-        UnavailableError: it is not there.
+        UnavailableError: the device is not supported or does not exist.
     """
     try:
         device = torch.device(config.device)
@@ -22,8 +22,7 @@ def open_device(config: RuntimeConfig) -> torch.device:
         ) from error
     if device.type not in ("cpu", "cuda"):
         raise UnavailableError(
-            f"runtime.device = {config.device!r} is not a device that Earshot runs on; "
-            "expected cpu, cuda or cuda:N"
+            f"runtime.device = {config.device!r} is not supported; expected cpu, cuda or cuda:N"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UnavailableError(
@@ -34,17 +33,17 @@ def open_device(config: RuntimeConfig) -> torch.device:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Inside, of several GPUs it is this one that work goes to which names none: kernels do not."""
+    """Make a GPU the current one inside the context: kernel launches do not name a device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def check_graphs(device: torch.device, kernels: str) -> None:
-    """Refuse CUDA graphs where they cannot be had.
+    """Check that a device and its kernels support CUDA graphs.
 
-    The torch rules look up on the host what rows ask for, so they cannot be captured.
+    The token rules in torch read the rows' options on the host, so graphs cannot capture them.
 
     Raises:
-        UnavailableError: says what to set.
+        UnavailableError: they do not; the message names the key to set.
     """
     if device.type != "cuda" or kernels != "triton":
         raise UnavailableError(

@@ -23,12 +23,12 @@ from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
 _AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait for the host
-# A GPU encodes at least two batches between two launches of steps, and one for each so many slots.
+# A GPU encodes one batch per this number of slots between two launches of steps, at least two.
 # With one batch, slots that become free would stay empty. With all queued batches, the windows of a
 # backlog would start and end together. Steps with drafts end more windows at a time.
 _SLOTS_A_BATCH = 128
 _DECODE_TARGET_S = 0.005
-_BACKLOG = 3  # with so many queued batches the encoder goes first, however many windows decode
+_BACKLOG = 3  # queued batches at which the encoder goes first, even if more windows decode
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class SlotJob:
     place: SlotAllocation
     stopwatch: Stopwatch  # times the encoding of its batch
     decode_began: float
-    tries: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
+    hypotheses: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class EncoderScheduler:
         encoder: encodes windows into slots.
         starter: prefills prompts.
         slots: the slots in which windows decode.
-        batch: the most windows of one encoder batch; a GPU is fastest with that many.
+        batch: the maximum number of windows of an encoder batch; a GPU is fastest with that many.
         device: the device of encoder and steps.
         streams: the streams of a GPU; None: the current stream.
         beside: whether windows may be encoded beside the steps.
@@ -101,9 +101,11 @@ class EncoderScheduler:
         self._device = device
         self._streams = streams
         self._beside = beside
-        self._line = WaitingQueue(slots.slots)
+        self._waiting = WaitingQueue(slots.slots)
         self._batches: collections.deque[_EncoderBatch] = collections.deque()
-        self.turns = UrgentStepPolicy(self._line, slots) if device.type == "cpu" else None
+        self.urgent_policy = (
+            UrgentStepPolicy(self._waiting, slots) if device.type == "cpu" else None
+        )
         """The policy for urgent windows on a CPU; None on a GPU."""
         self.windows = 0
         """The number of windows that got a slot so far."""
@@ -114,11 +116,10 @@ class EncoderScheduler:
 
     def __len__(self) -> int:
         """Return the number of windows that wait for a slot."""
-        return len(self._line)
+        return len(self._waiting)
 
     def add(self, job: Job) -> None:
-        """Queue a window."""
-        self._line.add(job)
+        self._waiting.add(job)
 
     def remove(self, job_id: int) -> bool:
         """Drop a window, which gets no further event; return whether it was waiting or encoding."""
@@ -128,11 +129,10 @@ class EncoderScheduler:
                     batch.begun.remove(window)
                     self._slots.release(job_id)
                     return True
-        return self._line.remove(job_id)
+        return self._waiting.remove(job_id)
 
     def clear(self) -> None:
-        """Drop all windows."""
-        self._line.clear()
+        self._waiting.clear()
         for batch in self._batches:
             for window in batch.begun:
                 self._slots.release(window.job.id)
@@ -140,26 +140,28 @@ class EncoderScheduler:
         self._batches.clear()
 
     def begin(self, running: Sequence[SlotJob]) -> list[SlotJob]:
-        """Encode the batches whose turn it is; return the windows that start to decode.
+        """Encode the batches that are due; return the windows that start to decode.
 
         Args:
             running: the windows that decode already, the oldest first.
         """
-        if not self._line and not self._batches:
+        if not self._waiting and not self._batches:
             return []
         decoding = [window.job for window in running]
         begun = self._encoded(busy=bool(running))
-        for _ in range(1 if self.turns else max(2, self._slots.slots // _SLOTS_A_BATCH)):
-            if not self._line or not self._fits(decoding):
+        for _ in range(1 if self.urgent_policy else max(2, self._slots.slots // _SLOTS_A_BATCH)):
+            if not self._waiting or not self._enough_slots(decoding):
                 break
             others = [*running, *begun]
-            beside = self._beside and bool(others) and self._guessing()
-            if not (len(self._batches) < _AHEAD if beside else self._is_turn(others, decoding)):
+            beside = self._beside and bool(others) and self._has_drafts()
+            if not (
+                len(self._batches) < _AHEAD if beside else self._may_delay_steps(others, decoding)
+            ):
                 break
             self._encode(decoding)
             if not beside:
                 begun += self._start(self._batches.pop())
-            if len(self._line) < self._slots.free:
+            if len(self._waiting) < self._slots.free:
                 break
         if self._beside:
             self._slots.rest({window.job.id for batch in self._batches for window in batch.begun})
@@ -172,37 +174,39 @@ class EncoderScheduler:
             begun += self._start(self._batches.popleft())
         return begun
 
-    def _fits(self, decoding: Sequence[Job]) -> bool:
+    def _enough_slots(self, decoding: Sequence[Job]) -> bool:
         """Return whether enough slots are free for the queue, or for one batch of it."""
-        return self._fitting(decoding) >= min(1 if self.turns else self._batch, len(self._line))
+        return self._count_fitting(decoding) >= min(
+            1 if self.urgent_policy else self._batch, len(self._waiting)
+        )
 
-    def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
+    def _may_delay_steps(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
         """Return whether the encoder may delay the windows that decode.
 
         On a GPU it may if as many windows wait as decode, since one more window in a step costs
         little. It may also if the queue does not fit into the slots, so that it fills them.
         """
-        waiting = len(self._line)
-        if self.turns or waiting >= min(len(running), _BACKLOG * self._batch):
+        waiting = len(self._waiting)
+        if self.urgent_policy or waiting >= min(len(running), _BACKLOG * self._batch):
             return True
-        if self._fitting(decoding) < waiting:
+        if self._count_fitting(decoding) < waiting:
             return True
         return time.perf_counter() - running[0].decode_began <= self._decode_target_s
 
-    def _guessing(self) -> bool:
+    def _has_drafts(self) -> bool:
         """Return whether the next batch has windows with a draft."""
-        return any(job.draft for job in itertools.islice(self._line, self._batch))
+        return any(job.draft for job in itertools.islice(self._waiting, self._batch))
 
-    def _fitting(self, decoding: Sequence[Job]) -> int:
+    def _count_fitting(self, decoding: Sequence[Job]) -> int:
         """Count the queued windows that could start now."""
-        if self.turns:
-            return self.turns.fit(decoding)
-        return self._slots.fit(map(rows_of, self._line))
+        if self.urgent_policy:
+            return self.urgent_policy.fit(decoding)
+        return self._slots.fit(map(rows_of, self._waiting))
 
     def _encode(self, decoding: Sequence[Job]) -> None:
         """Encode one batch of queued windows and allocate a slot for each."""
-        jobs = self._alike(self._fitting(decoding))
-        self._line.remove(*(job.id for job in jobs))
+        jobs = self._next_batch(self._count_fitting(decoding))
+        self._waiting.remove(*(job.id for job in jobs))
         places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
         features = [job.features for job in jobs]
         if self._streams is None:
@@ -218,9 +222,9 @@ class EncoderScheduler:
         self.encoding.append(stopwatch)
         self.windows += len(jobs)
 
-    def _alike(self, fitting: int) -> list[Job]:
+    def _next_batch(self, fitting: int) -> list[Job]:
         """Choose the next windows to encode: the first one, and others of its length that fit."""
-        jobs = list(itertools.islice(self._line, fitting))
+        jobs = list(itertools.islice(self._waiting, fitting))
         frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
         alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
         return alike[: self._encoder.batch_of(len(alike))]
@@ -238,14 +242,14 @@ class EncoderScheduler:
         if self._streams is not None:
             batch.stopwatch.hold(self._streams.steps)
         began = time.perf_counter()
-        self.feed(batch.begun)
+        self.prefill(batch.begun)
         return [
             SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
             for window in batch.begun
         ]
 
-    def feed(self, begun: Sequence[StartedJob]) -> None:
-        """Prefill the prompts of jobs whose audio is in their slots."""
+    def prefill(self, begun: Sequence[StartedJob]) -> None:
+        """Prefill the prompts of jobs after their audio is encoded."""
         stopwatch = Stopwatch(self._device, "prompts")
         self._starter.start(begun)
         stopwatch.stop()

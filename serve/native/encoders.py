@@ -39,7 +39,7 @@ class WindowEncoder(Protocol):
 
 
 SILENCE = -0.625
-"""Log-mel of digital silence next to speech whose loudest bin is 10 ** 1.5, 8 decades above it.
+"""Log-mel of digital silence next to speech with a loudest bin of 10 ** 1.5, 8 decades above it.
 
 With louder or softer speech it differs by up to 0.2; the demo's text stays the same."""
 
@@ -87,21 +87,21 @@ class _CrossCacheWriter:
 
 
 class EagerEncoder:
-    """Encodes kernel by kernel, up to `most` windows at a time, for each decoder and its cache."""
+    """Encodes up to `max_batch` windows kernel by kernel, for each decoder and its cache."""
 
     def __init__(
-        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], max_batch: int
     ) -> None:
         self._network = network
         self._slots = _CrossCacheWriter(network, decoders)
-        self._most = most
+        self._max_batch = max_batch
         self.replay = GraphCache()
 
     def frames_of(self, frames: int) -> int:
         return frames
 
     def batch_of(self, waiting: int) -> int:
-        return min(waiting, self._most)
+        return min(waiting, self._max_batch)
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         device = self._network.device
@@ -110,16 +110,17 @@ class EagerEncoder:
 
 
 class GraphEncoder:
-    """Encodes by CUDA graphs of 1, 2, 4, … up to `most` windows, each for 10, 15, 20 and 30 s."""
+    """Encodes by CUDA graphs of 1, 2, 4, … `max_batch` windows, each for 10, 15, 20 and 30 s."""
 
     def __init__(
-        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], max_batch: int
     ) -> None:
         self._network = network
         self._slots = _CrossCacheWriter(network, decoders)
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # (windows, slots)
         self.replay = GraphCache()
-        for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
+        powers = (2**i for i in range(10) if 2**i < max_batch)
+        for count in sorted({max_batch, *powers}, reverse=True):
             features = torch.zeros((count, network.dims.n_mels, N_FRAMES), device=network.device)
             self._inputs[count] = features, torch.arange(count, device=network.device)
             for frames in _LENGTHS:
@@ -163,7 +164,7 @@ def open_encoder(config: RuntimeConfig, parts: RuntimeResources, batch: int) -> 
     Args:
         config: the batch size without graphs.
         parts: the network and the caches to fill.
-        batch: the most windows of a graph.
+        batch: the maximum number of windows of a graph.
     """
     if parts.graphs:
         return GraphEncoder(parts.network, parts.decoders, batch)

@@ -25,8 +25,15 @@ from serve.runtime.protocol import JobEvent
 MOST_TOKENS = 1100  # tokens of one pass, counting every window as long as the longest
 MOST_WINDOWS = 16
 # The graphs' numbers of tokens by their most windows, the largest first.
-_FEEDS = {16: (MOST_TOKENS, 896, 768, 640, 512), 8: (384, 320, 256, 192, 128), 4: (64,), 2: (16,)}
-SIZES = tuple((feeds, windows) for windows, sizes in _FEEDS.items() for feeds in sizes)
+_TOKENS_BY_WINDOWS = {
+    16: (MOST_TOKENS, 896, 768, 640, 512),
+    8: (384, 320, 256, 192, 128),
+    4: (64,),
+    2: (16,),
+}
+SIZES = tuple(
+    (n_tokens, windows) for windows, sizes in _TOKENS_BY_WINDOWS.items() for n_tokens in sizes
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +60,7 @@ class _StepTensors:
     Args:
         size: the number of tokens.
         windows: the number of groups; padding groups have no token.
-        most: the most tokens of a window.
+        most: the maximum number of tokens of a window.
         device: the device of the tensor.
     """
 
@@ -124,17 +131,17 @@ class TeacherForcedStep:
 
     def _fed_of(self, windows: Sequence[ForcedSequence]) -> _StepTensors:
         """Return the smallest prepared input that holds the windows, or a new one of their size."""
-        feeds = sum(len(window.tokens) for window in windows)
-        fits = [fed for fed in self._fed.values() if fed.size >= feeds]
+        n_tokens = sum(len(window.tokens) for window in windows)
+        fits = [fed for fed in self._fed.values() if fed.size >= n_tokens]
         fits = [fed for fed in fits if fed.windows >= len(windows)]
         if fits:
             return min(fits, key=lambda fed: fed.size)
         most = max(len(window.tokens) for window in windows)
-        return _StepTensors(feeds, len(windows), most, self._device)
+        return _StepTensors(n_tokens, len(windows), most, self._device)
 
     def _step(self, fed: _StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
         self._ids[fed.rows, fed.positions] = fed.tokens
-        feed = StepBatch(
+        batch = StepBatch(
             ids=self._ids,
             rows=fed.rows,
             positions=fed.positions,
@@ -144,7 +151,7 @@ class TeacherForcedStep:
             length=min(fed.most, self._context),
         )
         queries: dict[int, torch.Tensor] = {}
-        logits = self._decoder.step(feed, self._cache, fed.wanted, queries)
+        logits = self._decoder.step(batch, self._cache, fed.wanted, queries)
         probs = self._decoder.ops.token_probability(logits, fed.text, self._eot)
         attending = [
             queries[layer].view(fed.size, -1, HEAD_DIM).index_select(1, heads)

@@ -26,7 +26,7 @@ from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.speculative_graph import SpeculativeStep
 
 _FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
-_FEWEST_BEAMS = 2  # the fewest rows of a beam search
+_MIN_BEAMS = 2  # the minimum number of rows of a beam search
 _LAUNCH_BYTES = 4 << 30  # cross-attention keys and values; an H200 reads them in 1.5 to 2 ms
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
@@ -86,8 +86,8 @@ class EagerLoop:
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows = self._picks.rows
         length = int(self._state.position[rows].max()) + 1
-        feed = decode_batch(self._state, rows, self._groups, length)
-        logits = self._network.step(feed, self._cache)
+        batch = decode_batch(self._state, rows, self._groups, length)
+        logits = self._network.step(batch, self._cache)
         self._advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
         return 1
@@ -101,27 +101,32 @@ class EagerLoop:
 
 
 class _StepVariant(enum.Enum):
-    """A property that all windows of a step share, and that saves kernels some lookups."""
+    """The variants of steps that have graphs of their own; the first two save kernels lookups."""
 
-    DIRECT = "row i is slot i: no window may ever have several rows"
-    SINGLE = "one row each"
-    SEVERAL = "one row or several, which search and share slots"
+    DIRECT = "row i belongs to slot i, because no window may ever have several rows"
+    SINGLE = "every window has one row"
+    SEVERAL = "windows may have several rows, which share a slot in a beam search"
 
 
 class GraphLoop:
     """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
 
-    There is a graph for every number of rows in `SPANS` and every `_Kind`.
+    There is a graph for every number of rows in `SPANS` and every `_StepVariant`.
 
     Args:
         parts: the network, its caches and its samplers; all rows are free.
         steps: the number of steps per launch.
         slots: the number of slots.
-        turns: the step with a draft for rows without a beam search, if there is a draft decoder.
+        speculative_step: the step with a draft for rows without a beam search; None: no draft
+            decoder.
     """
 
     def __init__(
-        self, parts: RuntimeResources, steps: int, slots: int, turns: SpeculativeStep | None = None
+        self,
+        parts: RuntimeResources,
+        steps: int,
+        slots: int,
+        speculative_step: SpeculativeStep | None = None,
     ) -> None:
         self._network = parts.network
         self._cache = parts.cache
@@ -135,39 +140,38 @@ class GraphLoop:
         self._rows = torch.arange(rows, device=self._device)  # kept, since making it is a kernel
         self._version = -1  # the version of the owners in the table
         self._slot_bytes = parts.cache.cross.nbytes // slots
-        self._turns = turns
+        self._speculative_step = speculative_step
         self.drafted = self.right = 0
-        self._seen: dict[int, int] = {}  # the last known position by job
-        self._spans: dict[
-            _StepVariant, list[int]
-        ] = {}  # numbers of rows with a graph, fewest first
+        self._positions: dict[int, int] = {}  # the last known position by job
+        # Numbers of rows that have a graph, in ascending order.
+        self._spans: dict[_StepVariant, list[int]] = {}
         self.replay = GraphCache()
-        kinds = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
-        for kind, most in ({_StepVariant.DIRECT: slots} if rows == slots else kinds).items():
-            self._spans[kind] = [span for span in SPANS if span < most] + [most]
-            for span in reversed(self._spans[kind]):
-                work = functools.partial(self._take_steps, kind, span)
-                launch = functools.partial(work, self._steps_of(span, kind))
-                self.replay.add((kind, span), launch, rehearsal=functools.partial(work, 1))
-        # Three: one being copied into, one being read, one between them.
-        mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
-        self._mirrors = collections.deque(mirror.pinned() for _ in "123")
+        variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
+        for variant, most in ({_StepVariant.DIRECT: slots} if rows == slots else variants).items():
+            self._spans[variant] = [span for span in SPANS if span < most] + [most]
+            for span in reversed(self._spans[variant]):
+                work = functools.partial(self._run_steps, variant, span)
+                launch = functools.partial(work, self._steps_of(span, variant))
+                self.replay.add((variant, span), launch, rehearsal=functools.partial(work, 1))
+        # Three: one is being written, one is being read, one is in between.
+        host_state = new_state(rows, n_text_ctx, torch.device("cpu"))
+        self._host_states = collections.deque(host_state.pinned() for _ in "123")
         # For each launch: when its copy ends, whether it used a draft, and its snapshot.
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def _take_steps(self, kind: _StepVariant, span: int, steps: int) -> None:
+    def _run_steps(self, variant: _StepVariant, span: int, steps: int) -> None:
         """Run some steps of the first rows, with or without a draft."""
         for _ in range(steps):
-            if self._turns is not None and self._drafts(kind):
-                self._turns.run(self._table, span)
+            if self._speculative_step is not None and self._drafts(variant):
+                self._speculative_step.run(self._table, span)
                 continue
-            feed = self._feed(span, kind)
-            logits = self._network.step(feed, self._cache)
-            advance = self._advances[kind is _StepVariant.SEVERAL]
-            advance(self._state, Picks(feed.rows, feed.rows), logits)
+            batch = self._batch_of_rows(span, variant)
+            logits = self._network.step(batch, self._cache)
+            advance = self._advances[variant is _StepVariant.SEVERAL]
+            advance(self._state, Picks(batch.rows, batch.rows), logits)
 
-    def _feed(self, span: int, kind: _StepVariant) -> StepBatch:
+    def _batch_of_rows(self, span: int, variant: _StepVariant) -> StepBatch:
         """Make the batch of the first rows' next tokens, as views of memory that replays read."""
         state = self._state
         slots, first, count = self._table[:, :span]
@@ -175,10 +179,10 @@ class GraphLoop:
             slots=slots,
             first=first,
             count=count,
-            most=MAX_BEAMS if kind is _StepVariant.SEVERAL else 1,
-            direct=kind is _StepVariant.DIRECT,
+            most=MAX_BEAMS if variant is _StepVariant.SEVERAL else 1,
+            direct=variant is _StepVariant.DIRECT,
         )
-        source = state.source if kind is _StepVariant.SEVERAL else None
+        source = state.source if variant is _StepVariant.SEVERAL else None
         length = state.tokens.shape[1]
         return StepBatch(
             state.tokens, self._rows[:span], state.position[:span], groups, source, False, length
@@ -190,18 +194,18 @@ class GraphLoop:
     def launch(self, slots: SlotPool) -> int:
         self._update_table(slots)
         span = slots.span
-        kind = self._kind_of(slots)
-        bucket = next(size for size in self._spans[kind] if size >= span)
-        self.replay.launch((kind, bucket))
-        mirror = self._mirrors[0]
-        self._mirrors.rotate(-1)
-        mirror.follow(self._state, span, searched=kind is _StepVariant.SEVERAL)
+        variant = self._variant_of(slots)
+        bucket = next(size for size in self._spans[variant] if size >= span)
+        self.replay.launch((variant, bucket))
+        host_state = self._host_states[0]
+        self._host_states.rotate(-1)
+        host_state.follow(self._state, span, searched=variant is _StepVariant.SEVERAL)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._launched.append((copied, self._drafts(kind), Snapshot(mirror, slots.owners())))
-        return self._steps_of(bucket, kind)
+        self._launched.append((copied, self._drafts(variant), Snapshot(host_state, slots.owners())))
+        return self._steps_of(bucket, variant)
 
-    def _kind_of(self, slots: SlotPool) -> _StepVariant:
+    def _variant_of(self, slots: SlotPool) -> _StepVariant:
         if slots.rows == slots.slots:
             return _StepVariant.DIRECT
         single = slots.span <= slots.slots and not slots.several
@@ -219,37 +223,37 @@ class GraphLoop:
         )
         self._table.copy_(table.view_as(self._table))
 
-    def _steps_of(self, span: int, kind: _StepVariant) -> int:
+    def _steps_of(self, span: int, variant: _StepVariant) -> int:
         """Return the number of steps per launch that gives the host time for the next launch.
 
         It is one step with a draft. Steps after a window's end delay the next window. With few
         slots, which are rarely all busy, that is worse than a launch per step.
         """
-        several = kind is _StepVariant.SEVERAL
+        several = variant is _StepVariant.SEVERAL
         few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
-        slots = max(1, span // _FEWEST_BEAMS if several else span)
+        slots = max(1, span // _MIN_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
+        return 1 if span <= few or self._drafts(variant) else min(self._steps, enough)
 
-    def _drafts(self, kind: _StepVariant) -> bool:
-        """Return whether windows of this kind use a draft."""
-        return self._turns is not None and kind is not _StepVariant.SEVERAL
+    def _drafts(self, variant: _StepVariant) -> bool:
+        """Return whether windows of this variant use a draft."""
+        return self._speculative_step is not None and variant is not _StepVariant.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:
         if len(self._launched) < 2:
             return None
         copied, drafted, snapshot = self._launched.popleft()
         copied.synchronize()
-        if self._turns is not None:
-            self._count_guesses(self._turns.count, drafted, snapshot)
+        if self._speculative_step is not None:
+            self._count_accepted(self._speculative_step.count, drafted, snapshot)
         return snapshot
 
-    def _count_guesses(self, most: int, drafted: bool, snapshot: Snapshot) -> None:
+    def _count_accepted(self, most: int, drafted: bool, snapshot: Snapshot) -> None:
         """Count the accepted draft tokens of windows that still decode."""
         position, finished = snapshot.state.position.tolist(), snapshot.state.finished.tolist()
         now = {job: position[place.first_row] for place, job in snapshot.owners}
         for place, job in snapshot.owners:
-            if drafted and job in self._seen and not finished[place.first_row]:
+            if drafted and job in self._positions and not finished[place.first_row]:
                 self.drafted += most
-                self.right += now[job] - self._seen[job] - 1
-        self._seen = now
+                self.right += now[job] - self._positions[job] - 1
+        self._positions = now

@@ -71,42 +71,42 @@ def score_language(
 
 
 def next_language_job(
-    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts, next_id: int
+    job: Job, hypotheses: Sequence[LanguageHypothesis], facts: TokenizerFacts, next_id: int
 ) -> Job | None:
     """Return the job that decodes the window in another language; None if no other is needed.
 
     Args:
         job: the submitted job.
-        tries: the hypotheses so far, at least one.
+        hypotheses: the hypotheses so far, at least one.
         facts: the checkpoint's languages and special tokens.
         next_id: the id of the new job.
     """
     named = _named(job, facts)
     if named is not None:
-        if not _is_likely_in_another(job, tries[0], named):
+        if not _is_likely_in_another(job, hypotheses[0], named):
             return None
-        tries = tries[1:]
+        hypotheses = hypotheses[1:]
         job = dataclasses.replace(job, prompt=_with_language(job, DETECT_LANGUAGE, facts))
-    if not tries:
+    if not hypotheses:
         again: Job | None = job
     elif _translates(job, facts):
-        again = _next_of_translation(job, tries, facts)
+        again = _next_of_translation(job, hypotheses, facts)
     else:
-        again = _in_next_language(job, tries, facts, without=named)
+        again = _in_next_language(job, hypotheses, facts, without=named)
     return again and dataclasses.replace(again, id=next_id, draft=())
 
 
 def best_hypothesis(
-    tries: Sequence[LanguageHypothesis], facts: TokenizerFacts
+    hypotheses: Sequence[LanguageHypothesis], facts: TokenizerFacts
 ) -> LanguageHypothesis:
     """Return the hypothesis that is the window's answer; its event has the time of all of them.
 
     The likeliest hypothesis wins, the first one among equals. A translation is made from the
     language of the likeliest transcript, or from the window's own language.
     """
-    own = tries if _named(tries[0].job, facts) is None else tries[1:]
-    if not own or not _translates(tries[0].job, facts):
-        answer = max(tries, key=lambda t: t.rank)
+    own = hypotheses if _named(hypotheses[0].job, facts) is None else hypotheses[1:]
+    if not own or not _translates(hypotheses[0].job, facts):
+        answer = max(hypotheses, key=lambda t: t.rank)
     else:
         transcripts = [t for t in own if not _translates(t.job, facts)]
         likeliest = max(transcripts or own, key=lambda t: t.rank)
@@ -114,11 +114,11 @@ def best_hypothesis(
             t for t in own if _translates(t.job, facts) and t.language == likeliest.language
         )
         answer = dataclasses.replace(answer, prob=likeliest.prob)
-    scores, last = answer.event.scores, tries[-1].event.scores
+    scores, last = answer.event.scores, hypotheses[-1].event.scores
     assert scores is not None and last is not None, "windows that ended have scores"
     if scores.language_prob is not None:
         scores = dataclasses.replace(scores, language_prob=answer.prob)
-    heard = scores.heard if len(tries) == 1 else None  # several texts have decided already
+    heard = scores.heard if len(hypotheses) == 1 else None  # several texts have decided already
     scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
     return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
 
@@ -143,7 +143,7 @@ def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ..
 
 
 def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bool:
-    """Return whether a window whose prompt names a language is probably in another one."""
+    """Return whether a window is probably in another language than its prompt names."""
     scores, wanted = first.event.scores, job.detection
     if wanted.switch <= 0 or scores is None or scores.heard is None:
         return False
@@ -153,13 +153,16 @@ def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bo
 
 
 def _in_next_language(
-    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts, without: int | None = None
+    job: Job,
+    hypotheses: Sequence[LanguageHypothesis],
+    facts: TokenizerFacts,
+    without: int | None = None,
 ) -> Job | None:
     """Return the job for the next likely language; languages that it excludes were tried before."""
     wanted = job.detection
-    if len(tries) >= wanted.tries or sum(t.prob for t in tries) >= wanted.certainty:
+    if len(hypotheses) >= wanted.tries or sum(t.prob for t in hypotheses) >= wanted.certainty:
         return None
-    tried = [without, *(t.language for t in tries)]
+    tried = [without, *(t.language for t in hypotheses)]
     known = wanted.languages or sorted(facts.languages.values())
     left = tuple(language for language in known if language not in tried)
     if not left:
@@ -168,13 +171,13 @@ def _in_next_language(
 
 
 def _next_of_translation(
-    job: Job, tries: Sequence[LanguageHypothesis], facts: TokenizerFacts
+    job: Job, hypotheses: Sequence[LanguageHypothesis], facts: TokenizerFacts
 ) -> Job | None:
     """Return the next transcript of a window to translate, or its second translation."""
-    wanted, first, transcripts = job.detection, tries[0], tries[1:]
+    wanted, first, transcripts = job.detection, hypotheses[0], hypotheses[1:]
     if first.prob >= wanted.certainty or wanted.tries < 2:
         return None
-    if transcripts and _translates(tries[-1].job, facts):
+    if transcripts and _translates(hypotheses[-1].job, facts):
         return None
     if again := _in_next_language(_transcript_of(job, facts), transcripts, facts):
         return again

@@ -48,7 +48,6 @@ class MemoryPlan:
         return self.slots * self.per_slot + self.rows * self.per_row
 
     def __str__(self) -> str:
-        """One line."""
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
             f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
@@ -60,7 +59,7 @@ class MemoryPlan:
 def plan_memory(
     decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, words: int = 0
 ) -> MemoryPlan:
-    """Plan the memory of the main decoder and the draft decoder, whose weights are loaded already.
+    """Plan the memory of the main decoder and the draft decoder; their weights are loaded already.
 
     Raises:
         UnavailableError: the slots do not fit into the memory that `runtime.memory_share` allows.

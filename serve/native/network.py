@@ -1,7 +1,4 @@
-"""The network: the encoder over a batch of windows, and the decoder beside it.
-
-Follows OpenAI's `whisper/model.py`.
-"""
+"""The Whisper network: its encoder and its decoder, as in OpenAI's `whisper/model.py`."""
 
 import contextlib
 import dataclasses
@@ -21,16 +18,20 @@ from serve.native.weights import Attention, Loader, Mlp, Weights
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLayer:
-    """Weights of one encoder layer; see `add_linear_norm` in `reference_ops` for the shifts."""
+    """Weights of one encoder layer.
+
+    The residual stream omits biases; a shift is the sum of those omitted so far. See
+    `reference_ops.add_linear_norm`.
+    """
 
     attn: Attention
     mlp: Mlp
-    attn_shift: torch.Tensor  # what the residual stream lacks after this layer's attention
-    mlp_shift: torch.Tensor
+    attn_shift: torch.Tensor  # float32 (d,), after the attention
+    mlp_shift: torch.Tensor  # float32 (d,), after the feed-forward block
 
 
 def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[EncoderLayer]:
-    """The layers, their matrices as the operations read them."""
+    """Load the layers, with matrices in the layout of the operations."""
     layers: list[EncoderLayer] = []
     for i in range(count):
         attn = load.attention(f"encoder.layers.{i}.attn", packed=True)
@@ -48,13 +49,13 @@ def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[Enco
 
 
 class Whisper(Decoder):
-    """A loaded network.
+    """A loaded encoder and decoder.
 
     Args:
-        dims: sizes from the engine's manifest.
+        dims: the sizes from the engine's manifest.
         weights: tensors as the engine stores them, on any device.
-        device: where to compute.
-        ops: the operations to compute with; without, plain torch in float32.
+        device: the device to compute on.
+        ops: the operations and their dtype; None: plain torch in float32.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Whisper(Decoder):
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, frames) float32 -> (batch, frames / 2, d).
 
-        Of a whole window there are 3000 frames; fewer are as if a window were shorter.
+        A window of 30 s has 3000 frames; fewer frames are a shorter window.
         """
         ops = self.ops.encoder
         positions = self._audio_positions[: features.shape[-1] // 2]
         x = ops.stem(features.to(self.device), *self._stem, positions)
         last = self._encoder[-1]
         normed = ops.norm(x, self._encoder[0].attn.norm)
-        # Each layer ends with the layer norm that the next one begins with.
+        # `add_linear_norm` includes the layer norm at the start of the next layer.
         for layer, following in itertools.pairwise(self._encoder):
             hidden = self._attend_and_widen(ops, layer, x, normed)
             normed = ops.add_linear_norm(
@@ -92,7 +93,6 @@ class Whisper(Decoder):
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
-        """See `Decoder.abridged`; the encoder is as short."""
         whole, self._encoder = self._encoder, self._encoder[:2]
         try:
             with super().abridged():
@@ -107,7 +107,17 @@ class Whisper(Decoder):
         x: torch.Tensor,
         normed: Activation,
     ) -> Activation:
-        """An encoder layer but for its last product: `x` is updated, the wide layer returned."""
+        """Compute an encoder layer without its last product.
+
+        Args:
+            ops: the operations.
+            layer: the weights.
+            x: the residual stream, updated in place.
+            normed: x after the layer's first layer norm.
+
+        Returns:
+            The output of the layer's first feed-forward matrix.
+        """
         qkv = ops.linear(normed, layer.attn.qkv)
         mixed = ops.encoder_attention(qkv, self.dims.n_audio_head)
         normed = ops.add_linear_norm(x, mixed, layer.attn.out, layer.attn_shift, layer.mlp.norm)
@@ -117,12 +127,12 @@ class Whisper(Decoder):
     def teacher_forced_logits(
         self, features: torch.Tensor, tokens: torch.Tensor, cross_kv: CrossPrecision = "full"
     ) -> torch.Tensor:
-        """Logits after each given token, through the very steps that serving runs.
+        """Compute the logits after each given token with the steps that serving runs.
 
         Args:
             features: float32 (batch, n_mels, 3000).
             tokens: int64 (batch, time), time at most n_text_ctx.
-            cross_kv: as in `new_cache`.
+            cross_kv: the precision of the cross-attention cache.
 
         Returns:
             float32 (batch, time, n_vocab).
@@ -131,7 +141,7 @@ class Whisper(Decoder):
         cache = self.new_cache(batch, batch, cross_kv)
         everyone = torch.arange(batch, device=self.device)
         self.fill_cross(self.encode(features), cache, everyone)
-        # As long as in serving, where sums are of as many numbers, and so the same to the last bit.
+        # The same length as in serving, so that sums have the same bits.
         ids = torch.nn.functional.pad(tokens.to(self.device), (0, self.dims.n_text_ctx - time))
         groups = one_each(everyone)
         steps = []

@@ -43,7 +43,7 @@ def rows_of(job: Job) -> int:
 
 
 class Prefill:
-    """Starts windows whose audio is in their slots.
+    """Starts windows after their audio is encoded.
 
     Args:
         parts: the network, its caches and its samplers.
@@ -76,14 +76,14 @@ class Prefill:
         drafted = [window for window in begun if self._guesses(window)]
         for some in (plain, drafted):
             if some:
-                self._feed_prompts(some)
+                self._prefill(some)
 
     def add_graphs(self) -> None:
         """Add the graphs of prefill and of the first choices to those to record."""
         for size in sizes(self._slots):
             self._recorded.append(PrefillBatch(self._state.tokens, size))
         for prompts in reversed(self._recorded):
-            self.replay.add(prompts, functools.partial(self._feed, prompts))
+            self.replay.add(prompts, functools.partial(self._run_recorded, prompts))
             for turns in prompts.size.turns:
                 choice = functools.partial(self._choose_recorded, prompts, turns)
                 self.replay.add((prompts, turns), choice)
@@ -100,9 +100,9 @@ class Prefill:
         for windows, longest, drafted in (*together, *alone):
             length = min(longest, n_text_ctx)
             spans = [TokenSpan(SlotAllocation(i, i, 1), 0, length) for i in range(windows)]
-            feed = prefill_batch(self._state.tokens, spans, self._device)
+            batch = prefill_batch(self._state.tokens, spans, self._device)
             ends = range(0 if drafted else length - 1, windows * length, 1 if drafted else length)
-            logits = self._launch(feed, upload(ends, self._device))
+            logits = self._launch(batch, upload(ends, self._device))
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
     def _step(
@@ -119,15 +119,15 @@ class Prefill:
             prompts.write(spans, wanted)
             self.replay.launch(prompts)
             return self._logits[prompts][: len(wanted)], prompts
-        feed = prefill_batch(self._state.tokens, spans, self._device)
-        return self._launch(feed, upload(wanted, self._device)), None
+        batch = prefill_batch(self._state.tokens, spans, self._device)
+        return self._launch(batch, upload(wanted, self._device)), None
 
     def _graph_for(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> PrefillBatch | None:
         fit = (prompts for prompts in self._recorded if prompts.holds(spans, wanted))
         return next((prompts for prompts in fit if prompts in self.replay), None)
 
-    def _feed(self, prompts: PrefillBatch) -> None:
-        self._logits[prompts] = self._launch(prompts.feed, prompts.wanted)
+    def _run_recorded(self, prompts: PrefillBatch) -> None:
+        self._logits[prompts] = self._launch(prompts.batch, prompts.wanted)
 
     def _choose_recorded(self, prompts: PrefillBatch, turns: int) -> None:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
@@ -135,12 +135,12 @@ class Prefill:
         for picks in prompts.picks(turns):
             self._advance(self._state, picks, self._logits[prompts], drafted=True)
 
-    def _launch(self, feed: StepBatch, wanted: torch.Tensor) -> torch.Tensor:
+    def _launch(self, batch: StepBatch, wanted: torch.Tensor) -> torch.Tensor:
         """Return the logits after the wanted tokens; a draft decoder computes the same tokens."""
         if self._draft is not None:
             decoder, cache = self._draft
-            decoder.step(feed, cache, wanted[:1])
-        return self._network.step(feed, self._cache, wanted)
+            decoder.step(batch, cache, wanted[:1])
+        return self._network.step(batch, self._cache, wanted)
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
@@ -165,7 +165,7 @@ class Prefill:
         rows = rows.pin_memory() if self._device.type == "cuda" else rows
         return rows.to(self._device, non_blocking=True)
 
-    def _feed_prompts(self, begun: Sequence[StartedJob]) -> None:
+    def _prefill(self, begun: Sequence[StartedJob]) -> None:
         """Compute the rest of the prompts, and the drafts; all of the jobs have one or none has."""
         spans, starts, lasts = list[TokenSpan](), list[int](), list[int]()
         noting, fed = list[StartedJob](), 0
@@ -184,11 +184,11 @@ class Prefill:
                 spans.append(TokenSpan(window.place, end, end + guessed))
             drafts.append(list(range(fed, fed + guessed)))
             fed += guessed
-        wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
+        wanted = [*starts, *lasts, *(at for indices in drafts for at in indices)]
         logits, prompts = self._step(spans, wanted)
         if noting:
             self._note_start(noting, logits[: len(noting)])
-        guesses = [len(feeds) for feeds in drafts]
+        guesses = [len(indices) for indices in drafts]
         if prompts is None or not self._choose_by_graph(prompts, begun, len(noting), guesses):
             self._choose(begun, logits[len(noting) :], guesses)
 

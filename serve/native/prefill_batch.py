@@ -16,8 +16,8 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.rules.state import NO_ROW, Picks
 
 _PROMPT = 4  # start of transcript, language, task, no timestamps
-_FEEDS = (32, 64, 128, 256, 384)  # tokens of prompts and drafts
-_WINDOWS = 8  # the most windows that start together
+_TOKENS = (32, 64, 128, 256, 384)  # tokens of prompts and drafts
+_WINDOWS = 8  # the maximum number of windows that start together
 _TURNS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
 
 
@@ -25,25 +25,25 @@ _TURNS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
 class PrefillSize:
     """The capacity of a prefill batch."""
 
-    feeds: int
+    tokens: int
     windows: int
-    wanted: int  # tokens whose logits are computed
+    wanted: int  # number of tokens with logits
 
     @property
     def spans(self) -> int:
         """The number of prompts and, unless there is a single prompt, as many drafts."""
-        return self.windows if self.feeds <= _PROMPT else 2 * self.windows
+        return self.windows if self.tokens <= _PROMPT else 2 * self.windows
 
     @property
     def turns(self) -> list[int]:
         """The draft lengths that have a graph, the shortest first."""
-        most = min(_TURNS[-1], self.feeds - _PROMPT)
+        most = min(_TURNS[-1], self.tokens - _PROMPT)
         return [*(turns for turns in _TURNS if turns < most), most]
 
 
 def sizes(slots: int) -> list[PrefillSize]:
     """Return the sizes for an engine with `slots` slots, the smallest first."""
-    several = [PrefillSize(feeds, min(_WINDOWS, slots), feeds) for feeds in _FEEDS]
+    several = [PrefillSize(n_tokens, min(_WINDOWS, slots), n_tokens) for n_tokens in _TOKENS]
     return [PrefillSize(_PROMPT, 1, wanted=2), *several]
 
 
@@ -58,7 +58,7 @@ class PrefillBatch:
     def __init__(self, ids: torch.Tensor, size: PrefillSize) -> None:
         self._ids = ids
         self.size = size
-        lengths = [size.feeds] * 2 + [size.wanted] + [size.spans] * 3
+        lengths = [size.tokens] * 2 + [size.wanted] + [size.spans] * 3
         self._fed = torch.zeros(sum(lengths), dtype=torch.int64, device=ids.device)
         parts = torch.split(self._fed, lengths)
         self._rows, self._positions, self.wanted, self._slots, self._firsts, self._counts = parts
@@ -67,10 +67,10 @@ class PrefillBatch:
         self._chosen = torch.full((lines, width), NO_ROW, device=ids.device)
 
     @property
-    def feed(self) -> StepBatch:
+    def batch(self) -> StepBatch:
         """The batch as views of this memory."""
-        groups = SlotGroups(self._slots, self._firsts, self._counts, self.size.feeds)
-        rows, each = (self._rows, self._positions), self.size.feeds if self.size.spans == 1 else 1
+        groups = SlotGroups(self._slots, self._firsts, self._counts, self.size.tokens)
+        rows, each = (self._rows, self._positions), self.size.tokens if self.size.spans == 1 else 1
         return StepBatch(self._ids, *rows, groups, None, True, self._ids.shape[1], each)
 
     def picks(self, turns: int) -> list[Picks]:
@@ -81,15 +81,15 @@ class PrefillBatch:
     def holds(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> bool:
         """Return whether these spans and wanted logits fit."""
         enough = len(spans) <= self.size.spans and len(wanted) <= self.size.wanted
-        return enough and sum(map(len, spans)) <= self.size.feeds
+        return enough and sum(map(len, spans)) <= self.size.tokens
 
     def write(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
         """Write the batch; `wanted` are the indices of the tokens whose logits are needed."""
         counts = [len(span) for span in spans]
         rows = np.repeat([span.place.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
-        feeds, slots = self.size.feeds, [span.place.slot for span in spans]
-        columns = [(rows, feeds), (positions, feeds), (wanted, self.size.wanted)]
+        n_tokens, slots = self.size.tokens, [span.place.slot for span in spans]
+        columns = [(rows, n_tokens), (positions, n_tokens), (wanted, self.size.wanted)]
         numbers = pad_to_graph_size(columns, slots, counts, self.size.spans)
         self._fed.copy_(upload(numbers, self._ids.device))
 

@@ -48,7 +48,6 @@ class GraphCache:
             self._graphs[key] = capture(work, pool, stream)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Return whether work of this key is recorded."""
         return key in self._graphs
 
     def launch(self, key: Hashable) -> None:

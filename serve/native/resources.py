@@ -71,9 +71,9 @@ def load_resources(
         EngineError: the engine's tensors do not match its manifest.
     """
     dims, facts = engine.manifest.dims, engine.manifest.tokenizer
-    feeds = _most_feeds(engine, config, rows)
+    tokens = _max_step_tokens(engine, config, rows)
     chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
-    ops = choose(config.kernels, device, dims, feeds, *chosen)
+    ops = choose(config.kernels, device, dims, tokens, *chosen)
     network, second = _load(engine, config, device, ops, network_class)
     plan = None
     if device.type == "cuda":
@@ -99,15 +99,15 @@ def load_resources(
     )
 
 
-def _most_feeds(engine: Engine, config: RuntimeConfig, rows: int) -> int:
-    """Return the most tokens that one decoder step computes.
+def _max_step_tokens(engine: Engine, config: RuntimeConfig, rows: int) -> int:
+    """Return the maximum number of tokens of a decoder step.
 
-    That is one token per row, the draft tokens of every slot, or the text of an alignment pass.
+    A step computes one token per row, the draft tokens of every slot, or an alignment pass.
     """
-    feeds = rows
+    tokens = rows
     if engine.manifest.draft is not None:  # a slot's first row is verified with its draft tokens
-        feeds = max(rows, config.slots * (1 + config.draft_tokens))
-    return max(feeds, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else feeds
+        tokens = max(rows, config.slots * (1 + config.draft_tokens))
+    return max(tokens, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else tokens
 
 
 def _load(

@@ -93,25 +93,21 @@ class NativeRuntime:
                 f"lower them ({error})"
             ) from error
         self._running: dict[int, SlotJob] = {}  # by the submitted job's id
-        self._try_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
+        self._own_job_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
         self._stepping: collections.deque[Stopwatch] = collections.deque()
         self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.capabilities = Capabilities(
             runtime="native",
             timestamps=True,
-            suppression=True,
             sampling=True,
             detect_language=facts.multilingual,
-            no_speech_prob=True,
-            token_logprobs=True,
             streaming=False,
             beam_width=min(rows, MAX_BEAMS) if rows > config.slots else 1,
             max_windows=config.slots,
             device=str(device),
             search_options=True,
             words=self._aligner is not None,
-            drafts=True,
             languages=facts.multilingual,
             phrases=True,
             short_windows=True,
@@ -123,9 +119,9 @@ class NativeRuntime:
     def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and log the choices and the memory."""
         with current(self._device):
-            self._open_parts(engine, config, rows)
+            self._load(engine, config, rows)
 
-    def _open_parts(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
+    def _load(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         device, streams = self._device, self._streams
         parts = load_resources(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
@@ -144,7 +140,7 @@ class NativeRuntime:
             )
         if device.type == "cuda":
             self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
-        self._intake = EncoderScheduler(
+        self._scheduler = EncoderScheduler(
             encoder,
             starter,
             self._slots,
@@ -173,7 +169,7 @@ class NativeRuntime:
         stepping = [self._loop.replay, starter.replay, *(aligner.replay for aligner in aligners)]
         sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
-            from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
+            from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
                 compiled_together,
             )
 
@@ -205,7 +201,7 @@ class NativeRuntime:
         refused = self.capabilities.refusal_of(job)
         if refused is not None:
             raise OptionError(refused)
-        self._intake.add(job)
+        self._scheduler.add(job)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -215,7 +211,7 @@ class NativeRuntime:
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(JobEvent(job_id, finished="cancelled"))
             self._release(running)
-        elif (self._aligner and self._aligner.drop(job_id)) or self._intake.remove(job_id):
+        elif (self._aligner and self._aligner.drop(job_id)) or self._scheduler.remove(job_id):
             self._ended.append(JobEvent(job_id, finished="cancelled"))
 
     @torch.inference_mode()
@@ -229,7 +225,7 @@ class NativeRuntime:
             self._enter()
             if self._threads:
                 self._threads.follow()
-            for begun in self._intake.begin(list(self._running.values())):
+            for begun in self._scheduler.begin(list(self._running.values())):
                 self._running[begun.submitted.id] = begun
                 events.append(JobEvent(begun.submitted.id, began_s=begun.stopwatch.began_s))
             if self._running:
@@ -244,9 +240,9 @@ class NativeRuntime:
     def gauges(self) -> Gauges:
         return dataclasses.replace(
             self._gauges,
-            queued=len(self._intake),
+            queued=len(self._scheduler),
             busy_slots=self._slots.busy,
-            windows=self._intake.windows,
+            windows=self._scheduler.windows,
             drafted=self._loop.drafted,
             drafted_right=self._loop.right,
         )
@@ -266,7 +262,7 @@ class NativeRuntime:
 
     def close(self) -> None:
         """Drop every job; the memory is freed with the object."""
-        self._intake.clear()
+        self._scheduler.clear()
         if self._aligner:
             self._aligner.clear()
         for running in list(self._running.values()):
@@ -286,15 +282,15 @@ class NativeRuntime:
 
     def _step(self) -> None:
         """Run a step of all busy slots, or of the urgent ones only."""
-        turns = self._intake.turns
-        if turns:
-            self._slots.rest(turns.paused([running.job for running in self._running.values()]))
+        policy = self._scheduler.urgent_policy
+        if policy:
+            self._slots.rest(policy.paused([running.job for running in self._running.values()]))
         stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._stepping.append(stopwatch)
-        if turns:
-            turns.note(stopwatch.seconds(), alone=fed < self._slots.busy)
+        if policy:
+            policy.note(stopwatch.seconds(), alone=fed < self._slots.busy)
         self._gauges = dataclasses.replace(
             self._gauges,
             steps=self._gauges.steps + steps,
@@ -306,8 +302,10 @@ class NativeRuntime:
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
-            encode_s=self._gauges.encode_s + total(self._intake.encoding),
-            decode_s=self._gauges.decode_s + total(self._intake.prompting) + total(self._stepping),
+            encode_s=self._gauges.encode_s + total(self._scheduler.encoding),
+            decode_s=self._gauges.decode_s
+            + total(self._scheduler.prompting)
+            + total(self._stepping),
         )
         if snapshot is None:
             return []
@@ -324,12 +322,12 @@ class NativeRuntime:
         """Release finished windows, or decode them in another language."""
         done, again = list[EndedWindow](), list[StartedJob]()
         for running in ended:
-            running.tries += (self._outcome(running, state),)
+            running.hypotheses += (self._hypothesis_of(running, state),)
             next_job = next_language_job(
-                running.submitted, running.tries, self._facts, next_id=next(self._try_ids)
+                running.submitted, running.hypotheses, self._facts, next_id=next(self._own_job_ids)
             )
             if next_job is None:
-                answer = best_hypothesis(running.tries, self._facts)
+                answer = best_hypothesis(running.hypotheses, self._facts)
                 done.append(EndedWindow(answer.job, running.place, answer.event))
                 self._release(running)
             else:
@@ -337,7 +335,7 @@ class NativeRuntime:
                 running.job = next_job
                 again.append(StartedJob(next_job, place))
         if again:
-            self._intake.feed(again)
+            self._scheduler.prefill(again)
         if self._aligner is None or not done:
             return [window.event for window in done]
         stopwatch = Stopwatch(self._device, "words")
@@ -346,7 +344,7 @@ class NativeRuntime:
         self._stepping.append(stopwatch)
         return events
 
-    def _outcome(self, running: SlotJob, state: RowState) -> LanguageHypothesis:
+    def _hypothesis_of(self, running: SlotJob, state: RowState) -> LanguageHypothesis:
         """Return the hypothesis of a finished job."""
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
@@ -366,7 +364,7 @@ class NativeRuntime:
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
         event = JobEvent(running.submitted.id, tokens, reason, scores)
-        return score_language(running.job, event, logprob_sum, running.tries, self._facts)
+        return score_language(running.job, event, logprob_sum, running.hypotheses, self._facts)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
         """Return why a job's sequence ended; only a loop ends it before a limit."""

@@ -27,38 +27,37 @@ class WaitingQueue:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._line: collections.deque[_QueuedJob] = collections.deque()
+        self._queue: collections.deque[_QueuedJob] = collections.deque()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[Job]:
-        return (waiting.job for waiting in self._line)
+        return (waiting.job for waiting in self._queue)
 
     def add(self, job: Job) -> None:
         """Add a job at the end, or before the jobs that it may overtake."""
-        at = len(self._line)
-        while job.urgent and at and not (before := self._line[at - 1]).job.urgent:
+        at = len(self._queue)
+        while job.urgent and at and not (before := self._queue[at - 1]).job.urgent:
             if before.overtaken == self._patience:
                 break
             before.overtaken += 1
             at -= 1
-        self._line.insert(at, _QueuedJob(job))
+        self._queue.insert(at, _QueuedJob(job))
 
     def remove(self, *job_ids: int) -> bool:
         """Remove jobs from the queue; return whether any was queued."""
-        kept = [waiting for waiting in self._line if waiting.job.id not in job_ids]
-        waited = len(kept) < len(self._line)
-        self._line = collections.deque(kept)
-        return waited
+        kept = [waiting for waiting in self._queue if waiting.job.id not in job_ids]
+        was_queued = len(kept) < len(self._queue)
+        self._queue = collections.deque(kept)
+        return was_queued
 
     def clear(self) -> None:
-        """Remove all jobs."""
-        self._line.clear()
+        self._queue.clear()
 
 
 class UrgentStepPolicy:
-    """Serve urgent windows early on a CPU whose slots are crowded.
+    """Serve urgent windows early on a CPU with crowded slots.
 
     A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
     windows. Urgent windows are therefore encoded in batches of their own, one slot stays free for

@@ -28,10 +28,10 @@ from serve.native.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
-Owners = Sequence[tuple[SlotAllocation, int]]  # (place, job id)
-TRIAL = 16  # turns in which each way is measured
-HOLD = 1000  # turns for which the quicker one is kept then
-_STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two looks at what has ended
+Owners = Sequence[tuple[SlotAllocation, int]]  # (allocation, job id)
+TRIAL = 16  # steps in which each mode is measured
+HOLD = 1000  # steps for which the faster mode is then kept
+_STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two reads of the rows' state
 
 
 class DraftProposer:
@@ -61,16 +61,16 @@ class DraftProposer:
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
         ends = list(itertools.accumulate(map(len, spans)))
-        feed = prefill_batch(state.tokens, spans, device)
-        logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
+        batch = prefill_batch(state.tokens, spans, device)
+        logits = self.decoder.step(batch, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)
         at = upload(positions, device)
         for turn in range(1, count + 1):
             self._guess(state, rows, logits, turn)
             if turn < count:
-                feed = decode_batch(state, rows, groups, max(positions) + turn + 1)
-                feed = dataclasses.replace(feed, positions=at + turn)
-                logits = self.decoder.step(feed, self.cache)
+                batch = decode_batch(state, rows, groups, max(positions) + turn + 1)
+                batch = dataclasses.replace(batch, positions=at + turn)
+                logits = self.decoder.step(batch, self.cache)
 
         for (place, job_id), position in zip(owners, positions, strict=True):
             self._known[place.first_row] = job_id, position + count
@@ -128,9 +128,9 @@ class SpeculationPolicy:
         trial = self._of(busy)
         trial.turns += 1
         if trial.turns <= 2 * TRIAL:
-            way = trial.drafted if trial.drafting else trial.plain
-            way.seconds += seconds
-            way.tokens += tokens
+            timing = trial.drafted if trial.drafting else trial.plain
+            timing.seconds += seconds
+            timing.tokens += tokens
             trial.drafting = trial.turns < TRIAL
         if trial.turns == 2 * TRIAL:
             trial.drafting = trial.drafted.ms_a_token < trial.plain.ms_a_token
@@ -157,32 +157,32 @@ class SpeculativeLoop(EagerLoop):
 
     Args:
         parts: the network, its caches and its samplers.
-        most: the most draft tokens of a step.
+        max_draft: the maximum number of draft tokens of a step.
     """
 
-    def __init__(self, parts: RuntimeResources, most: int) -> None:
+    def __init__(self, parts: RuntimeResources, max_draft: int) -> None:
         assert parts.draft is not None, "the engine has no draft decoder"
         super().__init__(parts)
         self._rules = parts.rules
-        self._drafter = DraftProposer(*parts.draft, parts.guess)
-        self._most = most
-        self._pace = SpeculationPolicy()
+        self._proposer = DraftProposer(*parts.draft, parts.guess)
+        self._max_draft = max_draft
+        self._policy = SpeculationPolicy()
 
     def launch(self, slots: SlotPool) -> int:
         owners = slots.owners()
-        count = self._room(slots, owners)
+        count = self._draft_length(slots, owners)
         if count < 1:
             return super().launch(slots)
         stopwatch, tokens = Stopwatch(self._network.device), 1.0
-        if self._pace.should_draft(len(owners)):
-            tokens = self._turn(owners, count)
+        if self._policy.should_draft(len(owners)):
+            tokens = self._speculative_step(owners, count)
         else:
             super().launch(slots)
         stopwatch.stop()
-        self._pace.note(len(owners), stopwatch.seconds(), tokens)
+        self._policy.note(len(owners), stopwatch.seconds(), tokens)
         return 1
 
-    def _room(self, slots: SlotPool, owners: Owners) -> int:
+    def _draft_length(self, slots: SlotPool, owners: Owners) -> int:
         """Return the draft length that every row allows; 0 if any row cannot use a draft.
 
         A step chooses one token more than it drafts, and no sequence may exceed its limit.
@@ -193,20 +193,20 @@ class SpeculativeLoop(EagerLoop):
         if bool((self._state.temperature[rows] > 0).any()):
             return 0
         room = int((self._state.limit[rows] - self._state.position[rows]).min()) - 2
-        return min(self._most, room)
+        return min(self._max_draft, room)
 
-    def _turn(self, owners: Owners, count: int) -> float:
+    def _speculative_step(self, owners: Owners, count: int) -> float:
         """Draft, verify and choose; return the number of new tokens of an average row."""
         device = self._network.device
         rows = upload([place.first_row for place, _ in owners], device)
         before: list[int] = self._state.position[rows].tolist()
-        self._drafter.guess(self._state, owners, before, count)
+        self._proposer.guess(self._state, owners, before, count)
         spans = [
             TokenSpan(place, at, at + count + 1)
             for (place, _), at in zip(owners, before, strict=True)
         ]
-        feed = prefill_batch(self._state.tokens, spans, device)
-        logits = self._network.step(feed, self._cache)
+        batch = prefill_batch(self._state.tokens, spans, device)
+        logits = self._network.step(batch, self._cache)
         self._rules.begin_draft(self._state, rows)
         lines = torch.arange(len(rows), device=device) * (count + 1)
         for turn in range(count + 1):
@@ -214,7 +214,7 @@ class SpeculativeLoop(EagerLoop):
             if not bool((self._state.trusted & ~self._state.finished)[rows].any()):
                 break
         after: list[int] = self._state.position[rows].tolist()
-        self._drafter.keep(owners, after)
+        self._proposer.keep(owners, after)
         self._snapshot = Snapshot(self._state, list(owners))
         self.drafted += count * len(before)
         self.right += sum(after) - sum(before) - len(before)
@@ -225,6 +225,6 @@ def open_loop(config: RuntimeConfig, parts: RuntimeResources) -> SlotLoop:
     """Make the configured decoding loop: with or without CUDA graphs, with or without a draft."""
     drafts = parts.draft is not None
     if parts.graphs:
-        turns = SpeculativeStep(parts, config.draft_tokens) if drafts else None
-        return GraphLoop(parts, _STEPS_PER_SYNC, config.slots, turns)
+        step = SpeculativeStep(parts, config.draft_tokens) if drafts else None
+        return GraphLoop(parts, _STEPS_PER_SYNC, config.slots, step)
     return SpeculativeLoop(parts, config.draft_tokens) if drafts else EagerLoop(parts)

@@ -29,27 +29,29 @@ class _StepLayout:
     steps: list[slice]  # the tokens of each decoder step; of even length, since kernels need that
     rows: torch.Tensor  # int64 (tokens,)
     ahead: torch.Tensor  # int64 (tokens,), relative to the next position
-    last: torch.Tensor  # int64 (rows,): the tokens of the first step whose logits are needed
+    last: torch.Tensor  # int64 (rows,): the tokens of the first step that need logits
     picks: list[Picks]  # for each choice of tokens
 
     @staticmethod
-    def of(rows: int, guesses: int, device: torch.device) -> "_StepLayout":
-        """Make the layout of `rows` rows with `guesses` draft tokens each."""
-        spans = [(-1, 1), *((i, i + 1) for i in range(1, guesses)), (0, guesses + 1)]
+    def of(rows: int, draft_length: int, device: torch.device) -> "_StepLayout":
+        """Make the layout of `rows` rows with `draft_length` draft tokens each."""
+        spans = [(-1, 1), *((i, i + 1) for i in range(1, draft_length)), (0, draft_length + 1)]
         steps, row_of, ahead = list[slice](), list[int](), list[int]()
         for begin, end in spans:
-            feeds = list(itertools.product(range(rows), range(begin, end)))
-            steps.append(slice(len(row_of), len(row_of) + len(feeds)))
-            feeds += [(0, 0)] * (len(feeds) % 2)
-            row_of += [row for row, _ in feeds]
-            ahead += [at for _, at in feeds]
+            tokens = list(itertools.product(range(rows), range(begin, end)))
+            steps.append(slice(len(row_of), len(row_of) + len(tokens)))
+            tokens += [(0, 0)] * (len(tokens) % 2)
+            row_of += [row for row, _ in tokens]
+            ahead += [at for _, at in tokens]
         every = torch.arange(rows, device=device)
         return _StepLayout(
             steps=steps,
             rows=torch.tensor(row_of, device=device),
             ahead=torch.tensor(ahead, device=device),
             last=every * 2 + 1,
-            picks=[Picks(every, every * (guesses + 1) + turn) for turn in range(guesses + 1)],
+            picks=[
+                Picks(every, every * (draft_length + 1) + turn) for turn in range(draft_length + 1)
+            ],
         )
 
 
@@ -70,7 +72,7 @@ class SpeculativeStep:
         self._guess = parts.guess
         self._decoder, self._draft_cache = parts.draft
         self.count = count
-        self._outlines: dict[int, _StepLayout] = {}
+        self._layouts: dict[int, _StepLayout] = {}
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
         self._each = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
             :, None, None
@@ -83,36 +85,36 @@ class SpeculativeStep:
             table: int64 (3, slots): slot and row of each group, and 1; 0 if there is no group.
             rows: the number of rows and groups; a recorded graph is for this number.
         """
-        state, outline = self._state, self._outline(rows)
-        *guessing, verifying = self._feeds(outline, table, rows)
-        for turn, feed in enumerate(guessing, 1):
-            wanted = outline.last if turn == 1 else None
-            logits = self._decoder.step(feed, self._draft_cache, wanted)
-            self._guess(state, outline.picks[0].rows, logits, turn)
+        state, layout = self._state, self._layout(rows)
+        *drafting, verifying = self._batches(layout, table, rows)
+        for turn, batch in enumerate(drafting, 1):
+            wanted = layout.last if turn == 1 else None
+            logits = self._decoder.step(batch, self._draft_cache, wanted)
+            self._guess(state, layout.picks[0].rows, logits, turn)
         logits = self._network.step(verifying, self._cache)
         state.trusted[:rows].fill_(True)
-        for picks in outline.picks:
+        for picks in layout.picks:
             self._advance(state, picks, logits, drafted=True)
 
-    def _outline(self, rows: int) -> _StepLayout:
+    def _layout(self, rows: int) -> _StepLayout:
         """Return the layout for `rows` rows, made in the run before the first capture."""
-        if rows not in self._outlines:
+        if rows not in self._layouts:
             device = self._state.tokens.device
-            self._outlines[rows] = _StepLayout.of(rows, self.count, device)
-        return self._outlines[rows]
+            self._layouts[rows] = _StepLayout.of(rows, self.count, device)
+        return self._layouts[rows]
 
-    def _feeds(self, outline: _StepLayout, table: torch.Tensor, rows: int) -> list[StepBatch]:
+    def _batches(self, layout: _StepLayout, table: torch.Tensor, rows: int) -> list[StepBatch]:
         """Make the batches of the decoder steps from the rows' current positions."""
         state = self._state
         n_ctx = state.tokens.shape[1]
-        at = state.position.index_select(0, outline.rows).add_(outline.ahead).clamp_(0, n_ctx - 1)
+        at = state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, n_ctx - 1)
         scaled = table[1:] * self._each  # (kinds of step, 2, slots)
         kinds = [0, *[1] * (self.count - 1), 2]
-        feeds = []
-        for step, kind in zip(outline.steps, kinds, strict=True):
+        batches = []
+        for step, kind in zip(layout.steps, kinds, strict=True):
             each = (2, 1, self.count + 1)[kind]
             first, count = scaled[kind, :, :rows].unbind()
             groups = SlotGroups(table[0, :rows], first, count, each)
-            rows_at = (outline.rows[step], at[step])
-            feeds.append(StepBatch(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
-        return feeds
+            rows_at = (layout.rows[step], at[step])
+            batches.append(StepBatch(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
+        return batches

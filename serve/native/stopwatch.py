@@ -32,7 +32,6 @@ class Stopwatch:
         self.began_s = self._ended = time.perf_counter()
 
     def stop(self) -> None:
-        """End the measurement."""
         if self._events:
             self._events[1].record()
         self._ended = time.perf_counter()
@@ -58,7 +57,7 @@ class Stopwatch:
 
 
 def total(stopwatches: collections.deque[Stopwatch]) -> float:
-    """Remove the leading stopwatches whose times are known, and return the sum of these times."""
+    """Remove the leading stopwatches with known times, and return the sum of these times."""
     seconds = 0.0
     while stopwatches and stopwatches[0].known:
         seconds += stopwatches.popleft().seconds()

@@ -1,1 +1,1 @@
-"""The interface between a transcriber and what executes an engine, and the table of runtimes."""
+"""The interface between the transcriber and the runtimes that execute engines."""

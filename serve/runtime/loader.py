@@ -16,8 +16,8 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
     """Start the runtime that the engine's manifest names, on the first of the configured devices.
 
     Raises:
-        ConfigError: the configuration says what the runtime would pass over.
-        UnavailableError: the runtime or device is not usable on this machine.
+        ConfigError: the configuration sets an option that the runtime would ignore.
+        UnavailableError: this machine cannot use the runtime or the device.
     """
     runtime: Runtime = pkgutil.resolve_name(_row_of(engine, config).open)(engine, first_of(config))
     return runtime

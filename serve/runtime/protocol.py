@@ -1,8 +1,8 @@
 """The interface that every runtime implements: windows in, tokens out.
 
-A runtime owns the device. It is driven by one thread, which submits jobs and polls for events;
-it never blocks in `submit` and never waits longer than asked in `poll`. A job that fails ends in
-an event; only a broken device raises.
+A runtime owns the device. One thread submits jobs and polls for events. `submit` never blocks, and
+`poll` never waits longer than its timeout. A failed job ends with an event; only a broken device
+raises an error.
 """
 
 import dataclasses
@@ -25,20 +25,16 @@ class Capabilities:
 
     runtime: str
     timestamps: bool  # enforces Whisper's timestamp rules while it samples
-    suppression: bool  # honours the checkpoint's suppress lists
     sampling: bool  # temperatures above 0
     detect_language: bool
-    no_speech_prob: bool
-    token_logprobs: bool  # average log-probability of a window
     streaming: bool  # events before the last carry tokens
-    beam_width: int  # the most rows of a window: bounds `beam_size` and `best_of`
+    beam_width: int  # the maximum number of rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may hold previous text and `Job.prefix`
     search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
-    drafts: bool = False  # `Job.draft` saves steps; other runtimes ignore it
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
@@ -58,9 +54,9 @@ class Capabilities:
     def refusal_of(self, job: "Job") -> str | None:
         """Return which option of a job is not supported and what to do; None if all are."""
         if job.align_frames > 0 and not self.words:
-            return f"the runtime {self.runtime} cannot align this engine's text; ask without"
+            return f"the runtime {self.runtime} cannot align words with this engine; ask without"
         if job.detection.languages and not self.languages:
-            return f"the runtime {self.runtime} cannot choose among some languages; ask without"
+            return f"the runtime {self.runtime} cannot limit the languages; ask without"
         if job.options.phrases is not None and not self.phrases:
             return f"the runtime {self.runtime} cannot boost phrases; ask without"
         return self.refusal(job.options)
@@ -82,8 +78,8 @@ class Capabilities:
         if value <= self.beam_width:
             return None
         return (
-            f" needs runtime.rows of at least {value} and more than runtime.slots; the runtime "
-            f"{self.runtime} has room for {self.beam_width} in a window"
+            f", but a window has at most {self.beam_width} rows in the runtime {self.runtime}; "
+            f"expected runtime.rows of at least {value} and more than runtime.slots"
         )
 
 
@@ -101,7 +97,7 @@ class DecodingOptions(SearchOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """Options of language detection, for a window whose prompt holds DETECT_LANGUAGE.
+    """Options of language detection, for a window with DETECT_LANGUAGE in its prompt.
 
     The likeliest transcript decides the language of a translation, since the probability of the
     English text says nothing about it.
@@ -132,7 +128,8 @@ class Job:
     # The number of the prompt's last tokens, text and timestamps, with which the window's text
     # begins. The token rules treat them as sampled; scores and answers leave them out.
     prefix: int = 0
-    # A draft of the text, verified in one step: it changes the time and never the answer.
+    # A draft of the text, verified in one step. It changes the time, never the answer; runtimes may
+    # ignore it.
     draft: tuple[int, ...] = ()
     # > 0: the last event has the alignment of each text token with the window's first
     # `align_frames` frames of 20 ms.
@@ -195,26 +192,27 @@ class Gauges:
 
 
 class Runtime(Protocol):
-    """Executes windows. Not thread-safe: one thread makes every call."""
+    """Decodes windows. It is not thread-safe: one thread makes every call."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """The options that this runtime honours."""
+        """The options that this runtime supports."""
         ...
 
     def submit(self, job: Job) -> None:
-        """Take one job; return at once.
+        """Queue one job, and return at once.
 
         Raises:
-            OptionError: the prompt leaves no room in the context; max_tokens beyond that room
-                only ends the job at the context's end.
+            OptionError: the runtime does not support the job's options, or the prompt leaves no
+                room for a token in the context. Too many max_tokens are no error: the job then
+                ends at the end of the context.
         """
         ...
 
     def poll(self, timeout_s: float) -> list[JobEvent]:
         """Advance the work, or wait at most `timeout_s` for events; return the events.
 
-        With nothing submitted it returns an empty list at once.
+        Without jobs it returns an empty list at once.
 
         Raises:
             DeviceError: the device failed; every unfinished job is lost.
@@ -222,7 +220,7 @@ class Runtime(Protocol):
         ...
 
     def cancel(self, job_id: int) -> None:
-        """End a job; it gets a last event with "cancelled". Unknown or ended ids do nothing."""
+        """End a job with a last event "cancelled"; ignore the ids of unknown and ended jobs."""
         ...
 
     def gauges(self) -> Gauges:

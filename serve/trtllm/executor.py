@@ -1,8 +1,8 @@
-"""TensorRT-LLM 1.2 in this process: its C++ executor.
+"""Run TensorRT-LLM 1.2 engines with the library's C++ executor, in this process.
 
-Written to the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compile engines
-with `trtllm-build` and run them with in-flight batching; release 1.3 removed both, and
-`serve.trtllm.llm_api` is for that.
+It follows the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compiles engines
+with `trtllm-build` and runs them with in-flight batching. Release 1.3 removed both; use
+`serve.trtllm.llm_api` for it.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRunti
     """Start the executor on an engine.
 
     Raises:
-        UnavailableError: the library or GPU is missing or not what the engine was built for.
-        EngineError: the engine is of another runtime or malformed.
-        ConfigError: the configuration asks for more than the engine was built for.
+        UnavailableError: the library or the GPU is missing.
+        EngineError: the engine is malformed, or was built for another runtime, release or GPU.
+        ConfigError: the configuration exceeds the limits that the engine was built for.
     """
     limits = limits_of(engine)
     check_build(engine, limits, library_version(), find_gpu(config.device))
@@ -53,18 +53,18 @@ def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRunti
 
 
 class RulesCallback:
-    """Whisper's decoding rules as the executor's batched logits post-processor.
+    """Applies Whisper's token rules as the executor's batched logits post-processor.
 
-    The executor calls it after each step, on its own thread, with the logits of every request
-    that asked for it; it forbids tokens in place. A request is known by its client id.
+    The executor calls it after each step, on its own thread, with the logits of every request that
+    uses it. The call forbids tokens in place. Client ids identify requests.
     """
 
     def __init__(self, facts: TokenizerFacts, dims: Dims) -> None:
         self._facts = facts
         self._dims = dims
         self._rules: dict[torch.device, TokenRules] = {}
-        # By client id; `CppExecutor` adds and removes them.
         self.requests: dict[int, ExecutorRequest] = {}
+        """By client id; `CppExecutor` adds and removes them."""
 
     def __call__(
         self,
@@ -74,16 +74,16 @@ class RulesCallback:
         stream_ptr: int,
         client_ids: Sequence[int | None],
     ) -> None:
-        """Forbid tokens.
+        """Set the logits of forbidden tokens to -inf.
 
         Args:
-            req_ids: the executor's own ids; here requests go by their client ids.
+            req_ids: the executor's own ids, which are not used.
             logits: one tensor per request, (1, beams, n_vocab), changed in place.
-            token_ids: per request and beam, the prompt and what was sampled so far.
+            token_ids: for each request and beam, the prompt and the tokens sampled so far.
             stream_ptr: the CUDA stream that computes `logits`.
-            client_ids: what `CppExecutor` gave each request.
+            client_ids: the id that `CppExecutor` gave each request.
         """
-        live = [  # without the cancelled, whose tokens go nowhere
+        live = [  # without cancelled requests
             (item, [_window_tokens(beam, request) for beam in beams], request)
             for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
@@ -102,7 +102,7 @@ class RulesCallback:
         live: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
         device: torch.device,
     ) -> None:
-        """Run `TokenRules` on every request at once; one row per request and beam."""
+        """Apply `TokenRules` to all requests at once, with one row per request and beam."""
         rules = self._rules.get(device)
         if rules is None:
             rules = self._rules[device] = TokenRules(self._facts, self._dims, device)
@@ -133,7 +133,7 @@ class RulesCallback:
 
 
 def _window_tokens(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
-    """Return the tokens of a sequence that its window says: the prefix, and the sampled ones."""
+    """Return the tokens of a sequence's text: the prefix and the sampled tokens."""
     return list(tokens)[len(request.prompt) - request.prefix :]
 
 
@@ -142,15 +142,15 @@ class CppExecutor:
 
     Args:
         engine: a TensorRT-LLM engine that passed `check_build`.
-        limits: its limits.
-        config: one that passed `check_config`.
+        limits: the engine's limits.
+        config: a config that passed `check_config`.
 
     Raises:
-        UnavailableError: the executor does not start; the message is the library's.
+        UnavailableError: the executor does not start; the message contains the library's.
     """
 
     def __init__(self, engine: Engine, limits: EngineLimits, config: RuntimeConfig) -> None:
-        # Imported here because it is heavy, starts MPI, and is absent on most machines.
+        # Import it only now: it is large, starts MPI, and is absent on most machines.
         self._api: Any = importlib.import_module("tensorrt_llm.bindings.executor")
         trtllm = config.tensorrt_llm
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
@@ -177,11 +177,8 @@ class CppExecutor:
         self.capabilities = Capabilities(
             runtime="tensorrt_llm",
             timestamps=True,
-            suppression=True,
             sampling=True,
             detect_language=facts.multilingual,
-            no_speech_prob=False,
-            token_logprobs=True,
             streaming=trtllm.beam_width == 1,
             beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),
@@ -197,25 +194,24 @@ class CppExecutor:
         return api.ExecutorConfig(
             max_beam_width=trtllm.beam_width,
             kv_cache_config=api.KvCacheConfig(
-                # NOTE: must be off. Blocks are found again by decoder tokens alone, and every
-                # window has the same prompt: one audio would read another's keys and values.
+                # NOTE: must be off. Blocks are found by decoder tokens alone, and all windows
+                # have the same prompt: a window would read another window's keys and values.
                 enable_block_reuse=False,
                 free_gpu_memory_fraction=trtllm.kv_cache_fraction,
                 cross_kv_cache_fraction=CROSS_KV_FRACTION,
             ),
-            # NOTE: normalised over the candidates, a greedy token's log-probability is 0.
+            # NOTE: must be off. A greedy token has one candidate, so it would always get 0.
             normalize_log_probs=False,
             batching_type=api.BatchingType.INFLIGHT,
             logits_post_processor_config=api.LogitsPostProcessorConfig(
                 processor_batched=self._callback
             ),
             max_batch_size=config.slots,
-            gather_generation_logits=True,  # for probes; others do not ask for them
+            gather_generation_logits=True,  # for probes; other requests do not return them
             **options,
         )
 
     def enqueue(self, request: ExecutorRequest) -> int:
-        """Hand over a request; see `Executor.enqueue`."""
         options: dict[str, Any] = {}
         self._client_ids += 1
         if not request.probe:
@@ -235,14 +231,14 @@ class CppExecutor:
             pad_id=self._eot,
             client_id=self._client_ids,
             encoder_input_features=request.features,
-            # NOTE: required; without it the encoder's output is taken to be as long as its input.
+            # NOTE: required; by default the library takes the length of the encoder's input.
             encoder_output_length=self._n_audio_ctx,
             **options,
         )
         try:
             request_id = int(self._executor.enqueue_request(library_request))
         except RuntimeError as error:
-            raise DeviceError(f"TensorRT-LLM takes no requests: {error}") from error
+            raise DeviceError(f"TensorRT-LLM rejected a request: {error}") from error
         self._clients[request_id] = self._client_ids
         return request_id
 
@@ -258,7 +254,6 @@ class CppExecutor:
         return self._api.SamplingConfig(beam_width=1, top_k=1)
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
-        """Wait for responses; see `Executor.await_responses`."""
         timeout = datetime.timedelta(seconds=timeout_s)
         try:
             responses: Iterable[Any] = self._executor.await_responses(timeout=timeout)
@@ -303,12 +298,10 @@ class CppExecutor:
             self._callback.requests.pop(client_id, None)
 
     def cancel(self, request_id: int) -> None:
-        """Stop a request; see `Executor.cancel`."""
         self._executor.cancel_request(request_id)
         self._forget(request_id)
 
     def steps(self) -> tuple[int, int, float]:
-        """Count iterations since the last call; see `Executor.steps`."""
         if self._closed:
             return 0, 0, 0.0
         stats = list(self._executor.get_latest_iteration_stats())
@@ -317,7 +310,6 @@ class CppExecutor:
         return len(stats), slots, sum(item.iter_latency_ms for item in stats) / 1000
 
     def close(self) -> None:
-        """Shut the executor down; see `Executor.close`."""
         if not self._closed:
             self._closed = True
             self._executor.shutdown()

@@ -1,6 +1,6 @@
 """Limits that an engine was compiled for, and checks that this machine can run it.
 
-Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words.
+Nothing here imports `tensorrt_llm`, so a check fails at once and with a clear message.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from serve.contract.errors import ConfigError, EngineError, UnavailableError
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
 CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder
-# Of the cache for keys and values, for the encoder's output: 1500 / (1500 + 448) positions.
+# Share of the KV cache for the encoder's output: about 1500 / (1500 + 448) positions.
 CROSS_KV_FRACTION = 0.75
 REBUILD = "build it again with `make build-engine CONFIG=…`"
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceLimits:
-    """The most tokens that a window's sequence may have."""
+    """The maximum numbers of tokens of a window's sequence."""
 
     max_prompt_tokens: int
     max_seq_len: int  # prompt and new tokens together
@@ -30,9 +30,9 @@ class SequenceLimits:
 
 @dataclasses.dataclass(frozen=True)
 class EngineLimits(SequenceLimits):
-    """The limits that the compiled engines were built for; the manifest's `runtime_options`."""
+    """The limits of the compiled engines, from `runtime_options` of the manifest."""
 
-    tensorrt_llm: str  # version of the library
+    tensorrt_llm: str  # the version of the library
     gpu: str
     compute_capability: str  # such as "9.0"
     max_batch_size: int  # windows in flight
@@ -75,27 +75,27 @@ def find_gpu(device: str) -> Gpu:
     """Find the configured GPU.
 
     Raises:
-        UnavailableError: `device` names none that is there.
+        UnavailableError: `device` names no GPU of this machine.
     """
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise UnavailableError(
-            f"TensorRT-LLM needs an NVIDIA GPU; runtime.device = {device!r} and this machine has "
-            f"{torch.cuda.device_count()} CUDA devices; set runtime.device to cuda or cuda:N there"
+            f"TensorRT-LLM needs an NVIDIA GPU, but runtime.device = {device!r} and this machine "
+            f"has {torch.cuda.device_count()} CUDA devices; expected cuda or cuda:N"
         )
     index = torch.device(device).index or 0
     if index >= torch.cuda.device_count():
         raise UnavailableError(
-            f"runtime.device = {device!r}, but this machine has "
-            f"{torch.cuda.device_count()} CUDA devices"
+            f"runtime.device = {device!r}, but this machine has only "
+            f"{torch.cuda.device_count()} CUDA devices; set runtime.device to one of them"
         )
     major, minor = torch.cuda.get_device_capability(index)
     return Gpu(torch.cuda.get_device_name(index), (major, minor))
 
 
 def visible_gpu(device: str) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES for a program that takes the first GPU that it sees.
+    """Return CUDA_VISIBLE_DEVICES for a program that uses the first visible GPU.
 
-    None: the device is the first one already.
+    None if the device is the first GPU already.
 
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES hides the device.
@@ -114,10 +114,10 @@ def visible_gpu(device: str) -> str | None:
 
 
 def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) -> None:
-    """Refuse an engine compiled by another version or for another GPU: both would crash later.
+    """Check the version and the GPU that an engine was compiled for; others would crash later.
 
     Raises:
-        EngineError: names what was found and what the engine needs.
+        EngineError: they differ from those found; the message names both.
     """
     if version != limits.tensorrt_llm:
         raise EngineError(
@@ -133,15 +133,15 @@ def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) ->
 
 
 def check_config(limits: EngineLimits, config: RuntimeConfig) -> None:
-    """Refuse settings beyond the limits that the engine was compiled with, and the LLM API's.
+    """Check that a config is within the engine's limits, and has no key of the LLM API.
 
     Raises:
-        ConfigError: names the key, its value and the limit.
+        ConfigError: it is not; the message names the key, its value and the limit.
     """
     if config.tensorrt_llm.python:
         raise ConfigError(
-            f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r}, but this engine is a "
-            "compiled one; leave it out"
+            f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r} is for engines of the "
+            "LLM API, but this engine is compiled; leave it out"
         )
     bounds = {
         "runtime.slots": (config.slots, limits.max_batch_size),

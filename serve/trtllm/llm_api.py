@@ -1,16 +1,19 @@
-"""TensorRT-LLM 1.3 and later: its LLM API, in a process of its own, as an executor.
+"""Run a checkpoint with the LLM API of TensorRT-LLM 1.3 and later, in a separate process.
 
-Those releases have no engines: their PyTorch backend runs the Hugging Face checkpoint that the
-engine folder holds, in FP16. Written to NVIDIA's guide docs/source/models/encoder-decoder.md and to
-tensorrt_llm/_torch/models/modeling_whisper.py. The library takes samples and makes the log-mel
-itself; its prompt is text that must begin at start of transcript, so there is no previous text; it
-finds no language and keeps no rules for timestamps; the suppress lists it applies by itself.
+These releases have no engines. Their PyTorch backend runs the Hugging Face checkpoint in the engine
+folder, in FP16. This module follows NVIDIA's guide docs/source/models/encoder-decoder.md and
+tensorrt_llm/_torch/models/modeling_whisper.py. The library computes the log-mel from samples. It
+applies the suppress lists, but no timestamp rules, and it does not detect the language. Its prompt
+must begin at start of transcript, so there is no previous text.
 
-It wants another numpy than tritonserver's Python backend, so `serve.trtllm.worker` runs it, with
-the interpreter that `runtime.tensorrt_llm.python` names, at the other end of a connection. Messages
-are JSON. There go: first the settings; then requests, each with its samples as bytes after it
-(float32), and cancels; at the end one that is empty. There come: first `ready` or `refused`; then
-`ExecutorResponse`s by their fields, and `failed` if the library can do no more.
+The library needs another numpy than tritonserver's Python backend. `serve.trtllm.worker` therefore
+runs it with the interpreter `runtime.tensorrt_llm.python`, at the other end of a connection.
+Messages are JSON:
+
+- To the worker: the settings; then requests, each followed by its samples as float32 bytes, and
+  cancellations; an empty message ends it.
+- From the worker: `ready` or `refused`; then the fields of `ExecutorResponse`s; `failed` if the
+  library has stopped working.
 """
 
 import contextlib
@@ -45,13 +48,13 @@ from serve.trtllm.runtime import (
 
 logger = logging.getLogger("earshot")
 
-START_TIMEOUT_S = 600.0  # until the library has loaded the checkpoint
-_STDERR = 2  # its number
-_STATUS_S = 5.0  # from a connection's end to the process's
+START_TIMEOUT_S = 600.0  # for the library to load the checkpoint
+_STDERR = 2  # file descriptor
+_EXIT_TIMEOUT_S = 5.0  # from the end of the connection to the end of the process
 _ROOT = Path(__file__).resolve().parents[2]
-# The folder comes last, so that nothing in it stands before what the environment has.
+# The folder is last in the path, so that the environment's own packages win.
 _BEGIN = "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
-# What this environment would lead another interpreter to, and where the server keeps what it was.
+# This process's library path is wrong for another interpreter; the server keeps the original one.
 _LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 
 
@@ -60,7 +63,7 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
 
     Raises:
         UnavailableError: the interpreter, the library or the GPU is missing, or does not start.
-        ConfigError: the configuration asks for what the LLM API cannot do.
+        ConfigError: the LLM API does not support the configuration.
         EngineError: the engine's tokenizer cannot be read.
     """
     check_config(config)
@@ -68,10 +71,10 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
 
 
 def check_config(config: RuntimeConfig) -> None:
-    """Refuse settings that the LLM API cannot have.
+    """Check that the LLM API supports a config.
 
     Raises:
-        ConfigError: names the key and what to do.
+        ConfigError: it does not; the message names the key and the expected value.
     """
     if not config.device.startswith("cuda"):
         raise ConfigError(
@@ -81,7 +84,7 @@ def check_config(config: RuntimeConfig) -> None:
 
 
 def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[bytes]":
-    """Start the process that has the library, at its end of the connection.
+    """Start the process that runs the library at the other end of a connection.
 
     Raises:
         UnavailableError: the interpreter cannot be started.
@@ -97,7 +100,7 @@ def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[by
             [python, "-P", "-c", begin],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # what it says is no transcript
+            stdout=_STDERR,  # stdout is for transcripts
             pass_fds=[connection.fileno()],
         )
     except OSError as error:
@@ -111,12 +114,12 @@ class LlmApiExecutor:
     """`tensorrt_llm.llmapi.LLM` as a `serve.trtllm.runtime.Executor`.
 
     Args:
-        engine: one whose manifest names the runtime "tensorrt_llm_api".
-        config: one that passed `check_config`.
-        stop_s: how long the library may take to shut down.
+        engine: an engine whose manifest names the runtime "tensorrt_llm_api".
+        config: a config that passed `check_config`.
+        stop_s: seconds that the library may take to shut down.
 
     Raises:
-        UnavailableError: the process or the library does not start; the message is its own.
+        UnavailableError: the process or the library does not start; the message has its reason.
         EngineError: the engine's tokenizer cannot be read.
     """
 
@@ -136,13 +139,10 @@ class LlmApiExecutor:
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
             timestamps=False,
-            suppression=True,  # by the library, from the checkpoint's generation_config.json
-            # One random generator serves all requests of a batch, or, since August 2026, the first
-            # of them has its seed and the others do not: a seed would not repeat an answer.
+            # All requests of a batch share one random generator. Since August 2026 it has the seed
+            # of the first request. A seed would therefore not repeat an answer.
             sampling=False,
             detect_language=False,
-            no_speech_prob=False,
-            token_logprobs=width == 1,
             streaming=width == 1,
             beam_width=width,
             max_windows=config.slots,
@@ -152,17 +152,17 @@ class LlmApiExecutor:
         )
         self._stop_s = stop_s
         self._ids = itertools.count()
-        # None stands for a failure to look at.
+        # None wakes the reader of the queue after a failure.
         self._responses: queue.SimpleQueue[ExecutorResponse | None] = queue.SimpleQueue()
         self._failure = ""
-        # Each the parts of a message; they wait here, because who sends must not wait.
+        # Lists of message parts to send; a queue, because `enqueue` must not block.
         self._outbox: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        self._connection, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = spawn(config, theirs)
+        self._connection, worker_end = multiprocessing.Pipe()
+        with worker_end:
+            self._process = spawn(config, worker_end)
         try:
-            self.version = self._begin(start_settings(engine, config))
-        except BaseException:  # Ctrl-C as well
+            self.version = self._start(start_settings(engine, config))
+        except BaseException:  # including Ctrl-C
             self._kill()
             self._connection.close()
             raise
@@ -171,38 +171,36 @@ class LlmApiExecutor:
         self._reader.start()
         self._writer.start()
 
-    def _begin(self, settings: Mapping[str, Any]) -> str:
-        """Have the library started; return its version."""
+    def _start(self, settings: Mapping[str, Any]) -> str:
+        """Send the settings, wait until the library has started, and return its version."""
         try:
             self._connection.send_bytes(_to_json(settings))
             if not self._connection.poll(START_TIMEOUT_S):
                 raise UnavailableError(
-                    f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; its log says what "
-                    "it was at"
+                    f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; see its log"
                 )
             answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
-            raise UnavailableError(f"{self._end_of_process()}, before it was ready") from error
+            raise UnavailableError(f"before it was ready, {self._end_of_process()}") from error
         if "refused" in answer:
             raise UnavailableError(answer["refused"])
         return str(answer["ready"])
 
     def _end_of_process(self) -> str:
-        """Say how the process ended, whose end of the connection is gone."""
+        """Return a message on how the process ended, after its connection was lost."""
         status: Any = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(_STATUS_S)
-        return f"the process of TensorRT-LLM ended with status {status}; its log says why"
+            status = self._process.wait(_EXIT_TIMEOUT_S)
+        return f"the TensorRT-LLM process ended with status {status}; see its log"
 
     def _kill(self) -> None:
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
-            self._process.wait(_STATUS_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+            self._process.wait(_EXIT_TIMEOUT_S)
 
     # ---------------------------------------------------------------- called by the device thread
 
     def enqueue(self, request: ExecutorRequest) -> int:
-        """Hand over a request; see `Executor.enqueue`."""
         self._check()
         request_id = next(self._ids)
         head = {
@@ -215,26 +213,23 @@ class LlmApiExecutor:
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
-        """Wait for responses; see `Executor.await_responses`."""
         responses = take_all(self._responses, timeout_s)
         self._check()
         return [response for response in responses if response is not None]
 
     def cancel(self, request_id: int) -> None:
-        """Abort a request; see `Executor.cancel`."""
         self._outbox.put([_to_json({"cancel": request_id})])
 
     def steps(self) -> tuple[int, int, float]:
-        """Return zeros: the API tells of its steps only by waiting for them.
+        """Return zeros, since the API reports its steps only to a blocking call.
 
-        Asked for where nothing is under way, too, and then finds out that the process is gone.
+        The runtime calls this without requests too, and then notices a lost process.
         """
         if not self._connection.closed:
             self._check()
         return 0, 0, 0.0
 
     def close(self) -> None:
-        """Abort what runs and end the process; see `Executor.close`."""
         if self._connection.closed:
             return
         self._outbox.put([_to_json({})])
@@ -242,10 +237,10 @@ class LlmApiExecutor:
         try:
             self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
-            logger.error("TensorRT-LLM did not shut down within %g s and is killed", self._stop_s)
+            logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
             self._kill()
         for thread in (self._reader, self._writer):
-            thread.join(_STATUS_S)
+            thread.join(_EXIT_TIMEOUT_S)
         self._connection.close()
 
     def _check(self) -> None:
@@ -273,14 +268,14 @@ class LlmApiExecutor:
         self._responses.put(None)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # the other side is gone, as the reader finds out
+        with contextlib.suppress(OSError):  # the reader reports a lost connection
             while (parts := self._outbox.get()) is not None:
                 for part in parts:
                     self._connection.send_bytes(part)
 
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
-    """Make the first message: the settings that the library is started with."""
+    """Make the first message, the settings of the library."""
     own = config.tensorrt_llm
     return {
         "model": str((engine.path / CHECKPOINT_FOLDER).resolve()),

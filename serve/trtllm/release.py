@@ -1,7 +1,7 @@
-"""The TensorRT-LLM that is installed in this environment, and what that release can do.
+"""Check which release of TensorRT-LLM this environment has, and whether it supports Whisper.
 
-Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words; nor what
-the library's own environment may lack.
+Nothing here imports `tensorrt_llm`, so a check fails at once and with a clear message. Nothing
+imports packages that the library's own environment may lack, either.
 """
 
 import importlib.metadata
@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 
 from serve.contract.errors import UnavailableError
 
-RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
-API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper
+RELEASE = (1, 2)  # the last release that compiles engines; checkpoints use its tensor names
+API_RELEASE = (1, 3)  # the first release with Whisper in the PyTorch backend
 WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
 _MEND = (
     "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "
@@ -27,17 +27,17 @@ _MEND_API = (
 
 
 def library_version() -> str:
-    """Return the installed TensorRT-LLM's version, which compiles engines; nothing is imported.
+    """Return the version of the installed TensorRT-LLM, which must compile engines.
 
     Raises:
-        UnavailableError: it is not installed, or not of release 1.2.
+        UnavailableError: it is not installed, or its release is not 1.2.
     """
     version, release = _installed("release 1.2", _MEND)
     if release > RELEASE:
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but from 1.3 on it neither compiles nor runs "
-            "engines (trtllm-build and the engine executor were removed); expected 1.2; build "
-            f"with build.runtime = 'tensorrt_llm_api', or {_MEND}"
+            f"TensorRT-LLM {version} is installed, but release 1.3 removed trtllm-build and the "
+            "engine executor; expected 1.2; build with build.runtime = 'tensorrt_llm_api', or "
+            f"{_MEND}"
         )
     if release != RELEASE:
         raise UnavailableError(
@@ -48,34 +48,34 @@ def library_version() -> str:
 
 
 def api_version() -> str:
-    """Return the installed version, whose LLM API runs Whisper; nothing is imported.
+    """Return the version of the installed TensorRT-LLM; its LLM API must run Whisper.
 
     Raises:
-        UnavailableError: it is not installed, older than 1.3, a 1.3 from before Whisper, or for
-            another numpy.
+        UnavailableError: it is not installed, older than 1.3, an early 1.3 without Whisper, or
+            needs another numpy.
     """
     version, release = _installed("release 1.3 or later", _MEND_API)
     if release < API_RELEASE:
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, whose LLM API has no Whisper; expected 1.3 or "
+            f"TensorRT-LLM {version} is installed, but its LLM API has no Whisper; expected 1.3 or "
             f"later; build with build.runtime = 'tensorrt_llm', or {_MEND_API}"
         )
     spec = importlib.util.find_spec("tensorrt_llm")
     folders = spec.submodule_search_locations if spec is not None else None
     if not any((Path(folder) / WHISPER_MODEL).is_file() for folder in folders or []):
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but without {WHISPER_MODEL}: it is from before "
-            f"its PyTorch backend got Whisper; {_MEND_API}"
+            f"TensorRT-LLM {version} is installed, but it has no {WHISPER_MODEL}: its PyTorch "
+            f"backend does not run Whisper yet; {_MEND_API}"
         )
     _check_numpy(version)
     return version
 
 
 def _check_numpy(version: str) -> None:
-    """Refuse a library that was built for another numpy, whose import would end in a riddle.
+    """Check numpy's version, since the import of the library would fail with an obscure error.
 
     Raises:
-        UnavailableError: its metadata asks for another numpy than is installed.
+        UnavailableError: the library's metadata requires another numpy than the installed one.
     """
     numpy = importlib.metadata.version("numpy")
     for line in importlib.metadata.requires("tensorrt_llm") or []:
@@ -83,14 +83,14 @@ def _check_numpy(version: str) -> None:
         if need.name == "numpy" and not need.specifier.contains(numpy, prereleases=True):
             raise UnavailableError(
                 f"TensorRT-LLM {version} needs numpy{need.specifier}, but the environment of "
-                f"{sys.executable} has {numpy}, as tritonserver's Python backend needs; name the "
-                "python of an environment of its own in runtime.tensorrt_llm.python, such as that "
+                f"{sys.executable} has {numpy}, as tritonserver's Python backend requires; set "
+                "runtime.tensorrt_llm.python to the python of a separate environment, such as that "
                 "of NVIDIA's image tensorrt-llm/release"
             )
 
 
 def installed_release() -> tuple[int, ...]:
-    """Return major and minor version of the installed TensorRT-LLM, whichever it is.
+    """Return (major, minor) of the installed TensorRT-LLM, of any release.
 
     Raises:
         UnavailableError: it is not installed.
@@ -99,7 +99,11 @@ def installed_release() -> tuple[int, ...]:
 
 
 def _installed(expected: str, mend: str) -> tuple[str, tuple[int, ...]]:
-    """Return the installed version, as text and as (major, minor)."""
+    """Return the installed version as text and as (major, minor).
+
+    Raises:
+        UnavailableError: the library is not installed.
+    """
     try:
         version = importlib.metadata.version("tensorrt_llm")
     except importlib.metadata.PackageNotFoundError as error:

@@ -1,11 +1,11 @@
-"""TensorRTLLMRuntime: windows become TensorRT-LLM requests, its responses become events.
+"""Run windows as TensorRT-LLM requests, and turn its responses into events.
 
-TensorRT-LLM schedules by itself, so a job is simply enqueued and its responses awaited. How it is
-reached is behind `Executor`: `serve.trtllm.executor.CppExecutor` calls the C++ executor of release
-1.2, `serve.trtllm.llm_api.LlmApiExecutor` calls the LLM API of release 1.3 and later.
+TensorRT-LLM does its own scheduling, so the runtime only enqueues jobs and waits for responses.
+`Executor` has two implementations: `serve.trtllm.executor.CppExecutor` for the C++ executor of
+release 1.2, and `serve.trtllm.llm_api.LlmApiExecutor` for the LLM API of release 1.3 and later.
 
-A language is detected, and the no-speech probability measured, by a probe: a request of one token
-whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
+A probe detects the language and measures the no-speech probability. It is a request for one token
+after start-of-transcript, and costs a second encoder pass for the window.
 """
 
 import contextlib
@@ -22,8 +22,7 @@ from serve.runtime.protocol import Capabilities, FinishReason, Gauges, Job, JobE
 from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import SequenceLimits
 
-FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
-LENGTH_PENALTY = 1.0  # of beams, as everywhere in Earshot; the library's default is none
+LENGTH_PENALTY = 1.0  # of beam searches, as everywhere in Earshot; the library's default is none
 
 T = TypeVar("T")
 
@@ -33,8 +32,8 @@ class ExecutorRequest:
     """One request to TensorRT-LLM."""
 
     prompt: tuple[int, ...]
-    # In host memory, contiguous: log-mel float16 (3000, n_mels), time first; or, for an executor
-    # that `takes` samples, float32 (n,).
+    # Contiguous, in host memory: log-mel float16 (3000, n_mels); for an executor that `takes`
+    # samples, float32 (n,).
     features: torch.Tensor
     max_tokens: int
     prefix: int = 0  # see `Job.prefix`
@@ -42,37 +41,37 @@ class ExecutorRequest:
     temperature: float = 0.0
     beam_size: int = 1
     seed: int = 0
-    probe: bool = False  # no rules; one token: give back its logits
+    probe: bool = False  # compute one token without rules, and return its logits
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutorResponse:
-    """News of one request."""
+    """New tokens of one request, or its end."""
 
     id: int
-    tokens: tuple[int, ...] = ()  # new since the last response
+    tokens: tuple[int, ...] = ()  # sampled since the last response
     finished: FinishReason | None = None
-    logprob_sum: float | None = None  # with `finished`: over every sampled token
-    logits: torch.Tensor | None = None  # to a probe: float32 (n_vocab,)
+    logprob_sum: float | None = None  # with `finished`: sum over every sampled token
+    logits: torch.Tensor | None = None  # of a probe: float32 (n_vocab,)
     error: str = ""  # with `finished` "error"
 
 
 class Executor(Protocol):
-    """Takes requests and gives responses: TensorRT-LLM, however it is reached."""
+    """An interface of TensorRT-LLM that accepts requests and returns responses."""
 
-    capabilities: Capabilities  # what its requests can ask for
-    lengths: SequenceLimits  # what fits in a request
+    capabilities: Capabilities  # the supported options
+    lengths: SequenceLimits  # the maximum lengths of a request
 
     def enqueue(self, request: ExecutorRequest) -> int:
-        """Hand over a request and return its id; never blocks.
+        """Enqueue a request without blocking, and return its id.
 
         Raises:
-            DeviceError: TensorRT-LLM takes no requests any more.
+            DeviceError: TensorRT-LLM does not accept requests any more.
         """
         ...
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
-        """Wait at most `timeout_s` for news.
+        """Wait at most `timeout_s` for responses.
 
         Raises:
             DeviceError: TensorRT-LLM failed.
@@ -84,7 +83,7 @@ class Executor(Protocol):
         ...
 
     def steps(self) -> tuple[int, int, float]:
-        """Count (steps, requests in them, seconds spent) since the last call.
+        """Return (steps, requests summed over the steps, seconds) since the last call.
 
         Raises:
             DeviceError: TensorRT-LLM failed.
@@ -97,7 +96,7 @@ class Executor(Protocol):
 
 
 def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
-    """Take what is in a queue; wait at most `timeout_s` for the first of it."""
+    """Remove all items of a queue; wait at most `timeout_s` for the first one."""
     taken: list[T] = []
     with contextlib.suppress(queue.Empty):
         taken.append(waiting.get(timeout=timeout_s))
@@ -108,14 +107,14 @@ def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
 
 @dataclasses.dataclass
 class _Window:
-    """A job on its way."""
+    """A job in flight."""
 
     job: Job
     features: torch.Tensor
     probing: bool
     began: float
     prompt: tuple[int, ...]
-    first_at: float | None = None  # when its first token arrived
+    first_at: float | None = None  # monotonic time of its first token
     sampled: int = 0
     no_speech_prob: float | None = None
     language: int | None = None
@@ -126,8 +125,8 @@ class TensorRTLLMRuntime:
     """Implements `serve.runtime.protocol.Runtime` over an `Executor`.
 
     Args:
-        engine: an engine that TensorRT-LLM runs.
-        executor: closed with the runtime.
+        engine: an engine for TensorRT-LLM.
+        executor: the executor that runs the engine; the runtime closes it.
     """
 
     def __init__(self, engine: Engine, executor: Executor) -> None:
@@ -137,15 +136,14 @@ class TensorRTLLMRuntime:
         self._dims = engine.manifest.dims
         self._executor = executor
         self._windows: dict[int, _Window] = {}  # by request id
-        self._ended: list[JobEvent] = []  # cancelled before the next poll
+        self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def submit(self, job: Job) -> None:
-        """Take one job; see `Runtime.submit`."""
         self._check(job)
         probing = DETECT_LANGUAGE in job.prompt
-        # NOTE: time first and in the engine's dtype, for the library copies bytes; in host memory,
-        # for it copies on a stream of its own, which would not wait for work on the GPU.
+        # NOTE: time first and in the engine's dtype, since the library copies bytes; in host
+        # memory, since the library's own stream would not wait for earlier work on the GPU.
         if self.capabilities.takes == "samples":
             features = job.features.to("cpu", torch.float32).contiguous()
         else:
@@ -153,7 +151,6 @@ class TensorRTLLMRuntime:
         self._send(_Window(job, features, probing, time.perf_counter(), job.prompt))
 
     def poll(self, timeout_s: float) -> list[JobEvent]:
-        """Wait for news; see `Runtime.poll`."""
         events, self._ended = self._ended, []
         if self._windows:
             for response in self._executor.await_responses(0.0 if events else timeout_s):
@@ -161,7 +158,6 @@ class TensorRTLLMRuntime:
         return events
 
     def cancel(self, job_id: int) -> None:
-        """End a job; see `Runtime.cancel`."""
         for request_id, window in self._windows.items():
             if window.job.id == job_id:
                 self._executor.cancel(request_id)
@@ -170,19 +166,18 @@ class TensorRTLLMRuntime:
                 return
 
     def gauges(self) -> Gauges:
-        """Return gauges and counters; all of the library's time counts as decoding."""
+        """Return gauges and counters; the library's whole time counts as decoding."""
         steps, step_slots, seconds = self._executor.steps()
         self._count(steps=steps, step_slots=step_slots, decode_s=seconds)
         busy = min(len(self._windows), self.capabilities.max_windows)
         return dataclasses.replace(self._gauges, queued=len(self._windows) - busy, busy_slots=busy)
 
     def _count(self, **more: float) -> None:
-        """Add to counters, by their names in `Gauges`."""
+        """Add to the named counters of `Gauges`."""
         changed = {name: getattr(self._gauges, name) + value for name, value in more.items()}
         self._gauges = dataclasses.replace(self._gauges, **changed)
 
     def close(self) -> None:
-        """Drop every job and free the GPU."""
         self._windows.clear()
         self._executor.close()
 
@@ -194,8 +189,8 @@ class TensorRTLLMRuntime:
         if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
             raise OptionError(
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {options.max_tokens} do not "
-                f"fit this engine: prompts of at most {limits.max_prompt_tokens} tokens, "
-                f"{limits.max_seq_len} tokens in all"
+                f"fit this engine; expected at most {limits.max_prompt_tokens} tokens in the "
+                f"prompt and {limits.max_seq_len} in total"
             )
 
     def _check_features(self, features: torch.Tensor) -> None:
@@ -204,23 +199,23 @@ class TensorRTLLMRuntime:
         if self.capabilities.takes == "samples":
             if len(shape) != 1 or not 1 <= shape[0] <= WINDOW_SAMPLES:
                 raise OptionError(
-                    f"samples of shape {shape}; this engine takes 1 to {WINDOW_SAMPLES} of them"
+                    f"samples have the shape {shape}; expected 1 to {WINDOW_SAMPLES} samples"
                 )
         elif shape != expected:
-            raise OptionError(f"features of shape {shape}; this engine takes {expected}")
+            raise OptionError(f"features have the shape {shape}; expected {expected}")
 
     def _check_abilities(self, job: Job) -> None:
         if job.options.timestamps and not self.capabilities.timestamps:
             raise OptionError(
-                "timestamps: this runtime cannot enforce their rules; ask without timestamps"
+                "timestamps: this runtime cannot apply the timestamp rules; ask without timestamps"
             )
         if DETECT_LANGUAGE in job.prompt and not self.capabilities.detect_language:
-            raise OptionError("language: this runtime cannot detect it; name it")
+            raise OptionError("language: this runtime cannot detect it; name the language")
         text = job.prefix or job.prompt[:1] != (self._facts.sot,)
         if text and not self.capabilities.previous_text:
-            raise OptionError("prompt: this runtime cannot begin with text; leave it out")
+            raise OptionError("prompt: this runtime does not support previous text; leave it out")
         if job.options.temperature > 0 and not self.capabilities.sampling:
-            raise OptionError("temperature: this runtime decodes greedily; expected 0")
+            raise OptionError("temperature: this runtime only decodes greedily; expected 0")
         refusal = self.capabilities.refusal_of(job)
         if refusal is not None:
             raise OptionError(refusal)
@@ -244,7 +239,7 @@ class TensorRTLLMRuntime:
         self._windows[self._executor.enqueue(request)] = window
 
     def _take(self, response: ExecutorResponse) -> list[JobEvent]:
-        """Turn one response into events; one to a cancelled job is nobody's."""
+        """Turn one response into events; ignore responses of cancelled jobs."""
         window = self._windows.get(response.id)
         if window is None:
             return []
@@ -262,7 +257,7 @@ class TensorRTLLMRuntime:
 
     def _progress(self, window: _Window, response: ExecutorResponse) -> list[JobEvent]:
         tokens = response.tokens
-        # The end token counts below; it is no text, should the library leave it in.
+        # End of text is counted below; remove it if the library includes it.
         if tokens and tokens[-1] == self._facts.eot:
             tokens = tokens[:-1]
         now = time.perf_counter()
@@ -288,7 +283,7 @@ class TensorRTLLMRuntime:
         return [JobEvent(window.job.id, tokens, response.finished, scores)]
 
     def _note_probe(self, window: _Window, response: ExecutorResponse) -> None:
-        """Keep what is told at start-of-transcript; put the language into the prompt."""
+        """Record the probe's probabilities, and write the language into the prompt."""
         window.probing = False
         assert response.logits is not None
         logits = response.logits.float()

@@ -1,10 +1,10 @@
-"""TensorRT-LLM's LLM API in a process of its own, whose environment has the library.
+"""Run TensorRT-LLM's LLM API in a separate process, in an environment that has the library.
 
-`serve.trtllm.llm_api` starts it and says what goes through the connection. That environment need
-hold nothing of this project's but the library with what the library needs: no other module of
-`serve` is imported here than the two below, which ask for as little.
+`serve.trtllm.llm_api` starts this process and documents the messages of the connection. The
+environment needs only the library and its dependencies. This module therefore imports only two
+other modules of `serve`, which import little themselves.
 
-The API is asynchronous: an event loop follows every request; a thread reads what is asked.
+The API is asynchronous: an event loop follows every request, and a thread reads the messages.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from serve.contract.errors import EarshotError
 from serve.trtllm.release import api_version
 
 LAST_S = 60
-"""After so long without the process that started it the kernel ends this one."""
+"""Seconds after which the kernel ends this process once its parent is gone."""
 
 _REASONS = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
 
@@ -34,24 +34,24 @@ Samples = npt.NDArray[np.float32]
 
 
 def run(descriptor: int) -> None:
-    """Serve the other side of a connection; this process begins here."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
-    # One process: NVIDIA's own tests of Whisper spawn nothing either.
+    """Serve the connection of a file descriptor; the entry point of this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    # Use one process, as NVIDIA's own tests of Whisper do.
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     serve(Connection(descriptor), functools.partial(signal.alarm, LAST_S))
 
 
 def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
-    """Start the library as the first message says, then answer requests until told to end.
+    """Start the library with the settings of the first message, and answer requests until the end.
 
     Args:
-        connection: to `serve.trtllm.llm_api`.
-        on_hang_up: called on another thread when the other side is gone or wants the end.
+        connection: the connection to `serve.trtllm.llm_api`.
+        on_hang_up: called on another thread when the other side closes or asks to end.
     """
     settings = json.loads(connection.recv_bytes())
     try:
         version = api_version()
-        # Imported here because it is heavy, and what it cannot do must be said in plain words.
+        # Import it only now: it is large, and the version check gives a clearer error.
         api = importlib.import_module("tensorrt_llm.llmapi")
         llm = _start(api, settings)
     except EarshotError as error:
@@ -82,15 +82,15 @@ def _start(api: Any, settings: Mapping[str, Any]) -> Any:
         model_kwargs={"torch_dtype": "float16"},  # config.json's would win over `dtype`
         max_batch_size=settings["slots"],
         max_beam_width=settings["beam_width"],
-        # The pool for the encoder's output is sized by it; the default is less than a window.
+        # It sets the size of the pool for encoder output; the default is less than a window.
         max_input_len=settings["window_tokens"],
-        # What one iteration may hold: windows to encode, and room for the decoder's tokens.
+        # The tokens of one iteration: the windows to encode, and the decoder's tokens.
         max_num_tokens=settings["window_tokens"] * (settings["encoder_batch"] + 1),
         enable_chunked_prefill=False,
         disable_overlap_scheduler=True,  # the first release with Whisper cannot overlap
         cuda_graph_config=graphs if settings["cuda_graph"] else None,
         kv_cache_config=api.KvCacheConfig(
-            enable_block_reuse=False,  # blocks are found by tokens, and all prompts are alike
+            enable_block_reuse=False,  # blocks are found by tokens, and all prompts are equal
             free_gpu_memory_fraction=settings["kv_cache_fraction"],
             cross_kv_cache_fraction=settings["cross_kv_fraction"],
         ),
@@ -99,7 +99,7 @@ def _start(api: Any, settings: Mapping[str, Any]) -> Any:
 
 
 class _Session:
-    """The library at work for the other side of a connection."""
+    """Runs the requests of a connection with the library."""
 
     def __init__(
         self,
@@ -119,17 +119,17 @@ class _Session:
         self._outputs: dict[int, Any] = {}
 
     async def serve(self, version: str) -> None:
-        """Say that the library is ready, and answer until the other side hangs up."""
+        """Report that the library is ready, and answer requests until the connection ends."""
         self._loop = asyncio.get_running_loop()
         self._tell(ready=version)
         threading.Thread(target=self._read, name="earshot-requests", daemon=True).start()
         await self._closing.wait()
         for request_id in list(self._tasks):
             self._abort(request_id)
-        self._llm.shutdown()  # NOTE: before the loop closes, for its threads post to it
+        self._llm.shutdown()  # NOTE: before the loop closes, since its threads post to the loop
 
     def _read(self) -> None:
-        """Pass on what is asked, on a thread of its own."""
+        """Read messages and pass them to the event loop; runs on its own thread."""
         try:
             while message := json.loads(self._connection.recv_bytes()):
                 if "cancel" in message:
@@ -138,9 +138,9 @@ class _Session:
                     samples = np.frombuffer(self._connection.recv_bytes(), np.float32).copy()
                     self._loop.call_soon_threadsafe(self._begin, message, samples)
         except (EOFError, OSError):
-            pass  # the other side is gone, which is no other end than being told
+            pass  # a lost connection means the same as a request to end
         self._on_hang_up()
-        with contextlib.suppress(RuntimeError):  # it has closed, where an answer found nobody
+        with contextlib.suppress(RuntimeError):  # a failed answer may have closed the loop
             self._loop.call_soon_threadsafe(self._closing.set)
 
     def _tell(self, **message: Any) -> None:
@@ -155,7 +155,7 @@ class _Session:
         task.add_done_callback(functools.partial(self._end, request["id"]))
 
     async def _follow(self, request: Mapping[str, Any], samples: Samples) -> None:
-        """Put out a request's tokens as they come, and its end."""
+        """Send a request's tokens as they arrive, and its last message."""
         output = self._llm.generate_async(
             {
                 "prompt": request["prompt"],
@@ -180,8 +180,8 @@ class _Session:
             options |= {"use_beam_search": True, "best_of": beam_size, "n": 1}
             options["length_penalty"] = self._settings["length_penalty"]
         else:
-            options["logprobs"] = 1  # the likeliest, and the one that was sampled
-        # The end of text is the library's to know, from the checkpoint.
+            options["logprobs"] = 1  # of the likeliest token and of the sampled one
+        # The library reads the end-of-text token from the checkpoint.
         return self._api.SamplingParams(max_tokens=max_tokens, detokenize=False, **options)
 
     def _abort(self, request_id: int) -> None:
@@ -191,7 +191,7 @@ class _Session:
             self._tasks[request_id].cancel()
 
     def _end(self, request_id: int, task: asyncio.Task[None]) -> None:
-        """Tell what went wrong: a refused request ends alone, all else ends the library."""
+        """Report a failed task: a rejected request alone ends, any other error ends the library."""
         del self._tasks[request_id]
         self._outputs.pop(request_id, None)
         error = None if task.cancelled() else task.exception()
@@ -204,7 +204,7 @@ class _Session:
 
 
 def last(result: Any, sent: int) -> dict[str, Any]:
-    """Make a request's last message from its `CompletionOutput`; `sent` tokens went before."""
+    """Make a request's last message from its `CompletionOutput`; skip the first `sent` tokens."""
     reason = _REASONS.get(result.finish_reason, "error")
     return {
         "tokens": list(result.token_ids[sent:]),
@@ -215,7 +215,7 @@ def last(result: Any, sent: int) -> dict[str, Any]:
 
 
 def _logprob_sum(result: Any) -> float | None:
-    """Sum over every sampled token; None where the library does not tell all of them."""
+    """Return the sum over all sampled tokens; None if the library does not report each."""
     logprobs = result.logprobs or []
     if len(logprobs) != len(result.token_ids):
         return None

@@ -46,7 +46,7 @@ def test_reads_clips_and_ignores_other_keys(tmp_path):
         ([{**GOOD, "text": None}], "text = None; expected text"),
         ([{**GOOD, "duration": "2"}], "duration = '2'; expected a number"),
         ([{**GOOD, "duration": 0}], "duration = 0; expected more than 0"),
-        ([{**GOOD, "language": None}], "needs its language"),
+        ([{**GOOD, "language": None}], "needs a language"),
     ],
 )
 def test_refuses_by_line_and_field(tmp_path, lines, said):

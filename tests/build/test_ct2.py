@@ -101,10 +101,10 @@ def message(path):
             b"decoder/pre_norm\0\0\1\1\0\0\0\0",
             "= 0; expected 1",
         ),
-        (b"decoder/alibi\0", b"decoder/other\0", "decoder/other = 0; expected none of that name"),
-        (b"encoder/conv1/bias", b"encoder/conv2/bias", "encoder/conv2/bias is there twice"),
-        (b"projection/weight\0", b"projection/weight\1", "no name stands at byte"),
-        (b"\0decoder/embeddings/weight\0", b"\0decoder/embeddings/height\0", "which is not there"),
+        (b"decoder/alibi\0", b"decoder/other\0", "decoder/other = 0; expected no such setting"),
+        (b"encoder/conv1/bias", b"encoder/conv2/bias", "encoder/conv2/bias occurs twice"),
+        (b"projection/weight\0", b"projection/weight\1", "there is no valid name at byte"),
+        (b"\0decoder/embeddings/weight\0", b"\0decoder/embeddings/height\0", "which does not exi"),
     ],
 )
 def test_what_is_not_ours_is_named(file, old, new, expected):
@@ -130,17 +130,17 @@ START = struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + struct.pack("<II", 3, 1)
     ("content", "expected"),
     [
         (b"", "cannot read"),
-        (START, "it ends after 26 bytes, where 28 are needed at least"),
-        (START + variable("a", [4] * 200, 0, 4), "a has 200 dimensions; expected 3 at most"),
-        (START + variable("a", [4], 9, 4), "a is of type 9; expected one below 6"),
+        (START, "it has 26 bytes; expected at least 28;"),
+        (START + variable("a", [4] * 200, 0, 4), "a has 200 dimensions; expected at most 3"),
+        (START + variable("a", [4], 9, 4), "a has the type 9; expected one below 6"),
         (START + variable("a", [4], 0, 4), "a of shape [4] has 4 bytes; expected 16"),
         (START + variable("a", [0], 0, 0), "a of shape [0] has 0 bytes"),
         # Products that wrap around in 32 and in 64 bits.
         (START + variable("a", [2**31, 2], 0, 0), "has 0 bytes; expected 17,179,869,184"),
         (START + variable("a", [2**31, 2**31, 4], 4, 0), "has 0 bytes; expected 36,893,488,147"),
         # Four gigabytes that are stated rightly and are not there.
-        (START + variable("a", [2**32 - 1], 1, 2**32 - 1), "where 4,294,967,"),
-        (START[:-4] + b"\xff" * 4, "it ends after 26 bytes"),
+        (START + variable("a", [2**32 - 1], 1, 2**32 - 1), "at least 4,294,967,"),
+        (START[:-4] + b"\xff" * 4, "it has 26 bytes;"),
     ],
 )
 def test_sizes_are_checked_before_anything_is_made(tmp_path, content, expected):
@@ -155,7 +155,7 @@ def test_every_end_is_missed(file):
         file.write_bytes(content[:end])
         assert "truncated" in message(file) or "cannot read" in message(file)
     file.write_bytes(content + b"\0")
-    assert "1 bytes follow its end" in message(file)
+    assert "1 bytes follow after the last alias" in message(file)
 
 
 def test_damage_is_an_error_of_ours_or_none(ct2, tmp_path):
@@ -187,7 +187,7 @@ def test_a_bias_of_keys_and_a_matrix_that_has_no_third(file):
     assert content[data - 9 : data - 5] == rows
     keys = data + 64 * 2
     file.write_bytes(content[:keys] + b"\x01" + content[keys + 1 :])
-    assert "adds to keys; Whisper's have no bias" in message(file)
+    assert "has a bias of keys; Whisper has none" in message(file)
     header = content[: data - 9] + struct.pack("<IBI", 191, 4, 382)
     file.write_bytes(header + content[data + 2 :])
     assert "has shape [191]; expected 3 equal parts" in message(file)

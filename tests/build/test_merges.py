@@ -23,7 +23,7 @@ def test_a_merge_that_is_missing_is_put_back(merges):
     pairs = [tuple(m if isinstance(m, list) else m.split()) for m in model["merges"]]
     bpe = tokenizers.models.BPE(vocab=model["vocab"], merges=pairs)
     assert tokenizers.Tokenizer(bpe).encode("abc").tokens == ["abc"]
-    assert "'a' and 'b'" in note
+    assert "'a' + 'b'" in note
 
 
 @pytest.mark.parametrize(

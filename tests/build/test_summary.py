@@ -45,5 +45,5 @@ def test_the_agreement_is_judged_beside_that_of_fp16(built, precision, ours, ver
     lines = lines_of(built, precision=precision, verification=measured, quantization={})
     at = [name for name, _ in lines].index("verified")
     assert lines[at] == ("verified", f"greedy agreement {ours:.2%}")
-    assert lines[at + 1][1].startswith(f"{verdict} of what it decodes")
+    assert lines[at + 1][1].startswith(f"{verdict} of the decoded text")
     assert ("99% in FP16" in lines[at + 1][1]) == (precision == "int8")

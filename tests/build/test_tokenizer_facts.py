@@ -67,12 +67,12 @@ def test_openai_weights_of_a_published_size_have_its_tokenizer(
     hub = FakeHub(folder, tmp_path / "cache", "openai/whisper-nano").install(monkeypatch)
     hub.failure = OSError("no route")
     message = refusal(path)
-    assert "holds weights only; name a folder with tokenizer.json" in message
-    assert "the Hugging Face hub does not give it (no route)" in message
+    assert "has only weights; name a folder with tokenizer.json" in message
+    assert "the download from the Hugging Face hub failed (no route)" in message
     hub.failure = None
     checkpoint = open_checkpoint(str(path))
     assert checkpoint.facts == open_checkpoint(str(folder)).facts
-    told = "the .pt holds no tokenizer: it has that of openai/whisper-nano@"
+    told = "the .pt has no tokenizer; using that of openai/whisper-nano@"
     assert checkpoint.notes[0].startswith(told)
     assert "model.safetensors" not in hub.downloaded
 
@@ -120,7 +120,7 @@ def test_missing_special_tokens(folder, missing):
         ({"alignment_heads": [[-1, 0]]}, "alignment_heads holds [-1, 0]"),
         ({"alignment_heads": [3]}, "alignment_heads holds 3"),
         ({"max_initial_timestamp_index": 1501}, "max_initial_timestamp_index = 1501"),
-        ({"lang_to_id": {"en": 301}}, "'en' stands where a language is expected"),
+        ({"lang_to_id": {"en": 301}}, "found the token 'en'; expected a language"),
         ({"task_to_id": [1]}, "task_to_id = [1]; expected an object"),
     ],
 )
@@ -167,7 +167,7 @@ def test_older_tokenizers_do_not_list_timestamps(folder):
 def test_other_vocabularies_do_not(folder):
     absent = ("is_multilingual", "lang_to_id")
     edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
-    assert "cannot tell whether the checkpoint is multilingual" in refusal(folder)
+    assert "cannot determine whether the checkpoint is multilingual" in refusal(folder)
 
 
 def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, weights):

@@ -1,4 +1,4 @@
-"""Self-attention and embedding of a step's tokens, as Triton-language kernels.
+"""Compute the self-attention and the embeddings of a step's tokens with Triton-language kernels.
 
 No kernel of a step writes the tensors with the rows and positions of its tokens (`StepBatch`). A
 kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may
@@ -14,20 +14,20 @@ from serve.native.kernels.linear import Sums, finish
 
 
 @triton.jit
-def _of_feed(
+def _load_qkv(
     qkv: Sums,
     which: tl.constexpr,
-    feed: int,
-    feeds: int,
+    token: int,
+    n_tokens: int,
     width: int,
     n,
     parts: tl.constexpr,
     quantized: tl.constexpr,
     dtype: tl.constexpr,
 ) -> tl.tensor:
-    """A feed's query (0), key (1) or value (2), finished, in `dtype`; n are a head's channels."""
-    at = feed * 3 * width + n + which * width
-    stride = feeds * 3 * width
+    """Load and finish a token's query (0), key (1) or value (2); n are a head's channels."""
+    at = token * 3 * width + n + which * width
+    stride = n_tokens * 3 * width
     n += which * width
     value = tl.load(qkv.numbers + at)
     if parts > 0:
@@ -38,14 +38,14 @@ def _of_feed(
     return value.to(dtype)
 
 
-@triton.jit(do_not_specialize=("feeds",))
+@triton.jit(do_not_specialize=("n_tokens",))
 def append_kernel(
     qkv: Sums,
     k_cache,
     v_cache,
     rows,
     positions,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     n_ctx: int,
     head_dim: tl.constexpr,
@@ -53,18 +53,18 @@ def append_kernel(
     quantized: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """One feed and head: put its key and value where later feeds of its row will look."""
+    """Write the key and value of one token and head to the cache."""
     head = tl.program_id(0)
-    feed = tl.program_id(1)
+    token = tl.program_id(1)
     width = heads * head_dim
     n = head * head_dim + tl.arange(0, head_dim)
-    place = (tl.load(rows + feed) * n_ctx + tl.load(positions + feed)).to(tl.int64) * width + n
+    place = (tl.load(rows + token) * n_ctx + tl.load(positions + token)).to(tl.int64) * width + n
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     dtype: tl.constexpr = k_cache.dtype.element_ty
-    key = _of_feed(qkv, 1, feed, feeds, width, n, parts, quantized, dtype)
-    value = _of_feed(qkv, 2, feed, feeds, width, n, parts, quantized, dtype)
+    key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
+    value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
     tl.store(k_cache + place, key)
     tl.store(v_cache + place, value)
 
@@ -72,8 +72,8 @@ def append_kernel(
 @triton.jit
 def _begin(
     qkv: Sums,
-    feed: int,
-    feeds: int,
+    token: int,
+    n_tokens: int,
     width: int,
     n,
     at,
@@ -83,11 +83,11 @@ def _begin(
     quantized: tl.constexpr,
     appends: tl.constexpr,
 ) -> tl.tuple:
-    """(query, peak, total, mixed) of a feed that has attended to its own key."""
+    """Let a token attend to its own key; return its state (query, peak, total, mixed)."""
     dtype: tl.constexpr = k_cache.dtype.element_ty
-    query = _of_feed(qkv, 0, feed, feeds, width, n, parts, quantized, dtype).to(tl.float32)
-    key = _of_feed(qkv, 1, feed, feeds, width, n, parts, quantized, dtype)
-    value = _of_feed(qkv, 2, feed, feeds, width, n, parts, quantized, dtype)
+    query = _load_qkv(qkv, 0, token, n_tokens, width, n, parts, quantized, dtype).to(tl.float32)
+    key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
+    value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
     if appends:
         tl.store(k_cache + at, key)
         tl.store(v_cache + at, value)
@@ -97,7 +97,7 @@ def _begin(
 
 @triton.jit
 def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constexpr) -> tl.tuple:
-    """Keys and values of a block of a row's past."""
+    """Load the keys and values of a block of a row's past."""
     k_cache, v_cache, source, own, end, n_ctx, width, n = past
     t = start + tl.arange(0, block)
     older = t < end
@@ -112,7 +112,7 @@ def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constex
 
 @triton.jit
 def _attend(begun: tl.tuple, keys, values, older) -> tl.tuple:
-    """Let a feed (see `_begin`) attend to the older keys of a block; others change no bit."""
+    """Let a token (see `_begin`) attend to the older keys of a block; others change no bit."""
     query, peak, total, acc = begun
     score = tl.where(older, tl.sum(keys * query[None, :], 1), float("-inf"))
     top = tl.maximum(peak, tl.max(score, 0))
@@ -134,9 +134,9 @@ def _attend_to_past(
     elsewhere: tl.constexpr,
     ahead: tl.constexpr,
 ) -> tl.tuple:
-    """Let feeds (see `_begin`) attend to their past.
+    """Let tokens (see `_begin`) attend to their past.
 
-    With `ahead` the first block of it is given, and each next one asked for before it is needed.
+    With `ahead` the caller passes the first block, and each next block is prefetched.
     """
     if ahead:
         keys, values = first_block
@@ -156,7 +156,7 @@ def _attend_to_past(
     return begun
 
 
-@triton.jit(do_not_specialize=("feeds",))
+@triton.jit(do_not_specialize=("n_tokens",))
 def self_attention_kernel(
     qkv: Sums,
     k_cache,
@@ -165,7 +165,7 @@ def self_attention_kernel(
     positions,
     source,
     out,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     n_ctx: int,
     head_dim: tl.constexpr,
@@ -178,12 +178,13 @@ def self_attention_kernel(
     ahead: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """`each` feeds of a row, attend to their own keys, then to its past in blocks.
+    """Let `each` tokens of a row attend to their own keys, and to the row's past in blocks.
 
-    They share what is read of the past. With `appends` they also put their keys and values into
-    their row's cache: then no others may be of the same row. With `elsewhere`, `source` says whose
-    cache holds each position of the past. With `ahead` a block of the past is asked for while
-    something else is waited for; earlier steps must have written all of it.
+    The tokens share each read of the past. With `appends` the kernel also writes their keys and
+    values to the cache; no other program may then have tokens of the same row. With `elsewhere`,
+    `source` names the row whose cache holds each position of the past. With `ahead` blocks of the
+    past are prefetched, the first before the previous kernel ends, so earlier steps must have
+    written all of it.
     """
     head = tl.program_id(0)
     first = tl.program_id(1) * each
@@ -208,11 +209,11 @@ def self_attention_kernel(
     for i in tl.static_range(each):
         target = place + places[i] * width
         new = _begin(
-            qkv, first + i, feeds, width, n, target, k_cache, v_cache, parts, quantized, appends
+            qkv, first + i, n_tokens, width, n, target, k_cache, v_cache, parts, quantized, appends
         )
         begun = begun + (new,)
     if appends and each > 1:
-        tl.debug_barrier()  # what a feed has put there, those behind it read
+        tl.debug_barrier()  # later tokens read the keys and values that earlier ones have written
     begun = _attend_to_past(begun, past, first_block, places, block, each, elsewhere, ahead)
     for i in tl.static_range(each):
         at = out + n + (first + i) * width
@@ -223,12 +224,12 @@ def self_attention_kernel(
 def embed_kernel(
     ids, rows, positions, tokens, places, out, n_ctx: int, width: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """One feed's token, embedded, plus its position's own embedding."""
-    feed = tl.program_id(0)
+    """Add the embeddings of one token and of its position."""
+    index = tl.program_id(0)
     at = tl.arange(0, block)
     inside = at < width
-    position = tl.load(positions + feed)
-    token = tl.load(ids + tl.load(rows + feed) * n_ctx + position)
+    position = tl.load(positions + index)
+    token = tl.load(ids + tl.load(rows + index) * n_ctx + position)
     value = tl.load(tokens + token * width + at, mask=inside)
     place = tl.load(places + position * width + at, mask=inside)
-    tl.store(out + feed * width + at, value + place, mask=inside)
+    tl.store(out + index * width + at, value + place, mask=inside)

@@ -21,17 +21,17 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 Tensor = torch.Tensor
 Flow = TypeVar("Flow")
-"""A linear layer's output as one decoder operation hands it to the next; plain torch: a tensor."""
+"""The output of a linear layer between decoder operations; in plain torch a tensor."""
 Activation = TypeVar("Activation")
-"""What the encoder's linear layers read; plain torch: a tensor."""
+"""The input of the encoder's linear layers; in plain torch a tensor."""
 
 
 class DecoderOps(Protocol[Flow]):
-    """One implementation of the decoder's operations; see `reference_ops` for each."""
+    """The decoder's operations; `reference_ops` documents each."""
 
     def store(self, matrix: Matrix) -> Matrix: ...
 
-    def embed(self, feed: StepBatch, tokens: Tensor, places: Tensor) -> Tensor: ...
+    def embed(self, batch: StepBatch, tokens: Tensor, places: Tensor) -> Tensor: ...
 
     def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow: ...
 
@@ -46,7 +46,7 @@ class DecoderOps(Protocol[Flow]):
     ) -> Tensor: ...
 
     def self_attention(
-        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, feed: StepBatch
+        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, batch: StepBatch
     ) -> Tensor: ...
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> Tensor: ...
@@ -57,7 +57,7 @@ class DecoderOps(Protocol[Flow]):
 
 
 class EncoderOps(Protocol[Activation]):
-    """One implementation of the encoder's operations; see `reference_ops` for each."""
+    """The encoder's operations; `reference_ops` documents each."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix: ...
 
@@ -82,30 +82,30 @@ class EncoderOps(Protocol[Activation]):
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """The operations that one network computes with."""
+    """The implementation of the operations for one network."""
 
     name: KernelsName
-    reason: str  # why these
+    reason: str  # why this implementation was chosen
     dtype: torch.dtype  # of weights and caches
     reads_int8: bool  # whether the decoder's matrices may stay int8
-    int8_vocabulary: bool  # whether the projection to the vocabulary may
+    int8_vocabulary: bool  # whether the vocabulary projection may stay int8
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
-    fp8: bool = False  # whether the encoder's products are
+    fp8: bool = False  # whether the encoder computes products in FP8
     # See `reference_ops.token_probability`.
     token_probability: Callable[[Tensor, Tensor, int], Tensor] = reference_ops.token_probability
-    # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
-    # `serve.speech.words.monotonic_path` is the definition.
+    # (matrix, first, count, frames) -> begins; see `warp`. None: the host computes it with
+    # `serve.speech.words.monotonic_path`, the reference implementation.
     warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-    # (scores, tokens, frames, least) -> matrix; see `smooth`. None: plain torch does it.
+    # (scores, tokens, frames, min_divisor) -> matrix; see `smooth`. None: plain torch computes it.
     smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
-_PLAIN = ("cpu", "float32")  # what plain torch computes in there
+_PLAIN = ("cpu", "float32")  # the device and dtype that plain torch kernels support besides CUDA
 
 
 def torch_only(reason: str, dtype: torch.dtype = torch.float32) -> Ops:
-    """Plain torch for every operation."""
+    """Return the reference implementation of every operation."""
     decoder: DecoderOps[Tensor] = reference_ops
     encoder: EncoderOps[Tensor] = reference_ops
     return Ops("torch", reason, dtype, False, False, decoder, encoder)
@@ -120,20 +120,21 @@ def choose(
     compute_type: ComputeType = "auto",
     proof: Fp8Proof | None = None,
 ) -> Ops:
-    """The operations for one engine on one device.
+    """Choose the operations for one engine on one device.
 
     Args:
-        kernels: "auto" takes Triton-language kernels on a CUDA device and oneDNN's on a CPU; a name
-            is an order.
-        device: where the engine runs.
-        dims: its sizes.
-        rows: the most feeds of a decoder step; prompts may have more.
-        encoder_precision: of the encoder's products; "fp8" is an order.
-        compute_type: of a CPU's products; a name is an order.
-        proof: what the engine's manifest says of FP8.
+        kernels: "auto" prefers Triton-language kernels on a CUDA device and oneDNN on a CPU. A
+            named implementation is used or an error is raised.
+        device: the device that runs the engine.
+        dims: the engine's sizes.
+        rows: the maximum number of tokens of a decoder step; prefill may have more.
+        encoder_precision: the precision of the encoder's products; "fp8" is used or an error is
+            raised.
+        compute_type: the dtype of a CPU's products; a named dtype is used or an error is raised.
+        proof: the FP8 accuracy check from the engine's manifest.
 
     Raises:
-        UnavailableError: what was asked for cannot run here.
+        UnavailableError: this machine cannot run a requested implementation.
     """
     name = _name(kernels, device)
     if encoder_precision == "fp8" and not runs_fp8(kernels, device):
@@ -161,7 +162,7 @@ def choose(
 def compute_dtype(
     kernels: Kernels, device: torch.device, compute_type: ComputeType = "auto"
 ) -> torch.dtype:
-    """Return what products are computed in.
+    """Return the dtype of weights and products.
 
     Raises:
         UnavailableError: see `choose`.
@@ -171,8 +172,8 @@ def compute_dtype(
     fast = _name(kernels, device) == "onednn" and has_bfloat16()
     if compute_type == "bfloat16" and not fast:
         raise UnavailableError(
-            'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16, '
-            'which this one has not; set it to "auto"'
+            'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16; '
+            'this one has neither; set it to "auto"'
         )
     return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
 
@@ -181,7 +182,7 @@ def _name(kernels: Kernels, device: torch.device) -> KernelsName:
     """Return which kernels run on a device.
 
     Raises:
-        UnavailableError: those that were asked for cannot.
+        UnavailableError: the requested kernels cannot run there.
     """
     own: KernelsName = "triton" if device.type == "cuda" else "onednn"
     if kernels == "torch":
@@ -198,26 +199,26 @@ def _name(kernels: Kernels, device: torch.device) -> KernelsName:
 
 
 def _why_not(device: torch.device) -> str | None:
-    """Say why a device's own kernels cannot run, if they cannot."""
+    """Return why the kernels for this kind of device cannot run, or None if they can."""
     if device.type != "cuda":
-        if platform.machine() != "x86_64":  # where it has kernels that none of this was tried with
+        if platform.machine() != "x86_64":  # oneDNN has other kernels there, which are untested
             return f"the processor is {platform.machine()}, not x86_64"
         return None if torch.backends.mkldnn.is_available() else "this torch has no oneDNN"  # type: ignore[no-untyped-call]
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
-        return f"compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
+        return f"compute capability {capability[0]}.{capability[1]}; the kernels need 8.0"
     return None
 
 
 def has_bfloat16() -> bool:
-    """Tell whether this processor multiplies bfloat16."""
+    """Return whether this processor has instructions that multiply bfloat16."""
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16")))
 
 
 def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
-    from serve.native.kernels.onednn import (  # noqa: PLC0415 - only where it is chosen
+    from serve.native.kernels.onednn import (  # noqa: PLC0415 - loads only if chosen
         OneDnnOps,
         has_int8,
     )
@@ -228,7 +229,7 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
 
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
-    """Tell whether the encoder can compute in FP8 on a device with these kernels."""
+    """Return whether the encoder can compute in FP8 on a device with these kernels."""
     return _name(kernels, device) == "triton" and _has_bulk_copies(device)
 
 
@@ -239,14 +240,17 @@ def takes_fp8(
     if precision != "auto":
         return precision == "fp8", f'encoder_precision = "{precision}"'
     if not _has_bulk_copies(device):
-        return False, "an encoder in full: this GPU has no FP8"
+        return False, "encoder in full precision: this GPU has no FP8"
     if proof is None:
         return (
             False,
-            "an encoder in full: FP8 is not proved; `python -m build verify` does it",
+            "encoder in full precision: FP8 is not verified; run `python -m build verify`",
         )
-    share = f"{proof.agreement:.1%} of the text as in full, INT8 {proof.int8_agreement:.1%}"
-    return proof.holds, f"an encoder in {'FP8' if proof.holds else 'full'}: FP8 leaves {share}"
+    precision_used = "FP8" if proof.holds else "full precision"
+    return proof.holds, (
+        f"encoder in {precision_used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
+        f"INT8 {proof.int8_agreement:.1%}"
+    )
 
 
 def _has_bulk_copies(device: torch.device) -> bool:
@@ -256,7 +260,7 @@ def _has_bulk_copies(device: torch.device) -> bool:
 def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
     if not _has_bulk_copies(device):
         return reference_ops
-    from serve.native.kernels.encoder import (  # noqa: PLC0415 - only where triton is
+    from serve.native.kernels.encoder import (  # noqa: PLC0415 - needs triton
         Fp8Encoder,
         TritonEncoder,
     )
@@ -269,13 +273,13 @@ def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
 
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
-    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - only where triton is
-    from serve.native.kernels.partial_sums import PartialSums  # noqa: PLC0415 - only where triton is
-    from serve.native.kernels.probability import (  # noqa: PLC0415 - only where triton is
+    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - needs triton
+    from serve.native.kernels.partial_sums import PartialSums  # noqa: PLC0415 - needs triton
+    from serve.native.kernels.probability import (  # noqa: PLC0415 - needs triton
         token_probability,
     )
-    from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - only where triton is
-    from serve.native.kernels.warp import warp  # noqa: PLC0415 - only where triton is
+    from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - needs triton
+    from serve.native.kernels.warp import warp  # noqa: PLC0415 - needs triton
 
     decoder: DecoderOps[Tensor | PartialSums]
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)

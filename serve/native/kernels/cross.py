@@ -1,13 +1,13 @@
-"""Cross-attention as Gluon kernels: the matrix unit for one feed of a slot as for many.
+"""Compute cross-attention with Gluon kernels: one tensor-core path for one or many tokens a slot.
 
-The keys of a slot and head are cut into splits of 256 (of FP16 keys 128), a split into four runs.
-A run's part of softmax is computed by itself, runs are added up in order within their split, and
-splits in order at the end, by whoever arrives last (Flash-Decoding with one split count). Two
-kernels do that, and give the same bits. Where there is much to read, `cross_stream_kernel` has
-programs of one warp that go from split to split, the next keys always on their way; where there is
-little, or feeds are many, `cross_kernel` has a warp for each run. A feed takes one of sixteen rows
-of the matrix unit, which do not know of each other: so what it gets depends on its own numbers
-alone, in whatever company.
+The keys of a slot and head are cut into splits of 256 keys (FP16: 128), and a split into four runs.
+Each run computes its part of the softmax. A split adds its runs in order. The program that
+finishes last adds the splits in order (Flash-Decoding with a fixed number of splits).
+
+Two kernels compute this, with the same bits. If there is much to read, `cross_stream_kernel` runs
+programs of one warp that iterate over splits and prefetch the next keys. If there is little, or
+many tokens share a slot, `cross_kernel` has one warp per run. A token is one of sixteen rows of
+the matrix instruction. Rows are independent, so a result does not depend on the other tokens.
 
 No kernel of a step writes the groups of tokens by slot (`SlotGroups`) or the slots' keys and
 values. They are read before the previous kernel has ended (`pdl`, see `linear`). Every program
@@ -48,14 +48,14 @@ from serve.native.kernels.splits import (
 )
 
 
-@gluon.jit(do_not_specialize=("feeds", "begin", "end"))
+@gluon.jit(do_not_specialize=("n_tokens", "begin", "end"))
 def cross_kernel(
     q: Sums,
     cache: CrossCache,
     groups: SplitGroups,
     out,
     workspace: Workspace,
-    feeds: int,
+    n_tokens: int,
     begin: int,
     end: int,
     heads: int,
@@ -63,7 +63,10 @@ def cross_kernel(
     form: gl.constexpr,
     rows: gl.constexpr,
 ) -> None:
-    """One split of one group and head, a warp for each run; the last axis takes turns."""
+    """Compute one split of one group and head with a warp per run.
+
+    Programs along the last grid axis share the group's tiles of 16 tokens.
+    """
     mma: gl.constexpr = mma_layout(RUNS)
     run: gl.constexpr = form.run
     splits: gl.constexpr = form.splits
@@ -80,11 +83,11 @@ def cross_kernel(
     at = row.to(gl.int64) * n_keys + split * (run * RUNS)
     keys = load_run(cache.k, at, wanted, keys_layout(RUNS, run, form.int8), "")
     values = load_run(cache.v, at, wanted, values_layout(RUNS, run, form.int8), "")
-    if form.pdl:  # the step's first kernel does not overlap: it waited for who wrote the caches
+    if form.pdl:  # the caches are complete: the step's first kernel waited for their writer
         gdc_launch_dependents()
         gdc_wait()
     for start in range(mine, high, gl.num_programs(2) * 16):
-        query = queries_of(q, cache.k_scale, start, high, feeds, heads, head, row, mma, form)
+        query = queries_of(q, cache.k_scale, start, high, n_tokens, heads, head, row, mma, form)
         no_scores = gl.zeros([RUNS, 16, run], gl.float32, mma)
         score = mma_v2(query, keys_operand(keys, mma), no_scores)
         weights, peaks = weights_of(top_rows(score, rows), there, form.int8)
@@ -92,14 +95,14 @@ def cross_kernel(
         peak, total, acc = _sum_of_runs(peaks, totals, accs, layout)
         if form.int8:
             acc = acc * SUBNORMAL - total[:, None] * RAISED
-        feed = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
-        line = ((feed - begin) * heads + head) * splits + split
+        token = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
+        line = ((token - begin) * heads + head) * splits + split
         d = gl.arange(0, 64, gl.SliceLayout(0, layout))
-        real = feed < high
+        real = token < high
         gl.store(workspace.partial + line[:, None] * 64 + d[None, :], acc, mask=real[:, None])
         gl.store(workspace.stats + line * 2, peak, mask=real)
         gl.store(workspace.stats + line * 2 + 1, total, mask=real)
-        barrier()  # every thread's part is stored before the count says so
+        barrier()  # all threads store their part before the program counts as finished
         counter = workspace.arrived + (start - begin) * heads + head
         if gl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
             last, v_scale = gl.minimum(start + 16, high), cache.v_scale + row * 64
@@ -113,7 +116,7 @@ def cross_kernel(
 def _sum_of_runs(
     peaks, totals, accs, layout: gl.constexpr
 ) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
-    """(rows,), (rows,) and (rows, 64): what all warps' runs give, by way of shared memory."""
+    """Add the warps' runs in shared memory; return (rows,), (rows,) and (rows, 64)."""
     rows: gl.constexpr = peaks.shape[1]
     lines: gl.constexpr = RUNS * rows
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -146,10 +149,10 @@ def _next_split(
     n_keys: int,
     form: gl.constexpr,
 ) -> tuple[int, int, int, int, int, int]:
-    """The program's next split that has feeds, from `item` on.
+    """Find the program's next split with tokens, from `item` on.
 
-    (item, low, high, the slot's and head's row, the first key's row, how many keys there are), with
-    neither feeds nor keys if there is none.
+    Returns (item, low, high, row of the slot and head, row of the first key, number of keys). If
+    no split is left, there are no tokens and no keys.
     """
     splits: gl.constexpr = form.splits
     keys: gl.constexpr = form.run * RUNS
@@ -180,9 +183,9 @@ def _attend(
     mma: gl.constexpr,
     form: gl.constexpr,
 ) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """(peak, total, acc) of a split of `there` keys, and the next split's first keys and values.
+    """Return (peak, total, acc) of a split of `there` keys, and the next split's first run.
 
-    What the next run needs is asked for as soon as its registers are free.
+    The keys and values of the next run are loaded as soon as their registers are free.
     """
     layout: gl.constexpr = rows_layout(1, 8, 64)
     line: gl.constexpr = gl.SliceLayout(2, layout)
@@ -222,28 +225,28 @@ def _store_part(
     item: int,
     splits: gl.constexpr,
 ) -> None:
-    """Store a split's part, (1, rows) and (1, rows, 64), in the workspace."""
+    """Store a split's sums, (1, rows) and (1, rows, 64), in the workspace."""
     layout: gl.constexpr = acc.type.layout
     rows: gl.constexpr = acc.shape[1]
     first = item // splits % heads * splits + item % splits
-    feed = low + along(rows, 1, layout)
-    place = (feed - begin) * heads * splits + first
-    gl.store(workspace.partial + place * 64 + along(64, 2, layout), acc, mask=feed < high)
-    feed = low + gl.expand_dims(gl.arange(0, rows, gl.SliceLayout(0, peak.type.layout)), 0)
-    place = (feed - begin) * heads * splits + first
-    gl.store(workspace.stats + place * 2, peak, mask=feed < high)
-    gl.store(workspace.stats + place * 2 + 1, total, mask=feed < high)
-    barrier()  # every thread's part is stored before the count says so
+    token = low + along(rows, 1, layout)
+    place = (token - begin) * heads * splits + first
+    gl.store(workspace.partial + place * 64 + along(64, 2, layout), acc, mask=token < high)
+    token = low + gl.expand_dims(gl.arange(0, rows, gl.SliceLayout(0, peak.type.layout)), 0)
+    place = (token - begin) * heads * splits + first
+    gl.store(workspace.stats + place * 2, peak, mask=token < high)
+    gl.store(workspace.stats + place * 2 + 1, total, mask=token < high)
+    barrier()  # all threads store their part before the program counts as finished
 
 
-@gluon.jit(do_not_specialize=("feeds", "begin", "end", "items"))
+@gluon.jit(do_not_specialize=("n_tokens", "begin", "end", "items"))
 def cross_stream_kernel(
     q: Sums,
     cache: CrossCache,
     groups: SplitGroups,
     out,
     workspace: Workspace,
-    feeds: int,
+    n_tokens: int,
     begin: int,
     end: int,
     heads: int,
@@ -251,7 +254,7 @@ def cross_stream_kernel(
     items: int,
     form: gl.constexpr,
 ) -> None:
-    """Splits of any groups and heads, `items` in all, by programs of a warp; up to 8 feeds each."""
+    """Compute `items` splits of all groups and heads, one warp a program; up to 8 tokens each."""
     mma: gl.constexpr = mma_layout(1)
     narrow: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 1], [1, 0])
     item, low, high, row, at, there = _next_split(
@@ -259,11 +262,11 @@ def cross_stream_kernel(
     )
     keys = load_run(cache.k, at, there, keys_layout(1, form.run, form.int8), "evict_first")
     values = load_run(cache.v, at, there, values_layout(1, form.run, form.int8), "evict_first")
-    if form.pdl:  # the step's first kernel does not overlap: it waited for who wrote the caches
+    if form.pdl:  # the caches are complete: the step's first kernel waited for their writer
         gdc_launch_dependents()
         gdc_wait()
     head = item // form.splits % heads
-    query = queries_of(q, cache.k_scale, low, high, feeds, heads, head, row, mma, form)
+    query = queries_of(q, cache.k_scale, low, high, n_tokens, heads, head, row, mma, form)
     while item < items:
         n_item, n_low, n_high, n_row, n_at, n_there = _next_split(
             groups, item + gl.num_programs(0), items, begin, end, heads, n_keys, form
@@ -276,7 +279,9 @@ def cross_stream_kernel(
         counter = workspace.arrived + (low - begin) * heads + head
         arrival = gl.atomic_add(counter, 1, sem="acq_rel")
         n_head = n_item // form.splits % heads
-        query = queries_of(q, cache.k_scale, n_low, n_high, feeds, heads, n_head, n_row, mma, form)
+        query = queries_of(
+            q, cache.k_scale, n_low, n_high, n_tokens, heads, n_head, n_row, mma, form
+        )
         if arrival == form.splits - 1:
             v_scale = cache.v_scale + row * 64
             sum_of_splits(workspace, out, v_scale, begin, low, high, heads, head, 1, form, narrow)

@@ -1,4 +1,4 @@
-"""The decoder's operations as launches of Triton-language kernels.
+"""Run the decoder's operations as Triton-language kernels.
 
 `reference_ops` is the reference implementation. Every result depends, bit for bit, on its own row
 only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds
@@ -37,29 +37,29 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.store import quantize_kernel
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
-_FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
-_CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
-_TILE = 16  # feeds of a slot that the matrix unit takes at a time
-_HALF_TILE = 8  # so many take half of the work, and programs that go from split to split
-_STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thread
-_ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
-_ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
-_SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
-_SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past where there are
-_SELF_PROGRAMS = 16  # of one feed each to a multiprocessor; fewer are quicker side by side
-_AHEAD = 16  # feeds for which it asks for its past early: for more there are other programs to run
+_MAX_PARTIAL_LOGIT_ROWS = 8  # rows with which the vocabulary projection ends as partial sums
+_CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys per run of cross-attention
+_TILE = 16  # tokens of a slot per matrix instruction
+_HALF_TILE = 8  # maximum tokens of a slot for half of the work and for `cross_stream_kernel`
+_STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # warps per multiprocessor, registers per thread
+_MIN_WORKSPACE_TOKENS = 1152  # in cross-attention's workspace; a larger step runs in chunks
+_MIN_PROGRAMS = 1024  # programs; with fewer, several programs share the tiles of a large group
+_SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per iteration, and warps, of self-attention
+_SELF_TOKENS = (1, 2, 3, 4)  # tokens of a row that one program may compute
+_SELF_PROGRAMS = 16  # programs per multiprocessor at which tokens share programs
+_AHEAD = 16  # maximum tokens with which programs prefetch; more programs hide the latency anyway
 _FINISH_BLOCK = 512  # outputs per program
-_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels of a program, positions of a load
+_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels per program, positions per load
 
 
 class TritonOps:
-    """The kernels, with the workspace that they share; launches must be on one stream.
+    """The kernels and the workspace that they share; all launches must be on one stream.
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
-        rows: the most feeds of a decoder step; prompts may have more.
-        heads: decoder heads.
-        n_keys: the encoder's positions.
+        rows: the maximum number of tokens of a decoder step; prefill may have more.
+        heads: the number of decoder heads.
+        n_keys: the number of encoder positions.
     """
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
@@ -68,22 +68,22 @@ class TritonOps:
         self.processors, self._packs = 1, False
         if self._on_gpu:
             self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-            # Where its sums are the bits of larger products': on others nobody has looked.
+            # On Hopper `thin_kernel` has the bits of the larger products. Other GPUs are untested.
             self._packs = torch.cuda.get_device_capability(device)[0] == 9
-        self._most = rows
-        self._room = max(rows, _ROOM)
+        self._max_step_tokens = rows
+        self._workspace_tokens = max(rows, _MIN_WORKSPACE_TOKENS)
         splits = triton.cdiv(n_keys, RUNS.value * min(_CROSS_RUN.values()))
-        cross = self._room * heads * splits
+        cross = self._workspace_tokens * heads * splits
         self._workspace = Workspace(
             partial=torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device),
             stats=torch.empty(cross * 2, dtype=torch.float32, device=device),
-            arrived=torch.zeros(self._room * heads, dtype=torch.int32, device=device),
+            arrived=torch.zeros(self._workspace_tokens * heads, dtype=torch.int32, device=device),
         )
 
     def _norm(
         self, x: torch.Tensor, delta: PartialSums | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, layer norm of that); without delta, (x, layer norm)."""
+        """Return (x + delta, its layer norm); without delta, (x, its layer norm)."""
         added, parts, quantized = unfinished(x if delta is None else delta)
         assert x.is_contiguous()
         width = x.shape[-1]
@@ -100,15 +100,15 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `reference_ops.store`; from Hopper on, INT8 weights are kept in more ways than one.
+        """Add copies of the weights that some products read faster, on Hopper and later GPUs.
 
-        Products of many rows read them as float16: they are bound by arithmetic, and int8 has to be
-        made float16 by every program anew. On Hopper, products of the fewest rows read them as the
-        matrix unit needs them (see `skinny_gemm`). The bits are the same.
+        Products of many rows read float16: arithmetic is their limit, and every program would
+        convert int8 again. On Hopper, products of up to eight rows read packed INT8 weights (see
+        `skinny_gemm`). The results have the same bits.
         """
         if not self._overlap.possible:
             return matrix
-        if gains_from_wide(self._most, len(matrix.weight)):
+        if gains_from_wide(self._max_step_tokens, len(matrix.weight)):
             matrix = dataclasses.replace(matrix, wide=matrix.weight.half())
         if self._packs and matrix.weight.dtype == torch.int8:
             thin = pack(matrix.weight, part_of(matrix.weight.shape[1]))
@@ -124,7 +124,7 @@ class TritonOps:
         gelu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor | None:
-        """(Norm of) x times a matrix, finished; None if x has more rows than one kernel takes."""
+        """Multiply x, or its layer norm, with `thin_kernel`; return None if x has too many rows."""
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
         assert not isinstance(residual, PartialSums)
@@ -136,13 +136,13 @@ class TritonOps:
         return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
-        """See `reference_ops.norm_linear`; x is (rows, in)."""
+        """Compute `reference_ops.norm_linear`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params)) is not None:
             return thin
         return self._linear(self._normed(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
-        """See `reference_ops.norm_linear_gelu`; x is (rows, in)."""
+        """Compute `reference_ops.norm_linear_gelu`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, params, gelu=True)) is not None:
             return thin
         normed = self._normed(x, params)
@@ -153,18 +153,18 @@ class TritonOps:
         )
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
-        """See `reference_ops.linear_residual`; x is (rows, in)."""
+        """Compute `reference_ops.linear_residual`; x is (rows, in)."""
         if (thin := self._thin(x, matrix, residual=residual)) is not None:
             return thin
         if isinstance(residual, PartialSums):
-            assert residual.value is not None, "a residual is normalised before it is used again"
+            assert residual.value is not None, "a layer norm must precede the use as a residual"
             residual = residual.value
         return self._linear(x, matrix, residual)
 
     def logits(
         self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `reference_ops.logits`; x is (rows, in)."""
+        """Compute `reference_ops.logits`; x is (rows, in)."""
         if isinstance(x, torch.Tensor) and wanted is not None:
             x, wanted = x.index_select(0, wanted), None
         if (thin := self._thin(x, matrix, params, dtype=torch.float32)) is not None:
@@ -172,7 +172,7 @@ class TritonOps:
         normed = self._normed(x, params)
         if wanted is not None:
             normed = normed.index_select(0, wanted)
-        if len(normed) > _FEWEST_ROWS:
+        if len(normed) > _MAX_PARTIAL_LOGIT_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
         parts = self._parts(normed, matrix)
         return self._finish(PartialSums(parts, matrix, torch.float32), gelu=False)
@@ -208,7 +208,7 @@ class TritonOps:
         return PartialSums(self._parts(x, matrix), matrix, x.dtype, residual)
 
     def _parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """The unfinished sums of a linear layer: float32 (parts, rows, out)."""
+        """Compute the partial sums of a linear layer: float32 (parts, rows, out)."""
         rows, depth = x.shape
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
@@ -260,9 +260,9 @@ class TritonOps:
                 **options,
             )
             return out
-        # Of a long prompt's rows only as many count as a step has at most: no tile but those of
-        # steps is to be compiled in service.
-        tile = wide_tile_of(min(rows, self._most), n_out, depth)
+        # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
+        # service.
+        tile = wide_tile_of(min(rows, self._max_step_tokens), n_out, depth)
         launch(wide_rows_kernel, *tile.grid(rows, n_out))(
             TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
             TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
@@ -277,31 +277,31 @@ class TritonOps:
         return out
 
     def self_attention(
-        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: StepBatch
+        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: StepBatch
     ) -> torch.Tensor:
-        """See `reference_ops.self_attention`; of each row's past only what it has is read."""
+        """Compute `reference_ops.self_attention`; read only existing positions of each row."""
         _, n_ctx, heads, head_dim = k_cache.shape
-        if feed.groups.whole and isinstance(qkv, torch.Tensor):
-            return attend_to_texts(qkv, heads, feed.groups)
+        if batch.groups.whole and isinstance(qkv, torch.Tensor):
+            return attend_to_texts(qkv, heads, batch.groups)
         numbers, parts, quantized = unfinished(qkv)
-        feeds, source = len(feed.rows), feed.source
+        n_tokens, source = len(batch.rows), batch.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         assert source is None or source.is_contiguous()
-        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
-        out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
-        pdl = self._overlap.gains(feeds)
-        fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
-        enough = feeds * heads >= _SELF_PROGRAMS * self.processors
-        together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
-        apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
-        sizes = (feeds, heads, n_ctx, head_dim)
+        assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
+        out = torch.empty((n_tokens, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
+        pdl = self._overlap.gains(n_tokens)
+        fed = (numbers, k_cache, v_cache, batch.rows, batch.positions)
+        many_programs = n_tokens * heads >= _SELF_PROGRAMS * self.processors
+        together = max(i for i in _SELF_TOKENS if i == 1 or (many_programs and batch.each % i == 0))
+        apart = batch.several and together < max(batch.each, 2)  # several programs compute a row
+        sizes = (n_tokens, heads, n_ctx, head_dim)
         if apart:
-            launch(append_kernel, heads, feeds)(
+            launch(append_kernel, heads, n_tokens)(
                 *fed, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
             )
-        launch(self_attention_kernel, heads, feeds // together)(
+        launch(self_attention_kernel, heads, n_tokens // together)(
             *fed,
-            given(source, feed.rows),
+            given(source, batch.rows),
             out,
             *sizes,
             block=_SELF_BLOCK,
@@ -310,7 +310,7 @@ class TritonOps:
             quantized=quantized,
             elsewhere=source is not None,
             appends=not apart,
-            ahead=not feed.several and feeds <= _AHEAD,
+            ahead=not batch.several and n_tokens <= _AHEAD,
             pdl=pdl,
             num_warps=_SELF_WARPS,
             launch_pdl=pdl,
@@ -318,26 +318,27 @@ class TritonOps:
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-        """See `reference_ops.cross_attention`; what a feed gets depends on nothing but its slot.
+        """Compute `reference_ops.cross_attention`; a token's result depends on its slot alone.
 
-        Triton's interpreter knows no Gluon: under it this is plain torch.
+        Triton's interpreter does not support Gluon, so it gets plain torch.
         """
         if groups.whole and isinstance(q, torch.Tensor):
             return attend_to_audio(q, cross, groups)
         if not self._on_gpu:
             return reference_ops.cross_attention(self.finish(q), cross, groups)
-        feeds = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
+        n_tokens = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
         width = cross.k.shape[1] * cross.k.shape[3]
-        out = torch.empty((feeds, width), dtype=q.dtype, device=cross.k.device)
-        assert not groups.direct or (groups.most == 1 and feeds <= self._room)
-        for begin in range(0, feeds, self._room):
-            self._attend_across(q, cross, groups, out, begin, min(begin + self._room, feeds))
+        out = torch.empty((n_tokens, width), dtype=q.dtype, device=cross.k.device)
+        assert not groups.direct or (groups.most == 1 and n_tokens <= self._workspace_tokens)
+        for begin in range(0, n_tokens, self._workspace_tokens):
+            end = min(begin + self._workspace_tokens, n_tokens)
+            self._attend_across(q, cross, groups, out, begin, end)
         return out
 
     def _attend_across(
         self, q: Flow, cross: CrossKV, groups: SlotGroups, out: torch.Tensor, begin: int, end: int
     ) -> None:
-        """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
+        """Compute cross-attention of tokens [begin, end), which must fit into the workspace."""
         _, heads, n_keys, _ = cross.k.shape
         numbers, parts, quantized = unfinished(q)
         int8 = cross.k_scale is not None
@@ -355,12 +356,12 @@ class TritonOps:
         pairs = len(groups.slots) * heads
         items, resident = form.splits * pairs, _STREAM_WARPS * self.processors
         if groups.most <= _HALF_TILE and 2 * items > resident:
-            programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
+            programs = triton.cdiv(items, triton.cdiv(items, resident))  # equal numbers of splits
             options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}
             launch(cross_stream_kernel, programs)(*arguments, *sizes, items, form, **options)
             return
         tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
-        sharing = min(tiles, triton.cdiv(_ENOUGH, items))
+        sharing = min(tiles, triton.cdiv(_MIN_PROGRAMS, items))
         height = _HALF_TILE if groups.most <= _HALF_TILE else _TILE
         launch(cross_kernel, form.splits, pairs, sharing)(
             *arguments, *sizes, form, height, num_warps=RUNS.value, launch_pdl=pdl
@@ -384,13 +385,13 @@ class TritonOps:
             x, slots, cache, scale, *sizes, num_warps=8
         )
 
-    def embed(self, feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        assert feed.ids.is_contiguous()
-        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
-        feeds, width = len(feed.rows), tokens.shape[1]
-        out = torch.empty((feeds, width), dtype=tokens.dtype, device=tokens.device)
-        sizes = (feed.ids.shape[1], width, triton.next_power_of_2(width))
-        launch(embed_kernel, feeds)(
-            feed.ids, feed.rows, feed.positions, tokens, places, out, *sizes
+    def embed(self, batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        assert batch.ids.is_contiguous()
+        assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
+        n_tokens, width = len(batch.rows), tokens.shape[1]
+        out = torch.empty((n_tokens, width), dtype=tokens.dtype, device=tokens.device)
+        sizes = (batch.ids.shape[1], width, triton.next_power_of_2(width))
+        launch(embed_kernel, n_tokens)(
+            batch.ids, batch.rows, batch.positions, tokens, places, out, *sizes
         )
         return out

@@ -1,10 +1,10 @@
-"""The encoder's operations for NVIDIA GPUs from Hopper on: library products, and kernels between.
+"""Run the encoder on NVIDIA GPUs from Hopper on, with library products and Triton kernels.
 
-A residual connection is the product's own accumulation into the stream. GELU is the epilogue of a
-product that fetches its tiles with the bulk copy engine; convolutions are that product too, over
-overlapping rows. With FP8 (e4m3), every product's input has a scale per row, found by the kernel
-that writes it, but for what GELU gives, whose scale follows from the weights; and every weight has
-one per output.
+A library product accumulates into the residual stream. GELU is the epilogue of a Triton product
+that fetches its tiles with bulk copies. Convolutions use this product too, over overlapping rows.
+
+With FP8 (e4m3), weights have a scale per output and inputs a scale per row. The kernel that writes
+a row finds its scale. GELU's outputs are the exception: their scale follows from the weights.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -28,31 +28,31 @@ from serve.native.kernels.stream import (
     stream_norm,
 )
 
-_LEAST_STEP = 1e-5  # half of its inverse is a float16
+_MIN_STEP = 1e-5  # half of its inverse still fits into a float16
 
 
 @dataclasses.dataclass(frozen=True)
 class _GeluTile:
-    """A tile of the product that ends in GELU; the best of those timed on an H200."""
+    """A tile of the product that ends in GELU; the fastest that was timed on an H200."""
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
-    programs: int  # at a time, of a multiprocessor
+    programs: int  # resident programs per multiprocessor
 
 
 _FP16 = _GeluTile(128, 256, 64, 8, 3, 1)
-_FP8 = _GeluTile(128, 128, 128, 4, 3, 2)  # while one ends its tile, the other multiplies
-_GROUP = 8  # tiles of rows whose weights stay in the L2 cache
+_FP8 = _GeluTile(128, 128, 128, 4, 3, 2)  # one program multiplies while the other stores its tile
+_GROUP = 8  # adjacent tiles of rows that share weights in the L2 cache
 
 
 @triton.jit
 def _rough_gelu(x, half) -> tl.tensor:
-    """float16 2 * half * GELU(x) by GELU's tanh form, two numbers an instruction.
+    """Compute float16 2 * half * GELU(x) in the tanh form, two numbers per instruction.
 
-    That form differs from the exact one by at most 5e-4, and FP8 keeps four bits.
+    The tanh form differs from the exact one by at most 5e-4; FP8 keeps four bits.
     """
     return tl.inline_asm_elementwise(
         """
@@ -127,10 +127,11 @@ def linear_gelu_kernel(
     group: tl.constexpr,
     fp8: tl.constexpr,
 ) -> None:
-    """out[m + shift] = GELU(x[m] @ weight.T + bias); the last `gap` of each `period` rows are 0.
+    """Store GELU(x[m] @ weight.T + bias) in out[m + shift].
 
-    Persistent programs; tiles in groups of rows, whose weights stay in the L2 cache. Of FP8, what
-    is stored is divided by `step`, which becomes every row's `scale`.
+    The last `gap` of each `period` rows are set to 0. Programs are persistent, and groups of row
+    tiles share weights in the L2 cache. FP8 outputs are divided by `step`, which is stored as
+    every row's `scale`.
     """
     tiles_m = tl.cdiv(rows, block_m)
     tiles_n: tl.constexpr = (n_out + block_n - 1) // block_n
@@ -155,7 +156,7 @@ def linear_gelu_kernel(
 
 @dataclasses.dataclass
 class _Rows:
-    """Rows of a matrix that may overlap, for the bulk copy engine."""
+    """The rows of a matrix, which may overlap, for bulk copies."""
 
     base: torch.Tensor
     rows: int
@@ -164,13 +165,13 @@ class _Rows:
 
     @staticmethod
     def of(x: torch.Tensor) -> "_Rows":
-        """Those of a tensor (..., depth)."""
+        """Return the rows of a tensor (..., depth)."""
         depth = x.shape[-1]
         return _Rows(x, x.numel() // depth, depth, depth)
 
 
 class _EncoderKernels:
-    """The operations that both precisions share: attention, and convolutions by products.
+    """The operations that both precisions share: attention and convolutions.
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
@@ -183,7 +184,6 @@ class _EncoderKernels:
             self._is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
 
     def encoder_attention(self, qkv: torch.Tensor, n_head: int) -> torch.Tensor:
-        """See `reference_ops.encoder_attention`; by the library where there is no kernel for it."""
         if not self._is_hopper:
             return reference_ops.encoder_attention(qkv, n_head)
         return flash_attention(qkv, n_head, self._processors)
@@ -191,10 +191,10 @@ class _EncoderKernels:
     def stem(
         self, features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
     ) -> torch.Tensor:
-        """See `reference_ops.stem`; each convolution is one product over overlapping rows.
+        """Compute `reference_ops.stem`; each convolution is one product over overlapping rows.
 
-        Windows lie one after the other, each with a row of zeros before and behind it; what is
-        computed across their edges is set to zero again, or left out.
+        Windows are concatenated, with a row of zeros before and after each. Rows that mix two
+        windows are set to zero or not read.
         """
         batch, n_mels, time = features.shape
         d, device = len(conv1.weight), conv1.weight.device
@@ -220,12 +220,13 @@ class _EncoderKernels:
         shift: int = 0,
         scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """Launch `linear_gelu_kernel` into `out`, (rows, n_out).
+        """Launch `linear_gelu_kernel`.
 
         Args:
-            x, matrix: what is multiplied.
+            x, matrix: the operands of the product.
+            out: (rows, n_out).
             period, gap, shift: see the kernel.
-            scales: of the rows of x, and of those of `out`, which are written; FP8 has them.
+            scales: for FP8, the scales of x's rows, and those of `out`, which are written.
         """
         weight, fp8 = matrix.weight, scales is not None
         n_out, tile = len(weight), _FP8 if fp8 else _FP16
@@ -248,16 +249,13 @@ class _EncoderKernels:
 
 
 class TritonEncoder(_EncoderKernels):
-    """The encoder's operations in FP16; see the functions of the same names in `reference_ops`."""
+    """The encoder's operations in FP16; `reference_ops` documents them."""
 
-    def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        return matrix
+    prepare = staticmethod(reference_ops.prepare)
+    linear = staticmethod(reference_ops.linear)
 
     def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
         return stream_norm(x, None, None, params)
-
-    def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        return reference_ops.linear(x, matrix)
 
     def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         n_out = len(matrix.weight)
@@ -280,14 +278,14 @@ class TritonEncoder(_EncoderKernels):
 
 
 class Fp8Encoder(_EncoderKernels):
-    """The same with FP8 products, but for the convolutions; what they read is `Scaled`."""
+    """The encoder's operations with FP8 products of `Scaled` rows; convolutions are FP16."""
 
     def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
-        """FP8 weights with a scale per output, and a step for outputs behind a layer norm."""
+        """Quantize weights to FP8 with a scale per output; with `norm`, add a step for GELU."""
         weight = matrix.weight.float()
         scale = weight.abs().amax(dim=1).clamp_min(1e-12) / FP8_MAX
         stored = (weight / scale[:, None]).to(torch.float8_e4m3fn)
-        step = None if norm is None else (reach(matrix, norm) / FP8_MAX).clamp_min(_LEAST_STEP)
+        step = None if norm is None else (reach(matrix, norm) / FP8_MAX).clamp_min(_MIN_STEP)
         return Matrix(stored, matrix.bias, scale, step=step)
 
     def norm(self, x: torch.Tensor, params: Norm) -> Scaled:
@@ -307,9 +305,9 @@ class Fp8Encoder(_EncoderKernels):
         return out.view(*x.values.shape[:-1], -1)
 
     def linear_gelu(self, x: Scaled, matrix: Matrix) -> Scaled:
-        """See `reference_ops.linear_gelu`; the result has one scale, which holds any value.
+        """Compute `reference_ops.linear_gelu`; all rows get the same scale, an upper bound.
 
-        FP8 loses no bits by a scale that is larger than need be: it has 15 powers of two.
+        A scale that is too large costs FP8 no precision: its exponents cover 15 powers of two.
         """
         n_out = len(matrix.weight)
         out = empty_scaled(torch.Size((*x.values.shape[:-1], n_out)), x.scale.device)
@@ -342,11 +340,11 @@ class Fp8Encoder(_EncoderKernels):
 
 
 def reach(matrix: Matrix, norm: Norm) -> torch.Tensor:
-    """Bound what a linear layer behind a layer norm can give: float32 ().
+    """Return an upper bound of the outputs of a linear layer after a layer norm: float32 ().
 
-    A normalised row of width d has the length sqrt(d) at most and the mean 0, so what it adds to an
-    output's bias is at most sqrt(d) times the length of that output's weights, less their mean
-    (Cauchy-Schwarz). FP8 moves each factor by a sixteenth at most.
+    A normalised row of width d has at most length sqrt(d), and mean 0. By Cauchy-Schwarz it adds
+    at most sqrt(d) times the length of the output's centred weights to the bias. FP8 rounds each
+    factor by at most a sixteenth.
     """
     weight = matrix.weight.float()
     gained = weight * norm.weight
@@ -354,5 +352,5 @@ def reach(matrix: Matrix, norm: Norm) -> torch.Tensor:
     constant = weight @ norm.bias
     if matrix.bias is not None:
         constant = constant + matrix.bias.float()
-    most: torch.Tensor = gained.norm(dim=1) * math.sqrt(weight.shape[1]) + constant.abs()
-    return most.max() * (1 + 1 / 16) ** 2
+    bound: torch.Tensor = gained.norm(dim=1) * math.sqrt(weight.shape[1]) + constant.abs()
+    return bound.max() * (1 + 1 / 16) ** 2

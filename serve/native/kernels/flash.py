@@ -1,11 +1,12 @@
-"""Self-attention of the encoder on Hopper, as a Gluon kernel (FlashAttention-3's schedule).
+"""Compute the encoder's self-attention on Hopper with a Gluon kernel (FlashAttention-3's schedule).
 
-A persistent program has one warp that has keys, values and queries copied in bulk, and two or three
-warpgroups that attend, 64 queries each. A warpgroup multiplies the next keys and the last values at
-once and computes softmax meanwhile. Warpgroups take turns to multiply (ping-pong): without that
-they all multiply at the same time, and then all compute softmax at the same time. A query's result
-depends on its window alone, in the same order of keys however many warpgroups there are: the last
-block first, for beyond the window's end there is something to be masked, then the others.
+A persistent program has one warp that starts bulk copies of keys, values and queries. Two or three
+warpgroups attend, with 64 queries each. A warpgroup overlaps the products of the next keys and the
+last values with its softmax. Warpgroups take turns to multiply (ping-pong); otherwise all would
+multiply at the same time, and then all compute softmax at the same time.
+
+A query's result depends on its window alone. The order of key blocks is the same for any number of
+warpgroups: first the last block, which alone needs a mask, then the others.
 
 Sources: Shah et al., "FlashAttention-3" (2024), section 3; Milakov and Gimelshein (2018) for the
 running maximum.
@@ -27,19 +28,19 @@ from triton.language.core import _aggregate as aggregate
 
 from serve.native.kernels.launch import launch
 
-_DIM = gl.constexpr(64)  # of a head
-_QUERIES = gl.constexpr(64)  # of a warpgroup
-_KEYS = gl.constexpr(128)  # of a block
-_STAGES = gl.constexpr(3)  # blocks that are there or on their way
-_REGISTERS = {2: 240, 3: 160}  # of an attending thread, by warpgroups
+_DIM = gl.constexpr(64)  # dimensions per head
+_QUERIES = gl.constexpr(64)  # queries per warpgroup
+_KEYS = gl.constexpr(128)  # keys per block
+_STAGES = gl.constexpr(3)  # blocks in shared memory, loaded or loading
+_REGISTERS = {2: 240, 3: 160}  # registers of an attending thread, by warpgroups
 _COPYING_REGISTERS = gl.constexpr(24)
-_ROUND_US = {2: 16, 3: 21}  # that all programs take for a tile each, H200
+_ROUND_US = {2: 16, 3: 21}  # time in which all programs compute a tile each, on an H200
 _LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @aggregate
 class _Ring:
-    """Pieces of shared memory, and barriers for each: that it is there, that it is free again."""
+    """Pieces of shared memory, each with a barrier `there` (loaded) and a barrier `free`."""
 
     pieces: gl.shared_memory_descriptor
     there: gl.shared_memory_descriptor
@@ -67,7 +68,7 @@ def _barriers(number: gl.constexpr, count: gl.constexpr) -> gl.shared_memory_des
 
 @gluon.jit
 def _ring(source: tma.tensor_descriptor, number: gl.constexpr, readers: gl.constexpr) -> _Ring:
-    """Room for some blocks of a descriptor, each free once all its readers have said so."""
+    """Allocate a ring of blocks of a descriptor; a block is free after all readers arrive."""
     shape: gl.constexpr = [number] + source.block_type.shape
     pieces = gl.allocate_shared_memory(source.dtype, shape, source.layout)
     return _Ring(pieces, _barriers(number, 1), _barriers(number, readers))
@@ -75,7 +76,7 @@ def _ring(source: tma.tensor_descriptor, number: gl.constexpr, readers: gl.const
 
 @gluon.jit
 def _fetch(source: tma.tensor_descriptor, at: gl.tuple, ring: _Ring, i: int, phase: int) -> None:
-    """Have a block copied into a piece as soon as that is free."""
+    """Wait until a piece is free, and start the copy of a block into it."""
     shape: gl.constexpr = source.block_type.shape
     mbarrier.wait(ring.free.index(i), phase)
     mbarrier.expect(ring.there.index(i), shape[1] * shape[2] * 2)
@@ -84,7 +85,7 @@ def _fetch(source: tma.tensor_descriptor, at: gl.tuple, ring: _Ring, i: int, pha
 
 @gluon.jit
 def _arrived(ring: _Ring, i: int, phase: int) -> gl.shared_memory_descriptor:
-    """A piece, once it is there."""
+    """Wait for a piece to be loaded, and return it."""
     mbarrier.wait(ring.there.index(i), phase)
     piece = ring.pieces.index(i)
     return piece.reshape((piece.shape[1], piece.shape[2]))
@@ -92,7 +93,7 @@ def _arrived(ring: _Ring, i: int, phase: int) -> gl.shared_memory_descriptor:
 
 @gluon.jit
 def _place(tile: int, time: int, heads: int, groups: gl.constexpr) -> tuple[int, int, int]:
-    """(window, head, first query) of a tile."""
+    """Return (window, head, first query) of a tile."""
     tiles = (time + groups * _QUERIES - 1) // (groups * _QUERIES)
     return tile // (heads * tiles), tile // tiles % heads, tile % tiles * (groups * _QUERIES)
 
@@ -118,10 +119,10 @@ def _copy(
     time: int,
     groups: gl.constexpr,
 ) -> None:
-    """Have everything copied as soon as there is room for it."""
+    """Copy the queries, keys and values of all tiles as pieces become free."""
     blocks = (time + _KEYS - 1) // _KEYS
     stage = 0
-    phase = 1  # all is free at first
+    phase = 1  # all pieces are free at first
     q_phase = 1
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         window, head, first = _place(tile, time, heads, groups)
@@ -138,17 +139,17 @@ def _copy(
 
 @gluon.jit
 def _own_sums(weights) -> gl.tensor:
-    """Sums of what each thread has of each query, (64, 4): they are added up at the end only."""
+    """Sum each thread's weights of each query, (64, 4); threads are added only at the end."""
     return gl.sum(gl.sum(weights.reshape([_QUERIES, _KEYS // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
 def _weigh(scores, largest, sums) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """One block's part of softmax.
+    """Compute one block's part of the softmax.
 
     Returns:
-        Its weights against the largest score so far, that score (of base 2), each thread's sums of
-        all weights so far, and what earlier weights are to be multiplied by.
+        The weights relative to the largest score so far; that score in base 2; each thread's sums
+        of all weights so far; the factor for earlier weights.
     """
     now = gl.maximum(largest, gl.max(scores, 1) * _LOG2_E)
     fade = gl.exp2(largest - now)
@@ -170,7 +171,7 @@ def _attend(
     time: int,
     groups: gl.constexpr,
 ) -> None:
-    """One warpgroup's queries of each tile; it multiplies when it is its turn."""
+    """Attend with one warpgroup's queries of each tile; multiply only in its turn."""
     by_key: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     by_channel: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _DIM, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, by_channel, 2)
@@ -178,7 +179,7 @@ def _attend(
     blocks = (time + _KEYS - 1) // _KEYS
     last_keys = (blocks - 1) * _KEYS + gl.arange(0, _KEYS, gl.SliceLayout(0, by_key))
     stage, phase, q_phase = 0, 0, 0
-    turn = 1 if group == 0 else 0  # the first one's begins at once
+    turn = 1 if group == 0 else 0  # the first group does not wait
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         q = _arrived(q_ring, group, q_phase)
         q_phase ^= 1
@@ -218,7 +219,7 @@ def _attend(
 
 @gluon.jit
 def _of_rows(numbers, layout: gl.constexpr) -> gl.tensor:
-    """A number for each row, beside a matrix of a layout."""
+    """Broadcast one number per row in a matrix layout, (rows, 1)."""
     return gl.expand_dims(gl.convert_layout(numbers, gl.SliceLayout(1, layout)), 1)
 
 
@@ -226,7 +227,7 @@ def _of_rows(numbers, layout: gl.constexpr) -> gl.tensor:
 def _store(
     mixed, sums, out, tile: int, group: gl.constexpr, heads: int, time: int, groups: gl.constexpr
 ) -> None:
-    """A warpgroup's queries of a tile, as far as the window has them."""
+    """Store a warpgroup's results of a tile, up to the end of the window."""
     window, head, first = _place(tile, time, heads, groups)
     width = heads * _DIM
     base = out + (window * time).to(gl.int64) * width + head * _DIM
@@ -252,7 +253,7 @@ def flash_kernel(
     groups: gl.constexpr,
     registers: gl.constexpr,
 ) -> None:
-    """out (windows, time, heads * 64) of query, key and value side by side, by both descriptors."""
+    """Compute out (windows, time, heads * 64); both descriptors read concatenated q, k and v."""
     q = _ring(queries, groups, 1)
     k = _ring(keys, _STAGES, groups)
     v = _ring(keys, _STAGES, groups)
@@ -281,12 +282,12 @@ def flash_kernel(
 
 
 def flash_attention(qkv: torch.Tensor, heads: int, processors: int) -> torch.Tensor:
-    """See `reference_ops.encoder_attention`; float16, for GPUs of compute capability 9.0.
+    """Compute `reference_ops.encoder_attention` in float16 on compute capability 9.0.
 
     Args:
         qkv: (batch, time, 3 * d), contiguous.
-        heads: of 64 dimensions each.
-        processors: multiprocessors of the GPU.
+        heads: the number of heads, of 64 dimensions each.
+        processors: the number of multiprocessors of the GPU.
     """
     batch, time, width = qkv.shape
     assert qkv.is_contiguous() and width == 3 * heads * _DIM.value

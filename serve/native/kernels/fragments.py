@@ -1,15 +1,14 @@
-"""Tensors as the matrix unit holds them, for the Gluon kernels of cross-attention.
+"""Load tensors into tensor-core register layouts, for the Gluon kernels of cross-attention.
 
-A Gluon program says itself which number lies in which register of which thread. Here they are
-loaded from global memory straight to where `mma.sync` m16n8k16 (PTX ISA, "Matrix Fragments") wants
-them, so nothing passes through shared memory on the way. What makes that possible: neither the
-order in which a product adds up its channels matters, as long as both sides have the same, nor the
-order of keys, nor which channel a column of the result is. So a thread's sixteen neighbouring int8
-of a key, and eight of a value, come by one load each. In what follows the first axis is the warp.
+A Gluon program chooses the register and thread of every element. These layouts load elements from
+global memory directly to where `mma.sync` m16n8k16 (PTX ISA, "Matrix Fragments") expects them,
+without shared memory. A product may add channels in any order that both operands share, keys may
+have any order, and output columns may be permuted. One load therefore fetches sixteen adjacent
+int8 of a key, or eight of a value. The first axis is always the warp.
 
 INT8 becomes float16 without arithmetic: u = number + 128 in the low byte of a float16 is the
-subnormal u * 2 ** -24, which the matrix unit multiplies exactly. Whoever reads the product takes
-off what 128 adds: nothing for scores, from which softmax takes their largest anyway.
+subnormal u * 2 ** -24, which tensor cores multiply exactly. The reader of the product subtracts
+the effect of 128. Scores need no correction: it is equal for all keys, and softmax cancels it.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -20,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 @triton.constexpr_function
 def mma_layout(warps: int) -> gl.NVMMADistributedLayout:
-    """Of a product's result, (warps, 16, n): each warp has a product of its own."""
+    """Make the layout of products (warps, 16, n); each warp computes its own product."""
     return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8])
 
 
@@ -28,7 +27,7 @@ def mma_layout(warps: int) -> gl.NVMMADistributedLayout:
 def _linear(
     registers: list[list[int]], lanes: list[list[int]], shape: list[int]
 ) -> gl.DistributedLinearLayout:
-    """Bases of registers and lanes, each in the last two axes; the warps are the first axis."""
+    """Make a layout of registers and lanes, given by their bases in the last two axes."""
     wide = [[[0, *base] for base in bases] for bases in (registers, lanes)]
     warps = [[1 << i, 0, 0] for i in range(shape[0].bit_length() - 1)]
     return gl.DistributedLinearLayout(*wide, warps, [], shape)
@@ -36,13 +35,13 @@ def _linear(
 
 @triton.constexpr_function
 def _far(begin: int, keys: int) -> list[list[int]]:
-    """Bases of all keys from `begin` on."""
+    """Return the bases that address the keys from `begin` on."""
     return [[1 << i, 0] for i in range(begin.bit_length() - 1, keys.bit_length() - 1)]
 
 
 @triton.constexpr_function
 def keys_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayout:
-    """Keys as loaded: of int8 in words of four, (warps, keys, 16), else (warps, keys, 64)."""
+    """Make the layout of loaded keys: (warps, keys, 64), or (warps, keys, 16) words of int8."""
     near, lanes = ([1, 2], [4, 8]) if int8 else ([1, 2, 4, 8], [16, 32])
     registers = [[0, base] for base in near] + _far(8, keys)
     threads = [[0, base] for base in lanes] + [[1, 0], [2, 0], [4, 0]]
@@ -51,7 +50,7 @@ def keys_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayout
 
 @triton.constexpr_function
 def values_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayout:
-    """Values as loaded, of the same shapes."""
+    """Make the layout of loaded values, with the shapes of `keys_layout`."""
     near, lanes = ([1], [2, 4, 8]) if int8 else ([1, 2, 4], [8, 16, 32])
     registers = [[0, base] for base in near] + [[1, 0], [8, 0]] + _far(16, keys)
     threads = [[2, 0], [4, 0]] + [[0, base] for base in lanes]
@@ -60,14 +59,14 @@ def values_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayo
 
 @triton.constexpr_function
 def query_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Queries as loaded, (warps, 16, 64): every warp has them all."""
+    """Make the layout of loaded queries, (warps, 16, 64); every warp has all of them."""
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
     return _linear(registers, [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [warps, 16, 64])
 
 
 @triton.constexpr_function
 def rows_layout(warps: int, rows: int, n: int) -> gl.DistributedLinearLayout:
-    """The first rows of a product's result, (warps, rows, n)."""
+    """Make the layout of a product's first rows, (warps, rows, n)."""
     registers = [[0, 1]] + [[8, 0]] * (rows == 16)
     registers += [[0, 1 << i] for i in range(3, n.bit_length() - 1)]
     return _linear(registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [warps, rows, n])
@@ -75,7 +74,7 @@ def rows_layout(warps: int, rows: int, n: int) -> gl.DistributedLinearLayout:
 
 @gluon.jit
 def along(n: gl.constexpr, axis: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
-    """0 to n - 1 along one axis of a layout of three, the other axes of length 1."""
+    """Return 0 to n - 1 along one axis of a three-axis layout; the other axes have length 1."""
     if axis == 0:
         inner: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
         return gl.expand_dims(gl.expand_dims(gl.arange(0, n, inner), 1), 2)
@@ -89,13 +88,13 @@ def along(n: gl.constexpr, axis: gl.constexpr, layout: gl.constexpr) -> gl.tenso
 
 @gluon.jit
 def key_at(place) -> gl.tensor:
-    """Which of eight neighbouring keys stands at a place, so that four lanes read four in a row."""
+    """Return the key at a position; of each eight, four lanes read four consecutive keys."""
     return (place & -8) | ((place >> 1) & 3) | ((place & 1) << 2)
 
 
 @gluon.jit
 def load_run(at, row, there: int, layout: gl.constexpr, eviction: gl.constexpr) -> gl.tensor:
-    """Keys or values from a row on, a run for every warp; zeros beyond those that are there."""
+    """Load keys or values from a row on, one run per warp, with zeros past the first `there`."""
     warps: gl.constexpr = layout.shape[0]
     run: gl.constexpr = layout.shape[1]
     step: gl.constexpr = layout.shape[2]
@@ -106,13 +105,13 @@ def load_run(at, row, there: int, layout: gl.constexpr, eviction: gl.constexpr) 
 
 @gluon.jit
 def channel_at(column) -> gl.tensor:
-    """Which channel a column of what `values_operand` gives is."""
+    """Return the channel of a column of `values_operand`."""
     return column % 8 * 8 + column // 8
 
 
 @gluon.jit
 def top_rows(x, rows: gl.constexpr) -> gl.tensor:
-    """(warps, 16, n) as the matrix unit gives it -> its first rows."""
+    """Return the first rows of a product (warps, 16, n)."""
     warps: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[2]
     layout: gl.constexpr = rows_layout(warps, rows, n)
@@ -125,7 +124,7 @@ def top_rows(x, rows: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def left_operand(x, mma: gl.constexpr) -> gl.tensor:
-    """(warps, rows, n), as `rows_layout` says, and rows of zeros: what multiplies from the left."""
+    """Make a left operand of (warps, rows, n) in `rows_layout`, padded with rows of zeros."""
     warps: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[2]
     layout: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -138,9 +137,9 @@ def left_operand(x, mma: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def _signs(x) -> gl.tensor:
-    """The sign bits of float16 numbers: zeros, of any sign, which the compiler takes for numbers.
+    """Return the sign bits of float16 numbers, which are zeros that the compiler cannot know.
 
-    Zeros that it knew of it would put beside the other operands anew for every product.
+    It would copy constant zeros next to the other operands again for every product.
     """
     return gl.inline_asm_elementwise(
         "and.b32 $0, $1, 0x80008000;", "=r,r", [x], dtype=gl.float16, is_pure=True, pack=2
@@ -149,7 +148,7 @@ def _signs(x) -> gl.tensor:
 
 @gluon.jit
 def query_operand(query, int8: gl.constexpr, mma: gl.constexpr) -> gl.tensor:
-    """float16 (warps, rows, 64) as `query_layout` says; its channels in the order of the keys'."""
+    """Make the left operand of queries, float16 (warps, rows, 64), in the keys' channel order."""
     warps: gl.constexpr = query.shape[0]
     rows: gl.constexpr = query.shape[1]
     if int8:
@@ -163,7 +162,7 @@ def query_operand(query, int8: gl.constexpr, mma: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def keys_operand(raw, mma: gl.constexpr) -> gl.tensor:
-    """Keys as loaded -> what queries are multiplied by, (warps, 64, keys)."""
+    """Make the right operand of loaded keys, (warps, 64, keys)."""
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
     if raw.dtype == gl.int32:
@@ -177,7 +176,7 @@ def keys_operand(raw, mma: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def values_operand(raw, mma: gl.constexpr) -> gl.tensor:
-    """Values as loaded -> what weights are multiplied by, (warps, keys, 64); see `channel_at`."""
+    """Make the right operand of loaded values, (warps, keys, 64), in `channel_at`'s order."""
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
     if raw.dtype == gl.int32:
@@ -192,17 +191,17 @@ def values_operand(raw, mma: gl.constexpr) -> gl.tensor:
 
 @triton.constexpr_function
 def _pairs_layout(warps: int, keys: int) -> gl.DistributedLinearLayout:
-    """Values as loaded, but for a thread's order: two neighbouring keys follow each other."""
+    """Make the layout of loaded values in which a thread's adjacent keys are consecutive."""
     registers = [[1, 0], [0, 1], [8, 0], *_far(16, keys)]
     return _linear(registers, [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], [warps, keys, 16])
 
 
 @gluon.jit
 def _halves(words) -> gl.tensor:
-    """int32 (…), four int8 each -> float16 (…, 2, 2), number j at [j % 2, j // 2].
+    """Convert int32 (…) of four int8 each to float16 (…, 2, 2), number j at [j % 2, j // 2].
 
-    Two words at a time, those that follow each other in a thread, so that what the matrix unit
-    wants in one register is made in one.
+    It converts two consecutive words of a thread at once, because each register of an operand
+    holds one number of either word.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """
@@ -229,13 +228,13 @@ def _halves(words) -> gl.tensor:
 
 @gluon.jit
 def like(x, other) -> gl.tensor:
-    """x, broadcast to the shape of the other."""
+    """Broadcast x to the shape of the other."""
     return x + gl.zeros_like(other).to(x.dtype)
 
 
 @gluon.jit
 def power(x) -> gl.tensor:
-    """2 ** x, float32."""
+    """Compute 2 ** x in float32."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -243,5 +242,5 @@ def power(x) -> gl.tensor:
 
 @gluon.jit
 def barrier() -> None:
-    """All of the program's threads have come so far, and what they have stored is stored."""
+    """Wait until all threads of the program arrive; their earlier stores are then visible."""
     gl.inline_asm_elementwise("bar.sync 0; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

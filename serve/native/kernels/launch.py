@@ -1,8 +1,8 @@
-"""Launching kernels, or compiling many of them side by side first.
+"""Launch kernels, and compile many of them in parallel before the first launch.
 
-The first launch of a kernel with new kinds of arguments compiles it and the C function that hands
-its arguments over, which takes some tenths of a second of one core. A runtime has dozens of them.
-So before it launches any, it goes through its work once without launching: see `compiled_together`.
+The first launch of a kernel with new argument types compiles the kernel and its C launcher. This
+takes some tenths of a second on one core, and a runtime has dozens of kernels. Before its first
+launch it therefore runs its work once inside `compiled_together`, which only compiles.
 """
 
 import concurrent.futures
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import triton
 
-_launcher_of = operator.attrgetter("run")  # to read it builds the launcher and loads the kernel
-_MOST_OVERLAPPING = 64  # rows; with more, launches measured quicker one after the other
+_launcher_of = operator.attrgetter("run")  # reading it builds the launcher and loads the kernel
+_MAX_OVERLAPPING_ROWS = 64  # rows; with more, overlapping launches measured slower
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """Return what launches a kernel over a grid, given its arguments."""
+    """Return a function that launches a kernel over a grid with given arguments."""
     if _only_compiling.get():
         return functools.partial(kernel.warmup, grid=grid)
     launcher: Callable[..., Any] = kernel[grid]
@@ -33,23 +33,22 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Launches that may begin while the one before them ends, as Hopper's dependent ones do."""
+    """Whether launches overlap the end of the previous kernel (programmatic dependent launch)."""
 
     possible: bool
 
     @staticmethod
     def of(device: torch.device) -> "Overlap":
-        """Ask a device."""
         able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         return Overlap(able)
 
     def gains(self, rows: int) -> bool:
-        """Tell whether a launch over so many rows does."""
-        return self.possible and rows <= _MOST_OVERLAPPING
+        """Return whether a launch over this many rows is faster with overlap."""
+        return self.possible and rows <= _MAX_OVERLAPPING_ROWS
 
 
 class _Compilers(concurrent.futures.ThreadPoolExecutor):
-    """Threads that compile kernels and make them ready to be launched on a device."""
+    """A thread pool that compiles kernels and loads them on a device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(
@@ -59,7 +58,7 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        """Compile by `fn`, which returns the kernel."""
+        """Submit `fn`, which compiles and returns a kernel; load the kernel after it."""
 
         def ready() -> Any:
             kernel = fn(*args, **kwargs)
@@ -73,13 +72,13 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 def compiled_together(
     device: torch.device, *shortening: contextlib.AbstractContextManager[None]
 ) -> Iterator[None]:
-    """Inside, kernels are not launched, and so compute nothing; at the end all are compiled.
+    """Compile the kernels that the body launches, in parallel, instead of running them.
 
-    Those that Triton has in its cache on the disk are loaded from there.
+    All of them are compiled at the end. Kernels in Triton's cache on disk are loaded from there.
 
     Args:
-        device: for which.
-        shortening: what is entered with it, for the work not to launch the same again and again.
+        device: the device to compile for.
+        shortening: further context managers, which keep the body from repeating equal launches.
     """
     threads = _Compilers(device)
     with threads, triton.AsyncCompileMode(threads), contextlib.ExitStack() as stack:

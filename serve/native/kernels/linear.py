@@ -1,13 +1,13 @@
-"""Layer norm and few rows times a matrix as Triton-language kernels.
+"""Compute layer norms and linear layers with Triton-language kernels.
 
-The depth of a matrix is cut into parts whose size depends on the matrix alone. Each part is summed
-by the matrix unit, and the parts are added in order: by one program that does them all (many rows),
-or by whichever kernel reads them next (few rows, where a part each for many programs is faster).
-So a row's result is the same bits for any number of rows. That number is no reason to compile a
-kernel anew either: prompts have any.
+The depth of a matrix is cut into parts whose size depends on the matrix alone. Tensor cores sum
+each part, and the parts are added in order. With many rows one program computes all parts and adds
+them. With few rows each part has its own programs, and the next kernel adds the parts. A row's
+result therefore has the same bits for any number of rows. Kernels are not specialised for the
+number of rows, because prompts have any length.
 
-Where `pdl` is set, a kernel starts while the one before it still runs (programmatic dependent
-launch): it fetches its weights, which no kernel writes, and then waits for that kernel's results.
+With `pdl`, a kernel starts while the previous kernel still runs (programmatic dependent launch).
+It loads its weights, which no kernel writes, and then waits for the previous kernel's results.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
@@ -21,15 +21,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 class Sums(NamedTuple):
-    """A linear layer's output as kernels read it, with what finishes it where it is unfinished."""
+    """A linear layer's output as kernels read it, possibly as partial sums."""
 
-    numbers: torch.Tensor  # float32 (parts, rows, out); finished ones (rows, out)
-    scale: torch.Tensor
-    bias: torch.Tensor
+    numbers: torch.Tensor  # float32 partial sums (parts, rows, out), or the output (rows, out)
+    scale: torch.Tensor  # float32 (out,), unused if the output is finished or not quantized
+    bias: torch.Tensor  # (out,), unused if the output is finished or has no bias
 
 
 class Epilogue(NamedTuple):
-    """Operands of the steps that follow a product of many rows; any tensor where there is none."""
+    """Operands of the epilogue of a product; a missing operand is an unused tensor."""
 
     scale: torch.Tensor
     bias: torch.Tensor
@@ -38,7 +38,7 @@ class Epilogue(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpilogueSteps:
-    """Which steps follow it; kernels are compiled for them."""
+    """The steps of an epilogue, compile-time parameters of kernels."""
 
     quantized: bool
     has_bias: bool
@@ -47,12 +47,11 @@ class EpilogueSteps:
 
 
 @triton.jit
-def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexpr) -> tl.tensor:
-    """int8 -> `dtype`, exactly; `packed` does four at once on a GPU, which has no fast cast.
+def to_half(value, dtype: tl.constexpr, packed: tl.constexpr) -> tl.tensor:
+    """Convert int8 to `dtype` exactly; `packed` converts four at once, as GPUs have no fast cast.
 
-    1024 + u is the float16 of bits 0x6400 | u for u below 1024, so a byte permute and a subtraction
-    make two numbers each. `again` does it anew in every turn of a loop, where the compiler would
-    rather keep the results, for which there are not registers enough.
+    For u below 1024 the float16 with the bits 0x6400 | u is 1024 + u. A byte permute and a
+    subtraction therefore convert two numbers.
     """
     if packed and value.dtype == tl.int8:
         return tl.inline_asm_elementwise(
@@ -70,7 +69,7 @@ def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexp
             "=r,=r,r",
             [value],
             dtype=tl.float16,
-            is_pure=not again,
+            is_pure=True,
             pack=4,
         )
     return value.to(dtype)
@@ -78,9 +77,10 @@ def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexp
 
 @triton.jit
 def exact_gelu(x) -> tl.tensor:
-    """Exact (erf) GELU: relu(x) - |x| * Phi(-|x|), log2 Phi by a polynomial to 3e-5 relative.
+    """Compute exact (erf) GELU: relu(x) - |x| * Phi(-|x|).
 
-    It holds up to 5.5, from where on the second term is below what FP16 can tell from 0.
+    A polynomial gives log2 Phi for |x| up to 5.5; the relative error of Phi is 3e-5. Beyond 5.5
+    FP16 cannot distinguish the second term from 0.
     """
     a = tl.minimum(tl.abs(x), 5.5)
     p = 2.63047306e-05 * a - 0.000663731116
@@ -96,7 +96,7 @@ def exact_gelu(x) -> tl.tensor:
 def finish(
     acc, scale, bias, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr
 ) -> tl.tensor:
-    """Finish a sum: scale, bias, GELU; the same operations wherever it is done."""
+    """Apply scale, bias and GELU to a sum, with the same operations in every kernel."""
     if quantized and has_bias:
         acc = tl.math.fma(acc, scale, bias)
     elif quantized:
@@ -110,7 +110,7 @@ def finish(
 
 @triton.jit
 def _eighth(x) -> tl.tensor:
-    """Sums of eight neighbours in pairs: no layout changes a bit of them."""
+    """Add each eight adjacent numbers in pairs, an order that no layout changes."""
     for _ in tl.static_range(3):
         x = tl.sum(tl.reshape(x, (x.shape[0] // 2, 2)), 1)
     return x
@@ -133,10 +133,10 @@ def norm_kernel(
     has_bias: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """One row: (x + delta, kept in `total`, if `parts`), then layer norm in float32.
+    """Normalise one row in float32; with `parts`, first store x + delta in `total`.
 
-    Of what eight neighbours add up to in pairs, sums over the row are float64: those come out the
-    same in whatever order a compiled variant, or another kernel, adds them.
+    Sums over the row add groups of eight adjacent numbers in float64. Their result is the same in
+    any order that a compiled variant or another kernel uses.
     """
     at = tl.arange(0, block)
     inside = at < width
@@ -178,7 +178,7 @@ def finish_kernel(
     block: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """`block` outputs of one row: unfinished sums, finished."""
+    """Add the partial sums of `block` outputs of one row, and finish them."""
     n = tl.program_id(1) * block + tl.arange(0, block)
     inside = n < n_out
     factor = tl.load(sums.scale + n, mask=inside, other=0.0) if quantized else 1.0
@@ -196,7 +196,7 @@ def finish_kernel(
 
 @triton.jit
 def _halves(pairs) -> tl.tensor:
-    """int16 (n, k), each two int8 -> float16 (n, 2 * k), as `to_half` would, but faster here."""
+    """Convert int16 (n, k) of two int8 each to float16 (n, 2 * k), faster here than `to_half`."""
     low, high = tl.inline_asm_elementwise(
         """
         {
@@ -233,10 +233,10 @@ def few_rows_kernel(
     packed: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """One part of the depth of `block_n` outputs, for all rows: out is (parts, rows, n_out).
+    """Compute one part of `block_n` outputs for all rows: out is (parts, rows, n_out).
 
-    A program asks for all its weights before it waits for its input. `packed`
-    weights come as int16 that hold two int8 each.
+    A program requests all its weights before it waits for its input. `packed` weights are int16
+    that hold two int8 each.
     """
     each: tl.constexpr = 2 if packed else 1
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
@@ -266,7 +266,7 @@ def few_rows_kernel(
 def _store_tile(
     total, ending: Epilogue, out, rows: int, n_out: int, m, n, steps: tl.constexpr
 ) -> None:
-    """Finish the sums of outputs n for rows m, (n, m), and put them into `out`, (rows, n_out)."""
+    """Finish the sums (n, m) of outputs n for rows m, and store them in `out` (rows, n_out)."""
     column = tl.where(n < n_out, n, 0)
     factor = tl.load(ending.scale + column)[:, None] if steps.quantized else 1.0
     plus = tl.load(ending.bias + column).to(tl.float32)[:, None] if steps.has_bias else 0.0
@@ -295,13 +295,13 @@ def many_rows_kernel(
     packed: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """All parts, one after the other, of `block_n` outputs for `block_m` rows, finished.
+    """Compute and finish `block_n` outputs of `block_m` rows, one part after the other.
 
-    out.T = weight @ x.T: the wide side of the matrix unit takes the outputs, not the rows.
+    out.T = weight @ x.T: outputs, not rows, are on the wide side of the matrix instruction.
     """
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     n = tl.program_id(1) * block_n + tl.arange(0, block_n)
-    row = tl.where(m < rows, m, 0)  # beyond the edge, work on row 0 and store nothing
+    row = tl.where(m < rows, m, 0)  # beyond the edge, read row 0 and store nothing
     column = tl.where(n < n_out, n, 0)
     k = tl.arange(0, turn)
     w_at = weight + column[:, None].to(tl.int64) * depth + k[None, :]
@@ -313,7 +313,7 @@ def many_rows_kernel(
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     for begin in range(0, depth, turn):
         values = tl.load(x_at)
-        w = to_half(tl.load(w_at), values.dtype, packed, False)
+        w = to_half(tl.load(w_at), values.dtype, packed)
         acc = tl.dot(w, values, acc, input_precision="ieee")
         ends = (begin + turn) % part == 0
         total += tl.where(ends, acc, 0.0)
@@ -338,10 +338,10 @@ def wide_rows_kernel(
     block_n: tl.constexpr,
     turn: tl.constexpr,
 ) -> None:
-    """The same of float16 weights, by the bulk copy engine: x and weight are descriptors.
+    """Compute `many_rows_kernel` for float16 weights with bulk copies of x and weight descriptors.
 
-    Here the sums of a part are moved only where one ends: products of long rows of tiles are
-    bound by arithmetic, and to select them in every turn took up to a third of the time.
+    The sums of a part are added only at its end. `many_rows_kernel` selects them in every turn,
+    which takes up to a third of the time of a product that is bound by arithmetic.
     """
     m0 = tl.program_id(0) * block_m
     n0 = tl.program_id(1) * block_n

@@ -1,9 +1,9 @@
-"""The operations on a CPU, by oneDNN's products of matrices that it lays out once.
+"""Run the operations on a CPU with oneDNN, which packs each matrix once.
 
-A product of a matrix as torch holds it lays that out anew each time, which for a few rows takes
-longer than the product. Matrices are float32, or bfloat16 where the processor multiplies it: AMX
-has some six times AVX-512's products of float32. Sums are float32, and so is the residual stream,
-for which bfloat16 has too few digits. It has too few for logits, too: their products are of INT8.
+An ordinary torch product packs its matrix each time. With few rows this takes longer than the
+product. Matrices are float32, or bfloat16 if the processor supports it: AMX has about six times
+the float32 throughput of AVX-512. Sums and the residual stream are float32, because bfloat16 has
+too few digits for the stream. It has too few for logits too, so they are computed in INT8.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 Tensor = torch.Tensor
 _INT8_MAX = 127.0
-_ROWS = 32  # of a product; oneDNN adds up more in another order
-_FINER = 254.0  # the second number of a pair counts in halves of the first's step / 127
+_ROWS = 32  # maximum rows of a product; with more, oneDNN adds in another order
+_FINER = 254.0  # steps of a pair's second number per step of the first
 
 
 def has_int8() -> bool:
-    """Tell whether this processor adds up products of INT8 as INT32."""
+    """Return whether this processor accumulates products of INT8 in INT32."""
     return bool(torch.cpu.get_capabilities().get("avx512_vnni"))
 
 
 class OneDnnOps:
-    """Every operation, of the decoder and of the encoder.
+    """The operations of the decoder and of the encoder.
 
     Args:
-        dtype: of matrices and what they are multiplied with: float32 or bfloat16.
+        dtype: the dtype of matrices and their inputs, float32 or bfloat16.
     """
 
     embed = staticmethod(reference_ops.embed)
@@ -53,7 +53,7 @@ class OneDnnOps:
         return self.store(matrix)
 
     def norm(self, x: Tensor, params: Norm) -> Tensor:
-        """See `reference_ops.norm`; the result is what matrices are multiplied with."""
+        """Compute `reference_ops.norm`; return the dtype that matrices are multiplied with."""
         return reference_ops.norm(x, params).to(self._dtype)
 
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
@@ -80,9 +80,9 @@ class OneDnnOps:
         return residual + _product(x, matrix)
 
     def self_attention(
-        self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, feed: StepBatch
+        self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, batch: StepBatch
     ) -> Tensor:
-        return reference_ops.self_attention(qkv, k_cache, v_cache, feed, _attend_past)
+        return reference_ops.self_attention(qkv, k_cache, v_cache, batch, _attend_past)
 
     def cross_attention(self, q: Tensor, cross: CrossKV, groups: SlotGroups) -> Tensor:
         attend = reference_ops.attend_audio if self._dtype == torch.float32 else _attend_audio
@@ -98,10 +98,10 @@ class OneDnnOps:
 
 
 def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
-    """A linear layer of a matrix that is laid out: (..., in) -> (..., out).
+    """Apply a linear layer with a packed matrix: (..., in) -> (..., out).
 
-    In bfloat16 there are never more than `_ROWS` of a step, nor more windows than one: an answer is
-    the same in any company, to the last bit. In float32 that is not to be had.
+    In bfloat16 a product has at most `_ROWS` rows of a step, or one window. Its bits then do not
+    depend on the rest of the batch. In float32 no such limit makes the bits independent.
     """
     if x.dtype != torch.float32:
         parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
@@ -114,9 +114,9 @@ def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
 
 
 def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
-    """See `reference_ops.attend`; keys and values of rows are read as they lie, and not copied.
+    """Compute `reference_ops.attend` without a copy of the rows' keys and values.
 
-    Each query is one of its own for torch, which adds several up in another order.
+    Torch gets each query as its own batch entry: it adds several queries in another order.
     """
     assert unseen is not None
     rows, _, queries, _ = query.shape
@@ -137,25 +137,25 @@ def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> 
 
 
 def _attend_audio(query: Tensor, k: Tensor, v: Tensor, log_weights: Tensor | None) -> Tensor:
-    """See `reference_ops.attend_audio`.
+    """Compute `reference_ops.attend_audio` as keys times queries.
 
-    Times the queries, and not the queries times them, keys are read as they lie: for bfloat16 half
-    the time, for float32 more.
+    This order reads the keys without a copy. It takes half the time in bfloat16, and more time in
+    float32.
     """
     score = (k @ query.transpose(-1, -2)).transpose(-1, -2)
     if log_weights is None:
         return score.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
-    weighted = torch.empty(score.shape, dtype=torch.float32)  # laid out as the softmax likes it
+    weighted = torch.empty(score.shape, dtype=torch.float32)  # row-major, for a faster softmax
     torch.add(score, log_weights[:, None], out=weighted)
     return weighted.softmax(-1).to(v.dtype) @ v
 
 
 def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Rows times an INT8 matrix; each number of a row goes as two of INT8, and so as 15 bits.
+    """Multiply rows by an INT8 matrix; two INT8 numbers give each input 15 bits.
 
     Args:
         x: float32 (n, in).
-        weight: int8 (out, in), laid out, whose rows stand for weight * scale.
+        weight: int8 (out, in), packed; its rows represent weight * scale.
         scale: float32 (out,).
 
     Returns:

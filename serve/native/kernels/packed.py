@@ -1,8 +1,8 @@
-"""INT8 weights in the order in which the matrix unit takes them, for products of the fewest rows.
+"""Pack INT8 weights in tensor-core register order, for the skinny GEMM.
 
-They lie as the registers of `mma.sync` m16n8k16 want them (PTX ISA, "Matrix Fragments"): what a
-thread multiplies stands side by side, and a warp reads 512 bytes in a row. Each warp sums one part
-of the depth, a turn of it at a time.
+The order is that of the registers of `mma.sync` m16n8k16 (PTX ISA, "Matrix Fragments"). The
+weights of a thread are adjacent, and a warp reads 512 consecutive bytes. Each warp sums one part
+of the depth, one turn at a time.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -15,28 +15,28 @@ from triton.experimental.gluon import language as gl
 
 from serve.native.kernels.fragments import mma_layout
 
-OUTPUTS = gl.constexpr(16)  # of a tile
-TURN = gl.constexpr(256)  # of the depth, at most: for more a thread has not enough registers
+OUTPUTS = gl.constexpr(16)  # outputs per tile
+TURN = gl.constexpr(256)  # maximum depth of a turn: a thread has no registers for more
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedConfig:
-    """Compile-time parameters."""
+    """Compile-time parameters of `thin_kernel`."""
 
     depth: int
-    part: int
-    warps: int  # a power of two, of which the first `parts` sum
-    norm: bool  # before it; of one row alone
+    part: int  # depth that one warp sums
+    warps: int  # a power of two; only the first `parts` warps sum
+    norm: bool  # whether a layer norm precedes the product; only for one row
     eps: float
     has_bias: bool
     gelu: bool
     has_residual: bool
-    again: bool  # whether programs have several tiles, one after the other
+    again: bool  # whether programs compute several tiles in turn
     pdl: bool
 
     @property
     def parts(self) -> int:
-        """Warps that sum."""
+        """Number of parts, and of warps that sum."""
         return self.depth // self.part
 
     @property
@@ -46,39 +46,39 @@ class PackedConfig:
 
     @property
     def turns(self) -> int:
-        """Times that it does so."""
+        """Turns per part."""
         return self.part // self.turn
 
     @property
     def words(self) -> int:
-        """Words of four weights that a warp reads for sixteen outputs and a turn."""
+        """Words of four weights that a warp reads per tile and turn."""
         return self.turn * 4
 
     @property
     def block(self) -> int:
-        """The depth, or more, as a power of two."""
+        """The depth rounded up to a power of two."""
         return self.warps * self.part
 
     @property
     def each(self) -> int:
-        """Neighbours of a row that a thread normalises."""
+        """Adjacent numbers of a row that a thread normalises."""
         return max(1, min(8, self.block // (32 * self.warps)))
 
 
 def pack(weight: torch.Tensor, part: int) -> torch.Tensor:
-    """Put the weights of a matrix in the order of `thin_kernel`.
+    """Reorder the weights of a matrix for `thin_kernel`.
 
     Args:
         weight: int8 (out, depth).
-        part: of the depth, that is summed by itself; a multiple of 64.
+        part: the depth of a part, a multiple of 64.
 
     Returns:
-        int8 (out / 16, depth / part, 16 * part); outputs that are missing of sixteen are 0.
+        int8 (out / 16, depth / part, 16 * part); the last tile is padded with zeros.
     """
     n_out, depth = weight.shape
     whole = torch.nn.functional.pad(weight, (0, 0, 0, -n_out % OUTPUTS.value))
     # Output: 8 * upper + row. In a chunk of 64: 32 * i + 16 * outer + 8 * hi + 2 * lane + odd.
-    # A thread has a row and a lane; sixteen bytes of it are those of i, odd, outer and hi.
+    # A thread has a row and a lane; its sixteen bytes run over i, odd, outer and hi.
     split = whole.view(-1, 2, 8, depth // part, part // 64, 2, 2, 2, 4, 2)
     #                  tile, upper, row, part, chunk, i, outer, hi, lane, odd
     return split.permute(0, 3, 4, 1, 2, 8, 5, 9, 6, 7).reshape(-1, depth // part, 16 * part)
@@ -86,19 +86,19 @@ def pack(weight: torch.Tensor, part: int) -> torch.Tensor:
 
 @triton.constexpr_function
 def _bits(begin: int, end: int) -> list[int]:
-    """Powers of two from begin to below end."""
+    """Return the powers of two in [begin, end)."""
     return [1 << i for i in range(begin.bit_length() - 1, end.bit_length() - 1)]
 
 
 @triton.constexpr_function
 def tile_layout(shape: PackedConfig) -> gl.BlockedLayout:
-    """Of a tile's sums, (16, 8)."""
+    """Make the layout of a tile's sums, (16, 8)."""
     return gl.BlockedLayout([1, 1], [16, 2], [1, shape.warps], [0, 1])
 
 
 @triton.constexpr_function
 def words_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
-    """Of a program's weights, (warps, words)."""
+    """Make the layout of a program's loaded weights, (warps, words)."""
     registers = [[0, bit] for bit in _bits(1, 4) + _bits(128, shape.words)]
     warps = [[bit, 0] for bit in _bits(1, shape.warps)]
     lanes = [[0, bit] for bit in _bits(4, 128)]
@@ -107,7 +107,7 @@ def words_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
 
 @triton.constexpr_function
 def rows_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
-    """Of a turn's rows, (8, warps * turn), as the matrix unit wants them."""
+    """Make the layout of a turn's rows, (8, warps * turn), in tensor-core register order."""
     registers = [[0, bit] for bit in [1, 8, *_bits(16, shape.turn)]]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
     warps = [[0, bit * shape.turn] for bit in _bits(1, shape.warps)]
@@ -116,10 +116,10 @@ def rows_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
 
 @gluon.jit
 def _halves(words) -> gl.tensor:
-    """int32 (…), four int8 each -> float16 (…, 2, 2), byte j at [j % 2, j // 2], exactly.
+    """Convert int32 (…) of four int8 each to float16 (…, 2, 2), byte j at [j % 2, j // 2], exactly.
 
-    1024 + u is the float16 of bits 0x6400 | u. Two words at a time, so that what the matrix unit
-    wants in one register is made in one.
+    The float16 with the bits 0x6400 | u is 1024 + u. It converts two words at once, because each
+    register of an operand holds one number of either word.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """
@@ -151,7 +151,7 @@ def _halves(words) -> gl.tensor:
 
 @gluon.jit
 def weights(words, shape: gl.constexpr) -> gl.tensor:
-    """A turn's weights as loaded -> what rows are multiplied with, (warps, 16, turn)."""
+    """Make the left operand of a turn's loaded weights, (warps, 16, turn)."""
     warps: gl.constexpr = shape.warps
     turn: gl.constexpr = shape.turn
     chunks: gl.constexpr = turn // 64
@@ -163,7 +163,7 @@ def weights(words, shape: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def operand(rows, shape: gl.constexpr) -> gl.tensor:
-    """A turn's rows, (8, warps * turn) -> what weights are multiplied with, (warps, turn, 8)."""
+    """Make the right operand (warps, turn, 8) of a turn's rows (8, warps * turn)."""
     folded = gl.permute(gl.reshape(rows, [8, shape.warps, shape.turn]), [1, 2, 0])
     layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(shape.warps), 2)
     return gl.convert_layout(folded, layout, assert_trivial=True)

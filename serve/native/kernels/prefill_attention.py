@@ -1,8 +1,8 @@
-"""Attention of whole texts, as a Triton-language kernel: a tile of feeds shares each reading.
+"""Compute the attention of whole texts with a Triton kernel: a tile of tokens shares each read.
 
-Kernels of decoder steps have a feed's sums in one order, whatever is fed beside it, so that a text
-has the bits of single steps; they take at most sixteen feeds at a time. Where texts are fed from
-their beginning and no step goes on from them (`SlotGroups.whole`), nobody asks for those bits.
+The kernels of decoder steps add in an order that does not depend on the other tokens, so that a
+text has the bits of single steps. They handle at most sixteen tokens at a time. A whole text
+(`SlotGroups.whole`) is not continued by later steps and needs no equal bits, so larger tiles do.
 
 Source: Dao, "FlashAttention-2" (2023), algorithm 1.
 """
@@ -16,24 +16,24 @@ from serve.native.kernels.launch import launch
 from serve.native.kernels.reference_ops import CrossKV
 from serve.native.kernels.step_batch import SlotGroups
 
-_TILE, _BLOCK = 64, 64  # feeds of a program; keys of a turn
+_TILE, _BLOCK = 64, 64  # tokens per program; keys per iteration
 _WARPS, _STAGES = 4, 3
-_GROUPS = 16  # that a kernel is compiled for, at least
+_GROUPS = 16  # minimum number of groups that a kernel is compiled for
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LARGER = tl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too large for float16
+_LARGER = tl.constexpr(16.0)  # factor of the queries of INT8 keys: keeps them in float16's range
 
 
 @triton.jit
 def _tile_of(first, count, groups: int, padded: tl.constexpr, tile: tl.constexpr) -> tl.tuple:
-    """(group, its first feed, how many feeds it has, which of its tiles) of this program."""
+    """Return this program's (group, first token of the group, its tokens, tile in the group)."""
     each = tl.arange(0, padded)
     tiles = (tl.load(count + each, mask=each < groups, other=0) + tile - 1) // tile
     ends = tl.cumsum(tiles, 0)
     before = ends <= tl.program_id(0)
     group = tl.minimum(tl.sum(before.to(tl.int32), 0), groups - 1)
     turn = tl.program_id(0) - tl.max(tl.where(before, ends, 0), 0)
-    feeds = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
-    return group, tl.load(first + group).to(tl.int32), feeds.to(tl.int32), turn.to(tl.int32)
+    n_tokens = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
+    return group, tl.load(first + group).to(tl.int32), n_tokens.to(tl.int32), turn.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=("groups", "n_keys"))
@@ -59,23 +59,24 @@ def texts_kernel(
     block: tl.constexpr,
     head_dim: tl.constexpr,
 ) -> None:
-    """One head of a tile of a group's feeds: attends to its slot's keys, or with `own` to its past.
+    """Let a tile of a group's tokens attend to the slot's keys, or with `own` to its past.
 
-    A feed's own keys and values lie behind its query, its place in its group is its position.
+    A program computes one head. With `own`, q, k and v are columns of the same rows, and a token's
+    index in its group is its position.
     """
-    group, start, feeds, turn = _tile_of(first, count, groups, padded, tile)
-    if turn * tile >= feeds:
+    group, start, n_tokens, turn = _tile_of(first, count, groups, padded, tile)
+    if turn * tile >= n_tokens:
         return
     head = tl.program_id(1)
     m, d = turn * tile + tl.arange(0, tile), tl.arange(0, head_dim)
     line = (start + m)[:, None]
     query = tl.load(
-        q + line * q_stride + head * head_dim + d[None, :], mask=m[:, None] < feeds, other=0.0
+        q + line * q_stride + head * head_dim + d[None, :], mask=m[:, None] < n_tokens, other=0.0
     )
     factor = _LOG2_E
     row = tl.load(slots + group) * heads + head
     if own:
-        keys, end = start * k_stride + head * head_dim, tl.minimum(feeds, (turn + 1) * tile)
+        keys, end = start * k_stride + head * head_dim, tl.minimum(n_tokens, (turn + 1) * tile)
     else:
         keys, end = row * n_keys * k_stride, n_keys
     if int8:
@@ -105,16 +106,16 @@ def texts_kernel(
         mixed = mixed * tl.load(v_scale + row * head_dim + d)[None, :]
     width = heads * head_dim
     at = out + line * width + head * head_dim + d[None, :]
-    tl.store(at, mixed.to(out.dtype.element_ty), mask=m[:, None] < feeds)
+    tl.store(at, mixed.to(out.dtype.element_ty), mask=m[:, None] < n_tokens)
 
 
 def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.Tensor:
-    """See `reference_ops.self_attention`, of texts that begin here; no cache is written.
+    """Compute `reference_ops.self_attention` of whole texts; write no cache.
 
     Args:
         qkv: (n, 3 * d).
-        heads: of it.
-        groups: of whole texts.
+        heads: the number of heads.
+        groups: the texts.
     """
     width = qkv.shape[1] // 3
     parts = (qkv, qkv[:, width:], qkv[:, 2 * width :], qkv, qkv)
@@ -122,12 +123,12 @@ def attend_to_texts(qkv: torch.Tensor, heads: int, groups: SlotGroups) -> torch.
 
 
 def attend_to_audio(q: torch.Tensor, cross: CrossKV, groups: SlotGroups) -> torch.Tensor:
-    """See `reference_ops.cross_attention`.
+    """Compute `reference_ops.cross_attention` of whole texts.
 
     Args:
         q: (n, d).
-        cross: of every slot.
-        groups: of whole texts.
+        cross: the cache of every slot.
+        groups: the texts.
     """
     _, heads, n_keys, head_dim = cross.k.shape
     int8 = cross.k_scale is not None
@@ -148,10 +149,10 @@ def _attend(
 ) -> torch.Tensor:
     q, k = parts[:2]
     assert q is not None and q.is_contiguous() and k is not None and (own or k.is_contiguous())
-    feeds, count, width = len(q), len(groups.slots), q.shape[1] // (3 if own else 1)
-    out = torch.empty((feeds, width), dtype=q.dtype, device=q.device)
+    n_tokens, count, width = len(q), len(groups.slots), q.shape[1] // (3 if own else 1)
+    out = torch.empty((n_tokens, width), dtype=q.dtype, device=q.device)
     shared = (groups.slots, groups.first, groups.count)
-    launch(texts_kernel, triton.cdiv(feeds, _TILE) + count, heads)(
+    launch(texts_kernel, triton.cdiv(n_tokens, _TILE) + count, heads)(
         *parts,
         *shared,
         out,

@@ -1,4 +1,4 @@
-"""`reference_ops.token_probability` as a Triton-language kernel that reads the logits once."""
+"""Compute `reference_ops.token_probability` with a Triton kernel that reads the logits once."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
@@ -7,13 +7,13 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
-_BLOCK = 4096  # tokens a turn
-_NEVER = tl.constexpr(-1e30)  # of no token; unlike infinity it can be subtracted from itself
+_BLOCK = 4096  # tokens per iteration
+_NEVER = tl.constexpr(-1e30)  # a masked logit; infinity minus infinity would be NaN
 
 
 @triton.jit(do_not_specialize=("below",))
 def probability_kernel(logits, text, out, n_vocab: int, below: int, block: tl.constexpr) -> None:
-    """One row: softmax of its first `below` logits, at its token."""
+    """Compute the softmax of the first `below` logits of one row, at its token."""
     row = logits + tl.program_id(0).to(tl.int64) * n_vocab
     offset = tl.arange(0, block)
     most = tl.full([block], _NEVER, tl.float32)

@@ -1,7 +1,7 @@
-"""The operations of one Whisper layer in plain torch. They define what is right.
+"""Reference implementation, in plain torch, of the operations of a Whisper layer.
 
-A faster kernel has the signature of its twin here and is tested against it. Nothing here waits for
-the device, so a decoder step made of these can be captured in a CUDA graph.
+Each faster kernel has the signature of the function here and is tested against it. Nothing here
+waits for the device, so a decoder step of these operations can be captured in a CUDA graph.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 LAYER_NORM_EPS = 1e-5
-FP8_MAX = 448.0  # of e4m3
+FP8_MAX = 448.0  # the largest number of e4m3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Norm:
 class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
-    With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale. Some
-    operations keep further forms: `wide` is the weight in float16 without the scale, and `thin` is
-    it in another order (see `skinny_gemm`). `step`, float32 (), divides FP8 outputs.
+    With `scale`, float32 (out,), the weight is int8 and each row represents weight * scale. Some
+    implementations keep copies: `wide` is the weight in float16 without the scale, and `thin` is
+    the weight packed for `skinny_gemm`. `step`, float32 (), divides FP8 outputs.
     """
 
     weight: torch.Tensor
@@ -47,21 +47,21 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """FP8 (e4m3) rows: values (..., in), of which each row stands for values * scale (rows,)."""
+    """FP8 (e4m3) rows: values (..., in); each row represents values * scale, float32 (rows,)."""
 
     values: torch.Tensor
     scale: torch.Tensor
 
 
 def scaled(x: torch.Tensor) -> Scaled:
-    """Rows as FP8, each scaled by its largest number."""
+    """Quantize rows to FP8, each scaled by its largest number."""
     value = x.float()
     scale = value.abs().amax(dim=-1).clamp_min(1e-12) / FP8_MAX
     return Scaled((value / scale[..., None]).to(torch.float8_e4m3fn), scale.flatten())
 
 
 def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
-    """Prepare a matrix for the encoder's products: here, as it is.
+    """Prepare a matrix for the encoder's products; the reference keeps it.
 
     Args:
         matrix: a linear layer.
@@ -71,9 +71,9 @@ def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
 
 
 def store(matrix: Matrix) -> Matrix:
-    """Lay out a matrix for the decoder's products: here, inputs outermost where outputs are more.
+    """Lay out a matrix for the decoder's products; transpose it if it has more outputs than inputs.
 
-    Few rows times such a matrix take MKL half the time so.
+    With few rows, MKL multiplies such a transposed matrix in half the time.
     """
     n_out, n_in = matrix.weight.shape
     if matrix.weight.is_cuda or n_out <= n_in:
@@ -84,11 +84,11 @@ def store(matrix: Matrix) -> Matrix:
 def stem(
     features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
 ) -> torch.Tensor:
-    """The two convolutions, GELU after each, and the positions.
+    """Apply two convolutions, each followed by GELU, and add the position embeddings.
 
     Args:
         features: float32 (batch, n_mels, time).
-        conv1, conv2: three wide, the second with stride 2; weights (out, 3 * in), taps outermost.
+        conv1, conv2: kernel size 3, the second with stride 2; weights (out, 3 * in), taps first.
         positions: (time / 2, d).
 
     Returns:
@@ -102,38 +102,38 @@ def stem(
 
 
 def linear_gelu(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """Linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    """Apply a linear layer and exact (erf) GELU: (..., in) -> (..., out)."""
     return F.gelu(linear(x, matrix))
 
 
 def add_linear_norm(
     x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm
 ) -> torch.Tensor:
-    """x += linear(y) in place, then layer norm of x + shift.
+    """Add linear(y) to x in place, then apply layer norm to x + shift.
 
-    The stream goes without the biases of what is added to it, so that it is rounded once each time:
-    their sum so far is `shift`.
+    The stream omits the biases of the added layers, so that each addition rounds it only once.
+    `shift` is the sum of these biases.
 
     Args:
         x: the residual stream (..., d).
-        y: (..., in), or what `linear_gelu` of the same operations returned.
+        y: (..., in), or the result of `linear_gelu` of the same implementation.
         matrix: in -> d, without a bias.
         shift: float32 (d,).
-        params: of the layer norm.
+        params: the layer norm's weights.
 
     Returns:
-        The layer norm (..., d), as the next linear layer of the same operations reads it.
+        The layer norm (..., d), in the form that linear layers of the same implementation read.
     """
     x += linear(y, matrix)
     return norm(x + shift, params).to(x.dtype)
 
 
 add_linear_last_norm = add_linear_norm
-"""The same at the encoder's end: whatever linear layers read, its result is a tensor like `x`."""
+"""`add_linear_norm` at the end of the encoder; its result is always a tensor like `x`."""
 
 
 def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """A linear layer: (..., in) -> (..., out)."""
+    """Apply a linear layer: (..., in) -> (..., out)."""
     weight = matrix.weight
     if matrix.scale is not None:
         weight = (weight * matrix.scale[:, None]).to(x.dtype)
@@ -141,41 +141,41 @@ def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 
 
 def norm(x: torch.Tensor, params: Norm) -> torch.Tensor:
-    """Layer norm over the last dimension, computed in float32, returned in the dtype of `x`."""
+    """Normalise the last dimension in float32; return the dtype of `x`."""
     y = F.layer_norm(x.float(), params.weight.shape, params.weight, params.bias, LAYER_NORM_EPS)
     return y.to(x.dtype)
 
 
 def norm_linear(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
-    """Layer norm, then a linear layer: (..., in) -> (..., out)."""
+    """Apply layer norm and a linear layer: (..., in) -> (..., out)."""
     return linear(norm(x, params), matrix)
 
 
 def norm_linear_gelu(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
-    """Layer norm, linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    """Apply layer norm, a linear layer and exact (erf) GELU: (..., in) -> (..., out)."""
     return F.gelu(norm_linear(x, params, matrix))
 
 
 def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> torch.Tensor:
-    """A linear layer added to the residual stream: (..., in) -> (..., out)."""
+    """Add a linear layer to the residual stream: (..., in) -> (..., out)."""
     return residual + linear(x, matrix)
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:
-    """The tensor that a linear layer's output stands for: here, itself."""
+    """Finish a linear layer's output; the reference returns finished outputs."""
     return x
 
 
 def logits(
     x: torch.Tensor, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Layer norm, then the vocabulary projection.
+    """Apply layer norm and the vocabulary projection.
 
     Args:
         x: (n, in).
-        params: of the layer norm.
+        params: the layer norm's weights.
         matrix: in -> vocabulary.
-        wanted: int64 (m,), the rows of x that are asked for; None = all.
+        wanted: int64 (m,), the requested rows of x; None = all.
 
     Returns:
         float32 (m, vocabulary).
@@ -183,26 +183,26 @@ def logits(
     return norm_linear(x if wanted is None else x[wanted], params, matrix).float()
 
 
-def embed(feed: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Each token that is fed, embedded, plus the embedding of its position.
+def embed(batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Add the embeddings of each token and of its position.
 
     Args:
-        feed: n tokens.
-        tokens: (n_vocab, d).
-        places: (n_text_ctx, d).
+        batch: n tokens.
+        tokens: the token embeddings (n_vocab, d).
+        places: the position embeddings (n_text_ctx, d).
 
     Returns:
         (n, d).
     """
-    return tokens[feed.ids[feed.rows, feed.positions]] + places[feed.positions]
+    return tokens[batch.ids[batch.rows, batch.positions]] + places[batch.positions]
 
 
 def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
-    """Full (non-causal) self-attention; the query is already scaled.
+    """Compute full (non-causal) self-attention; the query is already scaled.
 
     Args:
-        qkv: (batch, time, 3 * d), query, key and value side by side.
-        n_head: heads; d / n_head dimensions each.
+        qkv: (batch, time, 3 * d), query, key and value concatenated.
+        n_head: the number of heads, of d / n_head dimensions each.
 
     Returns:
         (batch, time, d).
@@ -215,7 +215,7 @@ def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
 
 
 def _cudnn_first() -> contextlib.AbstractContextManager[None]:
-    """Prefer cuDNN's attention, which torch by itself tries after FlashAttention."""
+    """Prefer cuDNN's attention; torch's own order tries FlashAttention first."""
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(order, set_priority=True)
 
@@ -227,12 +227,12 @@ def attend(
     unseen: torch.Tensor | None = None,
     log_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of few queries, already scaled.
+    """Compute attention of few queries, which are already scaled.
 
     Args:
         query: (batch, heads, queries, head_dim).
         k, v: (batch, heads, time, head_dim).
-        unseen: bool (batch, 1, queries, time), what is not attended to; None = nothing.
+        unseen: bool (batch, 1, queries, time), the masked keys; None = none.
         log_weights: float32 (heads, time), added to the scores.
 
     Returns:
@@ -249,7 +249,7 @@ def attend(
 def attend_audio(
     query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """See `attend`; all is attended to."""
+    """Compute `attend` without a mask."""
     return attend(query, k, v, None, log_weights)
 
 
@@ -260,35 +260,35 @@ def self_attention(
     qkv: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    feed: StepBatch,
+    batch: StepBatch,
     attend: Attend = attend,
 ) -> torch.Tensor:
-    """One decoder step of causal self-attention.
+    """Compute causal self-attention of one decoder step.
 
-    Writes each feed's new key and value to its row at its position, then attends to positions
-    0..position of its row's past.
+    It writes each token's key and value to the cache at its row and position. Each token then
+    attends to positions 0 to its own of its row.
 
     Args:
         qkv: (n, 3 * d), the query already scaled.
         k_cache, v_cache: (rows, n_text_ctx, heads, head_dim), updated in place.
-        feed: n tokens.
-        attend: what does it for some rows.
+        batch: n tokens.
+        attend: the attention of a run of rows.
 
     Returns:
         (n, d).
     """
     heads, head_dim = k_cache.shape[2:]
-    q, k, v = qkv.view(len(feed.rows), 3, -1).unbind(1)
+    q, k, v = qkv.view(len(batch.rows), 3, -1).unbind(1)
     keys, values = k_cache.view(-1, k.shape[-1]), v_cache.view(-1, v.shape[-1])
-    keys.index_copy_(0, feed.own_places, k)
-    values.index_copy_(0, feed.own_places, v)
+    keys.index_copy_(0, batch.own_places, k)
+    values.index_copy_(0, batch.own_places, v)
     mixed = []
-    for run in feed.runs:
+    for run in batch.runs:
         first, rows, each = run
-        feeds = slice(first, first + rows * each)
-        k, v = (feed.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
-        query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
-        unseen = ~feed.seen[feeds].view(rows, 1, each, feed.past)
+        tokens = slice(first, first + rows * each)
+        k, v = (batch.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
+        query = q[tokens].view(rows, each, heads, head_dim).transpose(1, 2)
+        unseen = ~batch.seen[tokens].view(rows, 1, each, batch.past)
         out = attend(query, k, v, unseen)
         mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -296,32 +296,31 @@ def self_attention(
 
 @dataclasses.dataclass(frozen=True)
 class CrossKV:
-    """One layer's keys and values of cross-attention, (slots, heads, n_audio_ctx, head_dim).
+    """The cross-attention cache of one layer, (slots, heads, n_audio_ctx, head_dim).
 
-    With scales, float32 (slots, heads, head_dim), they are int8 and stand for number * scale.
+    With scales, float32 (slots, heads, head_dim), it is int8 and represents number * scale.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
-    # What is added to the scores of keys, float32 (heads, n_audio_ctx).
-    log_weights: torch.Tensor | None = None
-    # By slot: what is read in place of this, of all slots as well, but with fewer keys.
+    log_weights: torch.Tensor | None = None  # float32 (heads, n_audio_ctx), added to the scores
+    # For each slot the cache with fewer keys that replaces this one; each covers all slots.
     short: "Sequence[CrossKV | None] | None" = None
 
 
 def store_cross(
     x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
-    """Put projected keys and values of windows into their slots.
+    """Write projected keys and values of windows to their slots.
 
     Args:
-        x: (windows, n_audio_ctx, layers * 2 * d), keys and values of some layers side by side.
+        x: (windows, n_audio_ctx, layers * 2 * d), keys and values of some layers concatenated.
         slots: int64 (windows,).
         cache: (layers, 2, slots, heads, n_audio_ctx, head_dim), written at `slots`.
-        scale: float32 (layers, 2, slots, heads, head_dim); with it, each channel of a slot's head
-            is scaled by its largest number, and rounded (a half to even) to int8.
+        scale: float32 (layers, 2, slots, heads, head_dim), written at `slots`. If given, each
+            channel of a slot's head is scaled by its largest number and rounded half to even.
     """
     layers, _, _, heads, time, head_dim = cache.shape
     value = x.view(len(x), time, layers, 2, heads, head_dim).permute(2, 3, 0, 4, 1, 5)
@@ -336,13 +335,13 @@ def store_cross(
 def cross_attention(
     q: torch.Tensor, cross: CrossKV, groups: SlotGroups, attend: Attend = attend_audio
 ) -> torch.Tensor:
-    """One decoder step of attention to the encoder's output, each slot's read once for its feeds.
+    """Compute cross-attention of one decoder step; tokens of a slot share each read of its keys.
 
     Args:
         q: (n, d), already scaled.
-        cross: of every slot.
-        groups: which slot each of the n feeds belongs to; what belongs to none stays undefined.
-        attend: what does it for some slots.
+        cross: the cache of every slot.
+        groups: the slot of each of the n tokens; the result of a token without one is undefined.
+        attend: the attention of a run of slots.
 
     Returns:
         (n, d).
@@ -354,15 +353,15 @@ def cross_attention(
         if cross.k_scale is not None and cross.v_scale is not None:
             k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
-        feeds = slice(first, first + slots * each)
-        query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
+        tokens = slice(first, first + slots * each)
+        query = q[tokens].view(slots, each, heads, head_dim).transpose(1, 2)
         mixed = attend(query, k, v, own.log_weights)
-        out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
+        out[tokens] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
     return out
 
 
 def _alike(groups: SlotGroups, cross: CrossKV) -> Iterator[tuple[int, int, int, int, CrossKV]]:
-    """Yield runs of groups, whose slots' keys are in the same place, and that place."""
+    """Yield runs of groups that read the same cache: (slot, slots, first token, each, cache)."""
     for slot, slots, first, each in groups.runs:
         places = [cross] * slots
         if cross.short is not None:
@@ -375,12 +374,12 @@ def _alike(groups: SlotGroups, cross: CrossKV) -> Iterator[tuple[int, int, int, 
 
 
 def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
-    """Return tokens' probability among those with lower ids than `below`.
+    """Return the probability of each token among the tokens with ids below `below`.
 
     Args:
         logits: float32 (n, n_vocab).
         text: int64 (n,), the tokens.
-        below: above each of them.
+        below: greater than each of the tokens.
 
     Returns:
         float32 (n,).

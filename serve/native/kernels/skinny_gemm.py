@@ -1,9 +1,9 @@
-"""Up to eight rows times an INT8 matrix as a Gluon kernel, finished, with the layer norm before it.
+"""Multiply up to eight rows by an INT8 matrix, with layer norm and epilogue, in one Gluon kernel.
 
-A program has sixteen outputs. Each of its warps sums one part of the depth by the matrix unit, all
-of whose weights it has asked for before it waits for its input; the parts are added in order, as
-everywhere (see `linear`), and finished where they are. So a step of few rows needs a kernel for
-each matrix and attention, and no more.
+A program has sixteen outputs, and each of its warps sums one part of the depth on tensor cores.
+A warp requests all its weights before it waits for its input. The program adds the parts in order
+(see `linear`) and applies the epilogue. A step of few rows therefore needs one kernel for each
+matrix and each attention.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
@@ -34,18 +34,18 @@ from serve.native.kernels.reference_ops import LAYER_NORM_EPS, Matrix, Norm
 from serve.native.kernels.tiles import part_of
 
 THIN_ROWS = 8
-_WARPS, _WARPS_AGAIN = 24, 16  # that a multiprocessor has at a time
+_WARPS, _WARPS_AGAIN = 24, 16  # resident warps of a multiprocessor, without and with `again`
 
 
 class Gains(NamedTuple):
-    """A layer norm's weight and bias, float32 (depth,); any tensors where there is none."""
+    """A layer norm's weight and bias, float32 (depth,); unused tensors if there is none."""
 
     weight: torch.Tensor
     bias: torch.Tensor
 
 
 def normalises(depth: int) -> bool:
-    """Tell whether a product so deep takes the layer norm before it along, of one row."""
+    """Return whether a product of one row with this depth can include the layer norm before it."""
     return part_of(depth) <= int(TURN.value)
 
 
@@ -63,19 +63,19 @@ def multiply_thin(
 
     Args:
         x: float16 (rows, in), at most `THIN_ROWS` rows.
-        matrix: INT8, with `skinny_gemm` from `pack`, as int32.
-        params: of a layer norm of x, which must be one row then, and `normalises` true.
-        residual: float16 (rows, out), added to what is finished.
+        matrix: INT8, whose `thin` is the result of `pack` as int32.
+        params: a layer norm of x; x must then be one row, and `normalises(in)` true.
+        residual: float16 (rows, out), added to the result.
         gelu: whether exact GELU follows.
         out: float16 or float32 (rows, out).
-        processors: multiprocessors of the device.
-        pdl: whether it may begin while the kernel before it ends.
+        processors: the number of multiprocessors of the device.
+        pdl: whether the kernel may begin while the previous kernel ends.
     """
     assert x.is_contiguous() and matrix.thin is not None and matrix.scale is not None
     assert params is None or (len(x) == 1 and normalises(x.shape[1]))
     tiles, parts, _ = matrix.thin.shape
     warps = triton.next_power_of_2(parts)
-    # A program of several tiles has the weights of two, and so more registers.
+    # A program of several tiles holds the weights of two, so it needs more registers.
     again = tiles > processors * max(1, _WARPS // warps)
     programs = min(tiles, processors * max(1, _WARPS_AGAIN // warps)) if again else tiles
     shape = PackedConfig(
@@ -100,7 +100,7 @@ def multiply_thin(
 
 @gluon.jit
 def _rows(x, turn: gl.constexpr, rows: int, shape: gl.constexpr) -> gl.tensor:
-    """Load a turn of rows (rows, depth) -> what weights are multiplied with, (warps, turn, 8)."""
+    """Load a turn of x (rows, depth) as a right operand (warps, turn, 8)."""
     layout: gl.constexpr = rows_layout(shape)
     warps: gl.constexpr = shape.warps
     depth: gl.constexpr = shape.turn
@@ -113,7 +113,7 @@ def _rows(x, turn: gl.constexpr, rows: int, shape: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def _all_rows(x, rows: int, shape: gl.constexpr) -> gl.tuple:
-    """All of rows (rows, depth), by turns."""
+    """Load all turns of x (rows, depth)."""
     turns: gl.constexpr = shape.turns
     operands = ()
     for turn in gl.static_range(turns):
@@ -128,21 +128,21 @@ def _add_both(a, b, more_a, more_b) -> tuple[gl.tensor, gl.tensor]:
 
 @gluon.jit
 def _pairs(x) -> gl.tensor:
-    """Sums of two neighbours of (rows, n)."""
+    """Add each two adjacent numbers of (rows, n)."""
     return gl.sum(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), 2)
 
 
 @gluon.jit
 def _eighth(x) -> gl.tensor:
-    """Sums of eight neighbours of (rows, n) in pairs: no layout changes a bit of them."""
+    """Add each eight adjacent numbers of (rows, n) in pairs, an order that no layout changes."""
     return _pairs(_pairs(_pairs(x))).to(gl.float64)
 
 
 @gluon.jit
 def _normed_row(x, norm: Gains, shape: gl.constexpr) -> gl.tensor:
-    """The layer norm of x (depth,), as `_rows` gives rows; as `linear.norm_kernel`, to the bit.
+    """Normalise x (depth,) with the bits of `linear.norm_kernel`; return an operand like `_rows`.
 
-    Waits for x itself, having asked for what does not depend on it.
+    It requests the norm's weights before it waits for x.
     """
     block: gl.constexpr = shape.block
     spread: gl.constexpr = gl.BlockedLayout([1, shape.each], [1, 32], [1, shape.warps], [1, 0])
@@ -165,14 +165,14 @@ def _normed_row(x, norm: Gains, shape: gl.constexpr) -> gl.tensor:
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     layout: gl.constexpr = rows_layout(shape)
     row = gl.allocate_shared_memory(gl.float16, [1, block], flat, normed).load(layout)
-    # The matrix unit takes it eight times: nobody reads what comes of the others.
+    # The operand has eight rows. They are all this row, and the caller stores only one result.
     every, _ = gl.broadcast(row, gl.zeros([8, block], gl.float16, layout))
     return operand(every, shape)
 
 
 @gluon.jit
 def _outputs_of(tile: int, shape: gl.constexpr) -> gl.tensor:
-    """A tile's outputs, (16, 1)."""
+    """Return the indices of a tile's outputs, (16, 1)."""
     return tile * OUTPUTS + gl.expand_dims(
         gl.arange(0, 16, gl.SliceLayout(1, tile_layout(shape))), 1
     )
@@ -182,9 +182,9 @@ def _outputs_of(tile: int, shape: gl.constexpr) -> gl.tensor:
 def _load_tile(
     weight, ending: Epilogue, tile: int, n_out: int, shape: gl.constexpr
 ) -> tuple[gl.tuple, gl.tensor, gl.tensor]:
-    """(weights by turns, scales, biases) of a tile, none of which another kernel writes.
+    """Load (weights of each turn, scales, biases) of a tile; no kernel writes them.
 
-    Weights are zeros for warps that do not sum, and where there is no tile.
+    The weights are 0 in warps that do not sum, and if the tile does not exist.
     """
     layout: gl.constexpr = words_layout(shape)
     warp = gl.expand_dims(gl.arange(0, shape.warps, gl.SliceLayout(1, layout)), 1)
@@ -215,7 +215,7 @@ def _store_tile(
     n_out: int,
     shape: gl.constexpr,
 ) -> None:
-    """Sixteen outputs of all rows: multiplied, their parts added in order, and finished."""
+    """Multiply all rows by a tile, add the parts in order, finish and store the outputs."""
     words, scale, bias = loaded
     warps: gl.constexpr = shape.warps
     mma: gl.constexpr = mma_layout(warps)
@@ -248,7 +248,7 @@ def _store_tile(
 def thin_kernel(
     x, norm: Gains, weight, ending: Epilogue, out, rows: int, n_out: int, shape: gl.constexpr
 ) -> None:
-    """Sixteen outputs of all rows at a time: (norm of) x (rows, depth) -> out (rows, n_out)."""
+    """Multiply x (rows, depth), or its layer norm, by a matrix: out (rows, n_out)."""
     tile = gl.program_id(0)
     loaded = _load_tile(weight, ending, tile, n_out, shape)
     if shape.norm:

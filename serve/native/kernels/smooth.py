@@ -1,8 +1,7 @@
-"""Words' attention, put beside each other and smoothed, as Triton-language kernels.
+"""Normalise and smooth the attention of word alignment with Triton-language kernels.
 
-`serve.native.alignment.smoothed` and a mean over heads are their definition. Plain torch moves all
-weights through memory some fifty times, most of them for the median; here they go through it four
-times.
+The reference is `serve.native.alignment.smoothed` and a mean over heads. Plain torch moves all
+weights through memory about fifty times, mostly for the median; these kernels do so four times.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -12,11 +11,11 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
-_TILE = 4096  # weights that a program holds: of all tokens in some frames
-_FRAMES = 512  # that a program averages
-# Kernels are compiled for these numbers, in place of any: who is compiled for waits.
-_TOKENS = (64, 256, 512)  # that a program may have
-_MOST_FRAMES = 2048
+_TILE = 4096  # weights that a program holds: those of all tokens in some frames
+_FRAMES = 512  # frames that a program averages
+# Kernels are compiled only for these sizes, because a request waits for a compilation.
+_TOKENS = (64, 256, 512)  # padded tokens per program
+_MAX_FRAMES = 2048
 _SIZES = ("n_heads", "n_tokens", "n_frames")
 
 
@@ -24,7 +23,7 @@ _SIZES = ("n_heads", "n_tokens", "n_frames")
 def sums_kernel(
     scores, tokens, frames, sums, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
 ) -> None:
-    """The peak of one row over its window's frames, and the sum of its exponentials below it.
+    """Store the peak of one row over its window's frames, and the sum of exp(score - peak).
 
     scores (windows, n_heads, n_tokens, n_frames); sums (windows, n_heads, n_tokens, 2).
     """
@@ -48,13 +47,14 @@ def score_kernel(
     n_heads: int,
     n_tokens: int,
     n_frames: int,
-    least: tl.constexpr,
+    min_divisor: tl.constexpr,
     tokens_padded: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Softmax, and of some frames each token's distance from all tokens' mean, in deviations.
+    """Replace one head's scores in some frames by standardised softmax weights.
 
-    In place of one head's scores.
+    In each frame a token's weight becomes its distance from the mean of all tokens, in standard
+    deviations.
     """
     head = tl.program_id(0).to(tl.int64)
     window = head // n_heads
@@ -69,10 +69,10 @@ def score_kernel(
     where = scores + head * n_tokens * n_frames + (token * n_frames + at)
     x = tl.load(where, mask=there, other=float("-inf"))
     weights = tl.exp(x - peak) / sum
-    weights = weights / tl.maximum(tl.max(weights, 0), least)[None, :]
+    weights = weights / tl.maximum(tl.max(weights, 0), min_divisor)[None, :]
     away = tl.where(fed, weights - (tl.sum(weights, 0) / count)[None, :], 0.0)
     deviation = tl.sqrt(tl.sum(away * away, 0) / count)
-    scored = away / tl.maximum(deviation, least)[None, :]
+    scored = away / tl.maximum(deviation, min_divisor)[None, :]
     tl.store(where, scored, mask=there)
 
 
@@ -83,7 +83,7 @@ def _sorted(a, b) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _scored(row, at, last) -> tl.tensor:
-    """A row's frames, mirrored at either end; what is beyond the window is its own mirror image."""
+    """Load a row's scores at some frames, mirrored at both ends of the window."""
     at = tl.abs(at)
     at = tl.where(at > last, 2 * last - at, at)
     return tl.load(row + tl.maximum(at, 0))
@@ -91,7 +91,7 @@ def _scored(row, at, last) -> tl.tensor:
 
 @triton.jit
 def _median(row, at, last) -> tl.tensor:
-    """The middle one of seven neighbouring frames: `alignment.median_of_7`'s exchanges."""
+    """Return the median of seven adjacent frames, by the exchanges of `alignment.median_of_7`."""
     a, b, c = _scored(row, at - 3, last), _scored(row, at - 2, last), _scored(row, at - 1, last)
     d, e, f = _scored(row, at, last), _scored(row, at + 1, last), _scored(row, at + 2, last)
     g = _scored(row, at + 3, last)
@@ -115,9 +115,9 @@ def _median(row, at, last) -> tl.tensor:
 def mean_kernel(
     scored, tokens, frames, matrix, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
 ) -> None:
-    """The mean over heads of a token's medians over neighbouring frames.
+    """Average a token's medians over adjacent frames over the heads.
 
-    scored as `scores`; matrix (windows, n_tokens, n_frames).
+    scored is `scores` after `score_kernel`; matrix (windows, n_tokens, n_frames).
     """
     row = tl.program_id(0).to(tl.int64)
     window, token = row // n_tokens, row % n_tokens
@@ -136,31 +136,31 @@ def mean_kernel(
 
 
 def smooth(
-    scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor, least: float
+    scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor, min_divisor: float
 ) -> torch.Tensor:
-    """See `serve.native.alignment.smoothed`, of which it is the mean over heads.
+    """Compute the mean over heads of `serve.native.alignment.smoothed`.
 
     Args:
         scores: float32 (windows, heads, tokens, frames), overwritten.
-        tokens, frames: int64 (windows,), how many of them are each window's.
-        least: nothing is divided by less.
+        tokens, frames: int64 (windows,), the numbers of tokens and frames of each window.
+        min_divisor: avoids a division by 0 where no token attends.
 
     Returns:
-        float32 (windows, tokens, frames); what is not a window's own is undefined.
+        float32 (windows, tokens, frames); undefined beyond a window's tokens and frames.
     """
     assert scores.is_contiguous()
     windows, heads, n_tokens, n_frames = scores.shape
     sizes = (heads, n_tokens, n_frames)
     sums = torch.empty((windows, heads, n_tokens, 2), device=scores.device)
     matrix = torch.empty((windows, n_tokens, n_frames), device=scores.device)
-    padded = next(most for most in _TOKENS if n_tokens <= most)
+    padded = next(size for size in _TOKENS if n_tokens <= size)
     block = max(16, _TILE // padded)
-    assert n_frames <= _MOST_FRAMES
+    assert n_frames <= _MAX_FRAMES
     launch(sums_kernel, windows * heads * n_tokens)(
-        scores, tokens, frames, sums, *sizes, _MOST_FRAMES, num_warps=4
+        scores, tokens, frames, sums, *sizes, _MAX_FRAMES, num_warps=4
     )
     launch(score_kernel, windows * heads, triton.cdiv(n_frames, block))(
-        scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8
+        scores, tokens, frames, sums, *sizes, min_divisor, padded, block, num_warps=8
     )
     launch(mean_kernel, windows * n_tokens, triton.cdiv(n_frames, _FRAMES))(
         scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4

@@ -1,4 +1,4 @@
-"""Runs and splits of cross-attention, in Gluon: what both kernels of `cross` are made of."""
+"""Compute the runs and splits of cross-attention in Gluon, for both kernels of `cross`."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import dataclasses
@@ -23,24 +23,24 @@ from serve.native.kernels.fragments import (
 )
 from serve.native.kernels.linear import Sums
 
-RUNS = gl.constexpr(4)  # of a split
+RUNS = gl.constexpr(4)  # runs per split
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_LARGER = gl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too large for float16
-# What INT8 is as float16, see `fragments`: too small by 2 ** 24, and raised by 128.
+_LARGER = gl.constexpr(16.0)  # factor of the queries of INT8 keys: keeps them in float16's range
+# `fragments` converts INT8 to float16 as (number + 128) * 2 ** -24.
 SUBNORMAL, RAISED = gl.constexpr(16777216.0), gl.constexpr(128.0)
 
 
 class CrossCache(NamedTuple):
-    """Keys and values of every slot, (slots, heads, keys, 64); INT8 in words of four."""
+    """Keys and values of every slot, (slots, heads, keys, 64); INT8 packed four to an int32."""
 
     k: torch.Tensor
     v: torch.Tensor
-    k_scale: torch.Tensor  # float32 (slots, heads, 64); any tensor where there is none
+    k_scale: torch.Tensor  # float32 (slots, heads, 64); unused if the cache is not INT8
     v_scale: torch.Tensor
 
 
 class SplitGroups(NamedTuple):
-    """Which feeds share a slot; see `step_batch.SlotGroups`."""
+    """The tensors of `step_batch.SlotGroups`."""
 
     slots: torch.Tensor
     first: torch.Tensor
@@ -48,23 +48,23 @@ class SplitGroups(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """The splits' parts, until they are added up."""
+    """The sums of each split, until they are added."""
 
-    partial: torch.Tensor  # float32 (feeds, heads, splits, 64)
-    stats: torch.Tensor  # float32 (feeds, heads, splits, 2): peak and total
-    arrived: torch.Tensor  # int32 (feeds, heads): how many splits have
+    partial: torch.Tensor  # float32 (n_tokens, heads, splits, 64)
+    stats: torch.Tensor  # float32 (n_tokens, heads, splits, 2): peak and total
+    arrived: torch.Tensor  # int32 (n_tokens, heads): the number of finished splits
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitConfig:
     """Compile-time parameters of both kernels."""
 
-    parts: int  # of the queries, which are unfinished sums; 0: they are finished
-    quantized: bool  # whether a scale finishes them
-    int8: bool  # keys and values
+    parts: int  # number of partial sums that make up the queries; 0: the queries are finished
+    quantized: bool  # whether the partial sums need a scale
+    int8: bool  # whether keys and values are int8
     pdl: bool
-    direct: bool  # group i is feed i of slot i
-    run: int  # keys
+    direct: bool  # group i is exactly token i, of slot i
+    run: int  # keys per run
     splits: int
 
 
@@ -72,30 +72,31 @@ class SplitConfig:
 def queries_of(
     q: Sums,
     k_scale,
-    feed: int,
+    token: int,
     end: int,
-    feeds: int,
+    n_tokens: int,
     heads: int,
     head: int,
     row: int,
     mma: gl.constexpr,
     form: gl.constexpr,
 ) -> gl.tensor:
-    """The queries of feeds `feed` to `end`, finished.
+    """Finish the queries of tokens [token, end).
 
-    They take on the keys' scales, `k_scale` of slot and head `row`, and a factor for `power`.
+    They are multiplied by the keys' scales (`k_scale` of slot and head `row`) and by the factor
+    that `power` needs.
     """
     warps: gl.constexpr = mma.warps_per_cta[0]
     layout: gl.constexpr = query_layout(warps)
     d = along(64, 2, layout)
-    mine = feed + along(16, 1, layout) + along(warps, 0, layout) * 0
+    mine = token + along(16, 1, layout) + along(warps, 0, layout) * 0
     n = head * 64 + d
     at = mine * (heads * 64) + n
     value = gl.load(q.numbers + at, mask=mine < end, other=0.0)
     parts: gl.constexpr = form.parts
     if parts > 0:
         for part in gl.static_range(1, parts):
-            begin = q.numbers + part * feeds * heads * 64
+            begin = q.numbers + part * n_tokens * heads * 64
             value += gl.load(begin + at, mask=mine < end, other=0.0)
         offset = gl.load(q.bias + n).to(gl.float32)
         if form.quantized:
@@ -113,9 +114,9 @@ def queries_of(
 
 @gluon.jit
 def weights_of(score, missing: int, int8: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
-    """(softmax's numerators as float16, the largest scores), of scores (warps, rows, keys).
+    """Return (float16 softmax numerators, largest scores) of scores (warps, rows, keys).
 
-    Keys from `missing` on, by their places in the run, do not exist.
+    Keys from index `missing` of the run on do not exist.
     """
     unit: gl.constexpr = SUBNORMAL / _LARGER if int8 else 1.0
     layout: gl.constexpr = score.type.layout
@@ -131,7 +132,7 @@ def weights_of(score, missing: int, int8: gl.constexpr) -> tuple[gl.tensor, gl.t
 
 @gluon.jit
 def mix(weights, raw, mma: gl.constexpr, rows: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
-    """(weighted values (warps, rows, 64), sums of weights (warps, rows)), INT8 as it is."""
+    """Return (weighted values (warps, rows, 64), sums of weights (warps, rows)), INT8 unscaled."""
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
     left = left_operand(weights, mma)
@@ -143,7 +144,7 @@ def mix(weights, raw, mma: gl.constexpr, rows: gl.constexpr) -> tuple[gl.tensor,
 
 @gluon.jit
 def add_run(peak, total, acc, new_peak, new_total, new) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
-    """Add the next run's part to that of some runs; every operation said, for equal bits."""
+    """Add the next run to the sum of earlier runs, with explicit operations for equal bits."""
     top = gl.maximum(peak, new_peak)
     kept = power(peak - top)
     weight = power(new_peak - top)
@@ -155,7 +156,7 @@ def add_run(peak, total, acc, new_peak, new_total, new) -> tuple[gl.tensor, gl.t
 
 @gluon.jit
 def group_of(groups: SplitGroups, group: int, begin: int, end: int) -> tuple[int, int, int]:
-    """(slot, low, high): the group's feeds [low, high) among [begin, end)."""
+    """Return (slot, low, high): the group's tokens [low, high) within [begin, end)."""
     size = gl.load(groups.size + group).to(gl.int32)
     low = gl.load(groups.first + group).to(gl.int32)
     high = gl.minimum(low + size, end)
@@ -176,14 +177,14 @@ def sum_of_splits(
     form: gl.constexpr,
     layout: gl.constexpr,
 ) -> None:
-    """Add up the splits of feeds [low, high), `some` at a time, in order."""
+    """Add the splits of tokens [low, high) in order, `some` tokens at a time."""
     d = gl.arange(0, 64, gl.SliceLayout(0, layout))
     channel = channel_at(d)
     splits: gl.constexpr = form.splits
     for start in range(low, high, some):
-        feed = start + gl.arange(0, some, gl.SliceLayout(1, layout))
-        real = feed < high
-        line = ((feed - begin) * heads + head) * splits
+        token = start + gl.arange(0, some, gl.SliceLayout(1, layout))
+        real = token < high
+        line = ((token - begin) * heads + head) * splits
         top = gl.load(workspace.stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
         for split in gl.static_range(1, splits):
             at = workspace.stats + (line + split) * 2
@@ -201,5 +202,5 @@ def sum_of_splits(
         mixed = mixed / total[:, None]
         if form.int8:
             mixed = mixed * gl.load(v_scale + channel)[None, :]
-        target = out + feed[:, None] * (heads * 64) + head * 64 + channel[None, :]
+        target = out + token[:, None] * (heads * 64) + head * 64 + channel[None, :]
         gl.store(target, mixed.to(out.dtype.element_ty), mask=real[:, None])

@@ -1,4 +1,4 @@
-"""The feed of a decoder step: tokens of rows, and which rows share a slot."""
+"""The input of a decoder step: its tokens, and the slots that they belong to."""
 
 import dataclasses
 import functools
@@ -11,23 +11,22 @@ _BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroups:
-    """Which feeds of a step share a slot, and so one reading of its audio. One entry a group."""
+    """The tokens of a step grouped by slot. The tokens of a group share each read of its audio."""
 
     slots: torch.Tensor  # int64 (groups,)
-    first: torch.Tensor  # int64: index of its first feed; the others follow it
-    count: torch.Tensor  # int64: how many; 0 = no group
-    most: int  # no count is larger
-    # What the host knows and kernels need not look up: that group i is feed i of slot i, alone.
-    direct: bool = False
-    # That each group is a row's whole text, fed from position 0 on, from which no step goes on:
-    # what its feeds leave in the caches, and the last bits of what they get, are nobody's concern.
+    first: torch.Tensor  # int64 (groups,), the index of a group's first token; the others follow
+    count: torch.Tensor  # int64 (groups,), the number of tokens; 0 = unused group
+    most: int  # an upper bound of `count`, known to the host
+    direct: bool = False  # group i is exactly token i, of slot i: kernels need no lookup
+    # Each group is a row's whole text from position 0 on, and no later step continues it. Its
+    # cache entries are then not needed, and its results may differ from single steps in low bits.
     whole: bool = False
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int, int]]:
-        """(first slot, slots, first feed, feeds a slot) where one follows the other evenly.
+        """Runs of adjacent slots: (first slot, slots, first token, tokens per slot).
 
-        Read by plain torch, which must know them on the host.
+        Only plain torch uses them. On a GPU this waits for the device.
         """
         runs: list[tuple[int, int, int, int]] = []
         columns = (self.slots.tolist(), self.first.tolist(), self.count.tolist())
@@ -48,36 +47,37 @@ class SlotGroups:
 class StepBatch:
     """The input of one decoder step: n tokens, each of a row at a position.
 
-    A row is one sequence of a slot; those of a slot stand side by side. A row may be fed several
-    positions that follow each other: each sees its row's past, the others before it included.
+    A row is one sequence of a slot; the rows of a slot are adjacent. A step may compute several
+    consecutive positions of a row. Each attends to all earlier positions, those of the same step
+    included.
     """
 
-    ids: torch.Tensor  # int64 (all rows, n_text_ctx): every row's tokens
+    ids: torch.Tensor  # int64 (all rows, n_text_ctx), the tokens of every row
     rows: torch.Tensor  # int64 (n,)
-    positions: torch.Tensor  # int64 (n,): feed i is the token ids[rows[i], positions[i]]
+    positions: torch.Tensor  # int64 (n,); token i is ids[rows[i], positions[i]]
     groups: SlotGroups
-    # int32 (all rows, n_text_ctx): whose cache holds each position of a row's past; None = its own.
+    # int32 (all rows, n_text_ctx), the row that cached each position; None = the row itself
     source: torch.Tensor | None
-    several: bool  # whether any row is fed more than one position
-    length: int  # every position is below it
-    each: int = 1  # positions that each row is fed, if that is known to be the same for all
+    several: bool  # whether any row has more than one position
+    length: int  # greater than every position
+    each: int = 1  # positions per row, if it is known to be the same for all rows
 
     @functools.cached_property
     def own_places(self) -> torch.Tensor:
-        """Place of each feed's key and value in a cache of (all rows * n_text_ctx): int64 (n,)."""
+        """Indices of the tokens in a KV cache of (all rows * n_text_ctx) entries: int64 (n,)."""
         return self.rows * self.ids.shape[1] + self.positions
 
     @property
     def past(self) -> int:
-        """Positions that plain torch looks at: `length`, in whole blocks.
+        """Number of positions that plain torch reads: `length` rounded up to whole blocks.
 
-        Sums over more positions of which none is attended to are the same then, to the last bit.
+        With whole blocks, additional masked positions do not change a bit of the sums.
         """
         return min(-(-self.length // _BLOCK) * _BLOCK, self.ids.shape[1])
 
     @functools.cached_property
     def past_places(self) -> torch.Tensor:
-        """Places of each feed's past in such a cache: int64 (n, past)."""
+        """Indices of each token's past in such a cache: int64 (n, past)."""
         past = torch.arange(self.past, device=self.rows.device)
         if self.source is None:
             return self.rows[:, None] * self.ids.shape[1] + past
@@ -85,9 +85,9 @@ class StepBatch:
 
     @functools.cached_property
     def side_by_side(self) -> dict[tuple[int, int, int], int]:
-        """The first row of those `runs` whose rows follow each other, with a past of their own.
+        """The first row of each of the `runs` in which rows are adjacent and own their past.
 
-        On a GPU none, for the host would have to wait to know.
+        Empty on a GPU, where the host would have to wait for the device.
         """
         if self.source is not None or self.rows.is_cuda:
             return {}
@@ -100,17 +100,17 @@ class StepBatch:
         }
 
     def past_of(self, run: tuple[int, int, int], cache: torch.Tensor) -> torch.Tensor:
-        """Return what a cache holds of the past of a run's rows, which all feeds of a row share.
+        """Return the cached past of a run's rows; all tokens of a row share it.
 
         Args:
             run: one of `runs`.
-            cache: (all rows, n_text_ctx, heads, head_dim).
+            cache: keys or values, (all rows, n_text_ctx, heads, head_dim).
 
         Returns:
             (rows, past, heads, head_dim).
         """
         first, rows, each = run
-        if run in self.side_by_side:  # they are read as they lie
+        if run in self.side_by_side:  # a view, without a copy
             row = self.side_by_side[run]
             return cache[row : row + rows, : self.past]
         places = self.past_places[first : first + rows * each : each]
@@ -120,15 +120,15 @@ class StepBatch:
 
     @functools.cached_property
     def seen(self) -> torch.Tensor:
-        """Which of those each feed attends to: bool (n, past)."""
+        """Whether each token attends to each past position: bool (n, past)."""
         past = torch.arange(self.past, device=self.rows.device)
         return past <= self.positions[:, None]
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int]]:
-        """(first feed, rows, feeds a row) in which a row's feeds share its past.
+        """Runs of rows with equally many tokens: (first token, rows, tokens per row).
 
-        Read by plain torch, which must know them on the host.
+        Only plain torch uses them. On a GPU this waits for the device.
         """
         if not self.several:
             return [(0, len(self.rows), 1)]

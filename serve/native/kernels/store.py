@@ -1,10 +1,10 @@
-"""The INT8 store of cross-attention's keys and values, as a Triton-language kernel."""
+"""Quantize cross-attention keys and values to INT8 with a Triton-language kernel."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
 import triton
 import triton.language as tl
 
-_ROUNDING = tl.constexpr(1.5 * 2**23)  # float32 of this size has whole numbers only
+_ROUNDING = tl.constexpr(1.5 * 2**23)  # float32 numbers of this size are integers
 
 
 @triton.jit
@@ -21,13 +21,13 @@ def quantize_kernel(
     block: tl.constexpr,
     blocks: tl.constexpr,
 ) -> None:
-    """`share` channels of one layer's keys or values of one window -> int8, and a scale each.
+    """Quantize `share` channels of a window's keys or values of one layer, with a scale each.
 
     x is (windows, time, groups * heads * head_dim), out (groups, stack, heads, time, head_dim).
-    The memory is what takes time, so all of a channel is kept in registers and read once.
+    Memory bandwidth is the limit, so a program keeps whole channels in registers and reads once.
     """
     d = tl.program_id(0) * share + tl.arange(0, share)
-    head = tl.program_id(1)  # of all groups
+    head = tl.program_id(1)  # counted over all groups
     window = tl.program_id(2)
     width = tl.num_programs(1) * head_dim
     slot = tl.load(slots + window)
@@ -41,13 +41,13 @@ def quantize_kernel(
     for i in tl.static_range(1, blocks):
         largest = tl.maximum(largest, tl.abs(kept[i]))
     step = tl.max(largest, 0).to(tl.float32) / 127.0
-    inverse = 1.0 / tl.maximum(step, 1e-30)  # a channel of zeros stays zeros
+    inverse = 1.0 / tl.maximum(step, 1e-30)  # a channel of zeros stays zero
     place = (head // heads * stack + slot) * heads + head % heads
     tl.store(scale + place * head_dim + d, step)
     target = out + place.to(tl.int64) * time * head_dim + d[None, :]
     for i in tl.static_range(blocks):
         at = i * block + t
-        # The sum's lowest bits are the product, rounded to the nearest whole number, ties to even.
+        # The lowest bits of the sum are the product rounded to the nearest integer, ties to even.
         rounded = tl.math.fma(kept[i].to(tl.float32), inverse[None, :], _ROUNDING)
         rounded = rounded.to(tl.int32, bitcast=True).to(tl.int8)
         tl.store(target + at * head_dim, rounded, mask=at < time)

@@ -1,7 +1,7 @@
-"""Layer norms of the encoder's residual stream, and rows as FP8, as Triton-language kernels.
+"""Normalise the encoder's residual stream and quantize rows to FP8 with Triton-language kernels.
 
-A program is one warp and takes one row, in pieces that divide its width: thousands of rows keep a
-GPU busy, and nothing is spent on what would pad a row to a power of two.
+A program is one warp and handles one row, in pieces whose size divides the row's width. Thousands
+of rows keep a GPU busy, and no work is lost by padding a row to a power of two.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from serve.native.kernels.launch import launch
 from serve.native.kernels.reference_ops import FP8_MAX, LAYER_NORM_EPS, Norm, Scaled
 
-_MOST = 256  # numbers of a piece
+_MAX_PIECE = 256  # maximum numbers per piece
 
 
 @triton.jit
@@ -23,16 +23,16 @@ def _store_row(
     width: tl.constexpr,
     piece: tl.constexpr,
     fp8: tl.constexpr,
-    most: tl.constexpr,
+    fp8_max: tl.constexpr,
 ) -> None:
-    """A row's pieces to `out`; as FP8 divided by a step, which is kept in `scale`."""
+    """Store a row's pieces in `out`; FP8 is divided by a step, which is stored in `scale`."""
     at = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     factor = 1.0
     if fp8:
         largest = tl.abs(row[0])
         for i in tl.static_range(1, width // piece):
             largest = tl.maximum(largest, tl.abs(row[i]))
-        step = tl.maximum(tl.max(largest, 0), 1e-12) / most
+        step = tl.maximum(tl.max(largest, 0), 1e-12) / fp8_max
         tl.store(scale + tl.program_id(0), step)
         factor = 1.0 / step
     for i in tl.static_range(width // piece):
@@ -54,9 +54,9 @@ def stream_norm_kernel(
     has_delta: tl.constexpr,
     has_shift: tl.constexpr,
     fp8: tl.constexpr,
-    most: tl.constexpr,
+    fp8_max: tl.constexpr,
 ) -> None:
-    """One row of the stream: x += delta in place, then layer norm of x + shift, as `out.dtype`."""
+    """Add delta to a row x of the stream in place; store the layer norm of x + shift in `out`."""
     at = tl.arange(0, piece)
     begin = tl.program_id(0).to(tl.int64) * width + at
     row = ()
@@ -83,19 +83,19 @@ def stream_norm_kernel(
         gain = tl.load(weight + at + i * piece)
         y = (row[i] - mean) * rstd * gain + tl.load(bias + at + i * piece)
         normed = normed + (y,)
-    _store_row(normed, out, scale, width, piece, fp8, most)
+    _store_row(normed, out, scale, width, piece, fp8, fp8_max)
 
 
 @triton.jit
 def scale_rows_kernel(
-    x, out, scale, width: tl.constexpr, piece: tl.constexpr, most: tl.constexpr
+    x, out, scale, width: tl.constexpr, piece: tl.constexpr, fp8_max: tl.constexpr
 ) -> None:
-    """One row as FP8 with a scale."""
+    """Quantize one row to FP8 with a scale."""
     at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     row = ()
     for i in tl.static_range(width // piece):
         row = row + (tl.load(x + at + i * piece).to(tl.float32),)
-    _store_row(row, out, scale, width, piece, True, most)
+    _store_row(row, out, scale, width, piece, True, fp8_max)
 
 
 def stream_norm(
@@ -106,7 +106,16 @@ def stream_norm(
     out: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x += delta in place; layer norm of x + shift, in `out` with `scale` if given."""
+    """Add delta to x in place, and return the layer norm of x + shift.
+
+    Args:
+        x: the residual stream (..., d).
+        delta: (..., d), or None for 0.
+        shift: float32 (d,), or None for 0.
+        params: the layer norm's weights.
+        out: the result's tensor; a new one like x by default.
+        scale: float32 (rows,), written if `out` is FP8.
+    """
     assert x.is_contiguous() and (delta is None or delta.is_contiguous())
     width = x.shape[-1]
     out = torch.empty_like(x) if out is None else out
@@ -124,7 +133,7 @@ def stream_norm(
         has_delta=delta is not None,
         has_shift=shift is not None,
         fp8=scale is not None,
-        most=FP8_MAX,
+        fp8_max=FP8_MAX,
         num_warps=1,
     )
     return out
@@ -133,7 +142,7 @@ def stream_norm(
 def scaled_stream_norm(
     x: torch.Tensor, delta: torch.Tensor | None, shift: torch.Tensor | None, params: Norm
 ) -> Scaled:
-    """The same as FP8."""
+    """Add delta to x in place, and return the layer norm of x + shift in FP8."""
     out = empty_scaled(x.shape, x.device)
     stream_norm(x, delta, shift, params, out.values, out.scale)
     return out
@@ -150,7 +159,7 @@ def scale_rows(x: torch.Tensor) -> Scaled:
 
 
 def empty_scaled(shape: torch.Size, device: torch.device) -> Scaled:
-    """FP8 rows that are to be written."""
+    """Allocate FP8 rows and their scales."""
     return Scaled(
         torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
         torch.empty(shape.numel() // shape[-1], dtype=torch.float32, device=device),
@@ -158,4 +167,4 @@ def empty_scaled(shape: torch.Size, device: torch.device) -> Scaled:
 
 
 def _piece_of(width: int) -> int:
-    return min(_MOST, width & -width)  # powers of two that divide it
+    return min(_MAX_PIECE, width & -width)  # the largest power of two that divides the width

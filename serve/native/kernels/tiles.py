@@ -1,23 +1,23 @@
-"""The tiles of products of many rows, and the depth of the parts in which all are summed.
+"""Choose tile sizes, and the depth of the parts in which products are summed.
 
-What a part is decides a result's bits; no choice of a tile changes them. Tiles are those that
-measured best on an H200.
+The part determines a result's bits; the tile does not. The tiles were the fastest measured on an
+H200.
 """
 
 import dataclasses
 
 import triton
 
-FEW_ROWS = 64  # up to here a linear layer may end unfinished
-_DEEP = 2560  # from so deep on, a part is 512 deep, else 256
-_VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
-_WIDE_VOCABULARY = 256  # rows from which on their product is bound by arithmetic, too
-_NARROW = 1280  # up to so many outputs, there are few programs
+FEW_ROWS = 64  # maximum rows of a linear layer that may end as partial sums
+_DEEP = 2560  # minimum depth for parts of 512 instead of 256
+_VOCABULARY = 8192  # minimum outputs that occupy the GPU without a split over the depth
+_WIDE_VOCABULARY = 256  # minimum rows at which such a product is bound by arithmetic
+_NARROW = 1280  # maximum outputs of a product that has few programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The share of one program, and how it computes it."""
+    """The tile of one program, and its launch options."""
 
     block_m: int  # rows
     block_n: int  # outputs
@@ -27,36 +27,36 @@ class Tile:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """As kernels take them."""
+        """Parameters of the kernels: (block_m, block_n, turn)."""
         return self.block_m, self.block_n, self.turn
 
     def grid(self, rows: int, n_out: int) -> tuple[int, int]:
-        """Programs for so many rows and outputs."""
+        """Return the number of programs along rows and outputs."""
         return triton.cdiv(rows, self.block_m), triton.cdiv(n_out, self.block_n)
 
 
 def part_of(depth: int) -> int:
-    """Depth of the parts in which a matrix is summed, whatever the number of rows."""
-    return min(512 if depth >= _DEEP else 256, depth & -depth)  # powers of two that divide it
+    """Return the depth of the parts in which a matrix is summed, for any number of rows."""
+    return min(512 if depth >= _DEEP else 256, depth & -depth)  # the largest power of two in it
 
 
 def tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """For weights as the engine stores them."""
+    """Return the tile for weights in the engine's dtype."""
     turn = min(128, part_of(depth))
     width = max(16, triton.next_power_of_2(rows))
     if n_out >= _VOCABULARY:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
-    most = 32 if n_out <= _NARROW and rows <= 128 else 64
-    return Tile(min(most, width), 64, turn, 4, 4)
+    max_rows = 32 if n_out <= _NARROW and rows <= 128 else 64
+    return Tile(min(max_rows, width), 64, turn, 4, 4)
 
 
 def gains_from_wide(rows: int, n_out: int) -> bool:
-    """Tell whether so many rows make a product bound by arithmetic, and quicker in FP16."""
+    """Return whether a product of this many rows is bound by arithmetic and faster in FP16."""
     return rows >= _WIDE_VOCABULARY if n_out >= _VOCABULARY else rows > FEW_ROWS
 
 
 def wide_tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """For weights that are kept in float16."""
+    """Return the tile for weights that are kept in float16."""
     part = part_of(depth)
     narrow, long = n_out <= _NARROW, min(128, part)
     if narrow and rows <= 128:

@@ -1,8 +1,8 @@
-"""Dynamic time warping of many windows, as a Triton-language kernel.
+"""Compute the dynamic time warping of many windows with a Triton-language kernel.
 
-`serve.speech.words.monotonic_path` is the reference implementation. The host's threads cannot keep
-up with a GPU that times every window's words: they share the interpreter's lock with the thread
-that launches its work.
+`serve.speech.words.monotonic_path` is the reference implementation. If all requests ask for word
+timestamps, the host's threads are too slow for a GPU: they share the interpreter's lock with the
+thread that launches the GPU's work.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -12,17 +12,17 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
-_LEAST_FRAMES = 512  # that the kernel is compiled for
+_MIN_FRAMES = 512  # frames that the kernel is compiled for
 
 
 @triton.jit
-def _least(a, b) -> tl.tensor:
+def _minimum(a, b) -> tl.tensor:
     return tl.minimum(a, b)
 
 
 @triton.jit
 def _walk_back(code_of, begins_of, rows, last, block: tl.constexpr) -> None:
-    """Find where each row begins on the way of the codes, from the last frame of the last row."""
+    """Trace the path of the codes back from the last frame of the last row; store row begins."""
     at = tl.arange(0, block)
     frame = last
     for back in range(rows - 1):
@@ -47,10 +47,10 @@ def warp_kernel(
     n_frames: int,
     block: tl.constexpr,
 ) -> None:
-    """One window: its rows [first, first + count), by their first `frames`.
+    """Find the path through rows [first, first + count) and the first `frames` of one window.
 
-    matrix is (windows, n_rows, n_frames); costs (windows, block + 1) float64 and codes (windows,
-    n_rows, block) int8 are for the kernel's own use; begins (windows, n_rows) int64.
+    matrix is (windows, n_rows, n_frames) and begins int64 (windows, n_rows). Costs, float64
+    (windows, block + 1), and codes, int8 (windows, n_rows, block), are scratch memory.
     """
     window = tl.program_id(0).to(tl.int64)
     begin = tl.load(first + window)
@@ -69,7 +69,7 @@ def warp_kernel(
         weights = tl.load(weights_of + row * n_frames + at, mask=exists, other=0.0).to(tl.float64)
         run = -tl.cumsum(weights, 0)
         best = tl.where(diagonal == above, infinite, tl.minimum(diagonal, above))
-        cost = run + tl.associative_scan(best - (run + weights), 0, _least)
+        cost = run + tl.associative_scan(best - (run + weights), 0, _minimum)
         tl.store(cost_of + 1 + at, cost)
         tl.debug_barrier()
         left = tl.load(cost_of + at, mask=at > 0, other=float("inf"))
@@ -85,19 +85,19 @@ def warp_kernel(
 def warp(
     matrix: torch.Tensor, first: torch.Tensor, count: torch.Tensor, frames: torch.Tensor
 ) -> torch.Tensor:
-    """The frame at which each row of each window begins on the way through its largest weights.
+    """Find the monotonic path of largest weight through each window; return where rows begin.
 
     Args:
         matrix: float32 (windows, rows, frames).
         first, count: int64 (windows,), each window's rows.
-        frames: int64 (windows,), how many of the frames are a window's.
+        frames: int64 (windows,), the number of frames of each window.
 
     Returns:
-        int64 (windows, rows), of which the first `count` are a window's.
+        The first frame of each row, int64 (windows, rows); only the first `count` are defined.
     """
     assert matrix.is_contiguous()
     windows, n_rows, n_frames = matrix.shape
-    block = max(_LEAST_FRAMES, triton.next_power_of_2(n_frames))
+    block = max(_MIN_FRAMES, triton.next_power_of_2(n_frames))
     costs = torch.empty((windows, block + 1), dtype=torch.float64, device=matrix.device)
     codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
     begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)

@@ -29,7 +29,7 @@ def choose_guess(kernels: KernelsName, rules: TokenRules) -> DraftSampler:
     """Return the draft sampler for a network's kernels."""
     if kernels != "triton":
         return rules.guess
-    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - only where triton is
+    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - needs triton
         TritonDraftSampler,
     )
 
@@ -42,11 +42,11 @@ def choose_advance(kernels: KernelsName, rules: TokenRules, most: int, searching
     Args:
         kernels: the kernels of the network.
         rules: the checkpoint's token rules.
-        most: the most picks of a call.
+        most: the maximum number of picks of a call.
         searching: whether any row may be part of a beam search; Triton kernels are compiled for it.
     """
     if kernels != "triton":
         return rules.advance
-    from serve.native.rules.kernel import TritonSampler  # noqa: PLC0415 - only where triton is
+    from serve.native.rules.kernel import TritonSampler  # noqa: PLC0415 - needs triton
 
     return TritonSampler(rules, most, searching).advance

@@ -1,4 +1,4 @@
-"""The arguments of the rules' kernels: rows' state, what a scan leaves, and their constants."""
+"""Arguments of the rules' kernels: the state of rows, results of the scan, and constants."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,12 +8,12 @@ import triton.language as tl
 
 from serve.native.rules.state import RowState
 
-WIDEST = tl.constexpr(8)  # rows of a search; a power of two
-SUMS = tl.constexpr(4)  # numbers that a tile leaves: peak, mass, best score and its logit
+WIDEST = tl.constexpr(8)  # maximum rows of a search; a power of two
+SUMS = tl.constexpr(4)  # results of a tile: peak, mass, best score and its logit
 
 
 class RowPointers(NamedTuple):
-    """A `RowState` as kernels take it; bool is uint8."""
+    """The tensors of a `RowState` that kernels use; bool is uint8."""
 
     tokens: torch.Tensor
     source: torch.Tensor
@@ -48,18 +48,17 @@ class RowPointers(NamedTuple):
 
 
 def fields_of(state: RowState) -> RowPointers:
-    """Return the state's tensors."""
     tensors = (getattr(state, name) for name in RowPointers._fields)
     return RowPointers(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
 
 
 class Scan(NamedTuple):
-    """Partial results of each pick, by tiles of the vocabulary."""
+    """Partial results of each pick and tile of the vocabulary."""
 
-    peaks: torch.Tensor  # float32 (picks,): the highest logit yet, of who is boosted
+    peaks: torch.Tensor  # float32 (picks,): the highest logit so far; only for boosted rows
     sums: torch.Tensor  # float32 (picks, tiles, SUMS)
     ids: torch.Tensor  # int32 (picks, tiles): the best token
-    # Of who searches or is boosted, the best first:
+    # Only for rows with a beam search or phrases, in descending order:
     tops: torch.Tensor  # float32 (picks, tiles, keep)
     top_ids: torch.Tensor  # int32 (picks, tiles, keep)
 
@@ -71,11 +70,11 @@ class SamplingConfig:
     eot: int
     no_timestamps: int
     timestamp_begin: int
-    newest_first: int  # no text begins with a later timestamp
+    newest_first: int  # the latest timestamp that may begin a text
     tiles: int
     text_tiles: int
     tiles_padded: int
-    keep: int  # of a tile, for searches and phrases
+    keep: int  # candidates that a tile keeps for searches and phrases
     searching: bool  # whether any row may be part of a search
     ctx_padded: int
     drafted: bool  # see `TokenRules.advance`

@@ -1,4 +1,4 @@
-"""`TokenRules.guess` as a Triton-language kernel: one program a row reads its logits once."""
+"""Compute `TokenRules.guess` with a Triton kernel: one program per row reads its logits once."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
@@ -9,7 +9,7 @@ from serve.native.kernels.launch import launch
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import RowState
 
-_BLOCK = 8192  # tokens a turn
+_BLOCK = 8192  # tokens per iteration
 
 
 @triton.jit(do_not_specialize=("ahead",))
@@ -29,7 +29,7 @@ def _guess_kernel(
     place = tl.load(position + row) + ahead
     offset = tl.arange(0, block)
     best = tl.full([block], float("-inf"), tl.float32)
-    likeliest = tl.zeros([block], tl.int32)  # a token even where nothing is a number
+    likeliest = tl.zeros([block], tl.int32)  # a valid token even if all logits are NaN
     for start in range(0, n_vocab, block):
         id = start + offset
         there = id < n_vocab
@@ -44,7 +44,7 @@ def _guess_kernel(
 
 
 class TritonDraftSampler:
-    """Guesses under a checkpoint's rules."""
+    """A sampler of draft tokens that applies a checkpoint's suppress list."""
 
     def __init__(self, rules: TokenRules) -> None:
         self._suppress = rules.suppress

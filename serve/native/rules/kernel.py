@@ -1,8 +1,9 @@
-"""`TokenRules.advance` as two Triton-language kernels: a scan of the logits, and a choice per row.
+"""Compute `TokenRules.advance` with two Triton kernels: a scan of the logits, a choice per row.
 
-The text of the vocabulary is cut into tiles, and so are the timestamps. A tile leaves the peak, the
-sum of exponentials and the best token of each pick, for a search its best few; the second kernel
-adds the tiles up in order. A search is settled by its leader: `search_kernel.py`.
+The text tokens of the vocabulary are cut into tiles, and so are the timestamps. For each pick, a
+tile stores the peak, the sum of exponentials and the best token. For searches and phrases it also
+stores its best few tokens. The second kernel combines the tiles in order. The program of a beam
+search's leader handles the whole search, see `search_kernel`.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -21,7 +22,7 @@ from serve.native.rules.search_kernel import settle_search, total
 from serve.native.rules.state import LATER, Picks, RowState
 
 _TILE = tl.constexpr(2048)  # tokens per program
-_KEPT = max(2 * WIDEST.value, LIKELIEST)  # of a tile, of who searches or is boosted
+_KEPT = max(2 * WIDEST.value, LIKELIEST)  # tokens that a tile keeps for searches and phrases
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _MARGIN = tl.constexpr(MARGIN)
 _LATER = tl.constexpr(LATER)
@@ -29,7 +30,7 @@ _LATER = tl.constexpr(LATER)
 
 @triton.jit
 def _mix(x) -> tl.tensor:
-    """SplitMix64's finaliser, on uint64."""
+    """Apply SplitMix64's finaliser to uint64."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -38,7 +39,7 @@ def _mix(x) -> tl.tensor:
 
 @triton.jit
 def _penalise(state: RowPointers, row, raw, id, at, n_ctx: int) -> tl.tensor:
-    """See `TokenRules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
+    """Compute `TokenRules._penalise` for a tile's logits `raw` of the tokens `id`."""
     penalty = tl.load(state.repetition_penalty + row)
     size = tl.load(state.no_repeat_ngram + row)
     if (penalty != 1.0) | (size > 0):
@@ -50,7 +51,7 @@ def _penalise(state: RowPointers, row, raw, id, at, n_ctx: int) -> tl.tensor:
         raw = tl.where(hit, tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty)), raw)
         if size > 0:
             banned = id < 0
-            for place in range(begin + size - 1, at + 1):  # where an n-gram ends
+            for place in range(begin + size - 1, at + 1):  # the last token of each n-gram
                 same = place >= 0
                 for back in range(1, size):
                     same &= tl.load(tokens + place - back) == tl.load(tokens + at + 1 - back)
@@ -63,7 +64,7 @@ def _penalise(state: RowPointers, row, raw, id, at, n_ctx: int) -> tl.tensor:
 def _forbidden(
     state: RowPointers, row, id, at, length, n_ctx: int, form: tl.constexpr
 ) -> tl.tensor:
-    """Tell the tokens that timestamp rules forbid, but for what timestamps together decide."""
+    """Return the tokens that the timestamp rules forbid, without the rule on their total mass."""
     is_timestamp = id >= form.timestamp_begin
     last = tl.load(state.tokens + row * n_ctx + at)
     before = tl.load(state.tokens + row * n_ctx + tl.maximum(at - 1, 0))
@@ -78,7 +79,7 @@ def _forbidden(
 
 @triton.jit
 def _live(state: RowPointers, row, drafted: tl.constexpr) -> tl.tensor:
-    there = row >= 0  # else `NO_ROW`
+    there = row >= 0  # a negative row is `NO_ROW`
     live = tl.load(state.finished + row, mask=there, other=1) == 0
     if drafted:
         live = live & (tl.load(state.trusted + row, mask=there, other=0) != 0)
@@ -87,7 +88,7 @@ def _live(state: RowPointers, row, drafted: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) -> None:
-    """Leave the best `count` of a tile, and none in the places of others."""
+    """Store the best `count` tokens of a tile in descending order, and -inf after them."""
     lane = tl.arange(0, keep)
     values = tl.full((keep,), float("-inf"), tl.float32)
     ids = tl.zeros((keep,), tl.int32)
@@ -103,7 +104,7 @@ def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) 
 
 @triton.jit
 def _drawn(state: RowPointers, row, at, allowed, id) -> tl.tensor:
-    """See `TokenRules._draw`: scores of which the largest is chosen."""
+    """Compute the scores of `TokenRules._draw`; the sample is the token with the largest."""
     score = allowed
     heat = tl.load(state.temperature + row)
     if heat > 0:
@@ -115,7 +116,7 @@ def _drawn(state: RowPointers, row, at, allowed, id) -> tl.tensor:
     return score
 
 
-@triton.jit(do_not_specialize_on_alignment=("logits",))  # they may begin at any row
+@triton.jit(do_not_specialize_on_alignment=("logits",))  # the tensor may begin at any row
 def _scan_kernel(
     logits,
     pick_rows,
@@ -171,7 +172,7 @@ def _scan_kernel(
         width = tl.load(state.beam + row)
         if (width > 1) | boosted:
             count = tl.where(width > 1, 2 * width, 1)
-            if boosted:  # of the tiles that are known by now: too many may count, never too few
+            if boosted:  # `peaks` may lack tiles, so the count may be too high, never too low
                 lowest = tl.load(scan.peaks + pick, volatile=True) - _MARGIN
                 near = tl.sum((allowed >= lowest).to(tl.int32), 0)
                 count = tl.minimum(tl.maximum(count, near), form.keep)
@@ -192,7 +193,7 @@ def _settle_kernel(
         width = tl.load(state.beam + row)
         if width == 1:
             _settle_one(state, row, limit, pick, scan, book, n_ctx, form)
-        elif form.searching:  # noqa: SIM102 - decided when it is compiled
+        elif form.searching:  # noqa: SIM102 - a compile-time condition
             if tl.load(state.leader + row) == row:
                 settle_search(state, row, limit, pick, width, scan, book, n_ctx, form)
 
@@ -232,7 +233,7 @@ def _limit_of(
 def _settle_one(
     state: RowPointers, row, limit, pick, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
-    """See `TokenRules._say`: append the token that was chosen to a row that stands for itself."""
+    """Compute `TokenRules._say`: append the chosen token to a row without a beam search."""
     tiles: tl.constexpr = form.tiles
     text_tiles: tl.constexpr = form.text_tiles
     tile = tl.arange(0, form.tiles_padded)
@@ -268,12 +269,12 @@ def _settle_one(
 
 
 class TritonSampler:
-    """Chooses the next token of rows under a checkpoint's rules, all on the device.
+    """A sampler that applies a checkpoint's rules on the device.
 
     Args:
-        rules: the checkpoint's rules, which `TokenRules.advance` applies in plain torch.
-        most: the most picks of any call.
-        searching: whether any row may be part of a search; without, nobody pays for it.
+        rules: the checkpoint's rules; `TokenRules.advance` is the reference implementation.
+        most: the maximum number of picks of a call.
+        searching: whether any row may be part of a beam search; if not, kernels are smaller.
     """
 
     def __init__(self, rules: TokenRules, most: int, searching: bool) -> None:
@@ -297,7 +298,7 @@ class TritonSampler:
     def advance(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
     ) -> None:
-        """See `TokenRules.advance`; what the rows ask for is read on the device."""
+        """Compute `TokenRules.advance`; the kernels read the rows' options on the device."""
         n, n_vocab, n_ctx = len(picks.rows), logits.shape[1], state.tokens.shape[1]
         assert logits.is_contiguous() and n <= self._most
         fields, rules, form = fields_of(state), self._rules, self._form(n, n_ctx, drafted)

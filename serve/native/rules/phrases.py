@@ -1,6 +1,6 @@
-"""Boosts for phrases in plain torch: whose lists are on the device, and what a token earns.
+"""Keep phrase lists on the device, and boost their tokens; the reference in plain torch.
 
-Only the likeliest few tokens of a row earn anything, so that nothing is said that was not heard.
+Only the few likeliest tokens of a row are boosted, so that a boost cannot add unspoken words.
 """
 
 import dataclasses
@@ -11,31 +11,31 @@ import torch
 from serve.contract.phrases import MAX_NODES, Trie
 from serve.native.rules.state import RowState
 
-LIKELIEST = 16  # tokens of a row that may earn; a power of two, at least as many as a search's
-MARGIN = 5.0  # nats below the likeliest; what is less likely than that earns nothing
+LIKELIEST = 16  # boosted tokens per row at most; a power of two, at least 2 * beam
+MARGIN = 5.0  # nats below the likeliest token; less likely tokens are not boosted
 TOKEN_BITS = 20
 _LAST_TOKEN = (1 << TOKEN_BITS) - 1
 
 
 class Phrasebook:
-    """The lists of phrases that slots decode with, in memory that does not move.
+    """The phrase lists of all slots, in memory with fixed addresses.
 
-    Each place has room for one list, which stays there while a slot uses it and until another needs
-    the place; the same list is not copied again.
+    Each place holds one list. A list stays in its place while a slot uses it, and then until
+    another list needs the place. Slots with the same list share one copy.
 
     Args:
-        slots: how many there are, and so places.
-        device: where rows are.
+        slots: the number of slots, and of places.
+        device: the device of the rows.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
         size = slots * MAX_NODES
         self.keys = torch.empty(size, dtype=torch.int64, device=device)
-        """Node and token of each edge, in ascending order."""
+        """Each edge as (node << TOKEN_BITS) | token, in ascending order."""
         self.targets = torch.zeros(size, dtype=torch.int32, device=device)
         self.gains = torch.zeros(size, dtype=torch.float32, device=device)
         self.refunds = torch.zeros(size, dtype=torch.float32, device=device)
-        """By node."""
+        """Nats added when a token leaves each node, at most 0."""
         last = (torch.arange(1, slots + 1, device=device) * MAX_NODES - 1) << TOKEN_BITS
         self.keys.view(slots, MAX_NODES).copy_((last | _LAST_TOKEN)[:, None])
         self._places: list[Trie | None] = [None] * slots
@@ -43,11 +43,11 @@ class Phrasebook:
 
     @staticmethod
     def bytes_of_slot() -> int:
-        """Count the memory that a slot more takes."""
+        """Return the bytes that each slot adds."""
         return MAX_NODES * (8 + 4 + 4 + 4)
 
     def root(self, slot: int, trie: Trie) -> int:
-        """Take a list in; returns its root, for a slot's rows that decode with it from now on."""
+        """Assign a list to a slot, and return the list's root node for the slot's rows."""
         self._users.pop(slot, None)
         place = next((i for i, held in enumerate(self._places) if held is trie), None)
         if place is None:
@@ -60,7 +60,7 @@ class Phrasebook:
         return place * MAX_NODES
 
     def _write(self, place: int, trie: Trie) -> None:
-        """Copy a list into its place; without waiting for a GPU."""
+        """Copy a list to its place, without waiting for a GPU."""
         root = place * MAX_NODES
         keys = np.full(MAX_NODES, ((root + MAX_NODES - 1) << TOKEN_BITS) | _LAST_TOKEN)
         keys[: len(trie.nodes)] = ((root + trie.nodes) << TOKEN_BITS) | trie.tokens
@@ -78,23 +78,23 @@ class Phrasebook:
 
 @dataclasses.dataclass(frozen=True)
 class TrieSteps:
-    """What becomes of rows with each of some tokens; all of one shape."""
+    """The effect of each of some tokens on rows; both tensors have the tokens' shape."""
 
-    nodes: torch.Tensor  # int64: where they are in their trie then
-    gains: torch.Tensor  # float32: nats earned or, below 0, taken back
+    nodes: torch.Tensor  # int64, the node of the row's trie after the token
+    gains: torch.Tensor  # float32, nats added to the score; negative if a boost is taken back
 
 
 def steps(
     book: Phrasebook, state: RowState, rows: torch.Tensor, tokens: torch.Tensor, near: torch.Tensor
 ) -> TrieSteps:
-    """Follow lists with tokens.
+    """Follow the rows' phrases by each of some tokens.
 
     Args:
         book: all lists.
-        state: of `rows` it reads `root` and `node`.
-        rows: int64 (m,); those without phrases stay where they are and earn nothing.
+        state: `root` and `node` are read at `rows`.
+        rows: int64 (m,); a row without phrases keeps its node, and its tokens gain 0.
         tokens: int64 (m, n).
-        near: bool, as tokens: who may earn; others leave.
+        near: bool (m, n), the tokens likely enough to be boosted; others end a match.
     """
     root, node = state.root[rows, None], state.node[rows, None]
     onward, there = _edge(book, node, tokens)
@@ -111,7 +111,7 @@ def steps(
 def _edge(
     book: Phrasebook, node: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which edge leaves a node with a token, and whether there is one."""
+    """Find the edge of each token from a node; return its index and whether it exists."""
     key = (node << TOKEN_BITS) | tokens
     edge = torch.searchsorted(book.keys, key).clamp_max(len(book.keys) - 1)
     return edge, book.keys[edge] == key

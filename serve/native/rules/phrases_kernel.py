@@ -1,4 +1,4 @@
-"""`phrases.steps`, and what it changes of a choice, for kernels."""
+"""Boost phrases in Triton-language kernels; `phrases` is the reference implementation."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from serve.native.rules.fields import WIDEST, RowPointers, Scan
 from serve.native.rules.phrases import MARGIN, TOKEN_BITS, Phrasebook
 
 _HALF = tl.constexpr(MAX_NODES // 2)
-_HALVES = tl.constexpr(MAX_NODES.bit_length() - 1)  # until one edge is left
+_HALVES = tl.constexpr(MAX_NODES.bit_length() - 1)  # steps of a binary search
 _TOKEN_BITS = tl.constexpr(TOKEN_BITS)
 _MARGIN = tl.constexpr(MARGIN)
-_ROUNDING = tl.constexpr(1e-2)  # that sums may differ by where logits do not
+_ROUNDING = tl.constexpr(1e-2)  # upper bound of the rounding error of a beam's sums
 
 
 class Tables(NamedTuple):
-    """`Phrasebook` as kernels take it."""
+    """The tensors of a `Phrasebook`."""
 
     keys: torch.Tensor
     targets: torch.Tensor
@@ -28,13 +28,12 @@ class Tables(NamedTuple):
 
 
 def tables_of(book: Phrasebook) -> Tables:
-    """The tensors of a phrasebook."""
     return Tables(book.keys, book.targets, book.gains, book.refunds)
 
 
 @triton.jit
 def _edge(book: Tables, root, node, token, there) -> tuple[tl.tensor, tl.tensor]:
-    """See `phrases._edge`; looked for between the root's first edge and the list's end."""
+    """Compute `phrases._edge` by a binary search from the root's first edge to the list's end."""
     key = (node << _TOKEN_BITS) | token
     edge = root + tl.zeros_like(key)
     for step in tl.static_range(0, _HALVES):
@@ -46,15 +45,15 @@ def _edge(book: Tables, root, node, token, there) -> tuple[tl.tensor, tl.tensor]
 
 @triton.jit
 def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
-    """See `phrases.steps`, of (nodes, gains), for rows that have phrases.
+    """Compute `phrases.steps` as (nodes, gains), for rows with phrases.
 
     Args:
         book: all lists.
         root: int64.
         node, token: int64, of one shape.
-        near: bool, as they are.
+        near: bool, of the same shape.
     """
-    # Both searches at once: each waits for memory as often as the list is halved.
+    # Both searches run at once, because every step of a search waits for memory.
     starts = tl.join(node, root + tl.zeros_like(node))
     edges, there = _edge(book, root, starts, tl.join(token, token), tl.join(near, near))
     onward, anew = tl.split(edges)
@@ -71,15 +70,16 @@ def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
 def choose_boosted(
     book: Tables, state: RowPointers, row, pick, must, scan: Scan, form: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """See `reference_rules._boosted`, of one row; notes where the row is in its trie then.
+    """Compute `reference_rules._boosted` for one row, and store the row's next trie node.
 
-    What cannot earn is not the best either: whoever leaves a match pays the same for it. So those
-    that are near the likeliest suffice.
+    Only tokens near the likeliest one are candidates. All others lose the same amount by leaving a
+    match, so none of them can become the best.
 
     Args:
-        book, state, row, pick: whose.
-        must: whether it is to say a timestamp.
-        scan, form: what the tiles keep.
+        book, state: all lists, and all rows.
+        row, pick: the row and its pick.
+        must: whether the row must choose a timestamp.
+        scan, form: the candidates of each tile, and their layout.
 
     Returns:
         The token and its logit.
@@ -112,16 +112,17 @@ def choose_boosted(
 def likeliest_of_beams(
     book: Tables, state: RowPointers, row, pick, width, rest, lowest, scan: Scan, form: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Each beam's likeliest candidates, phrases counted in; the others cannot be among the best.
+    """Boost each beam's likeliest candidates; no other candidate can be among the best.
 
     Args:
-        book, state, row, pick, width: whose.
-        rest: float32 (WIDEST, tiles_padded * keep), summed log-probabilities, -inf where none is.
-        lowest: (WIDEST,), the lowest logit of a beam that may earn.
-        scan, form: what the tiles keep.
+        book, state: all lists, and all rows.
+        row, pick, width: the search's leader, its pick, and the number of beams.
+        rest: float32 (WIDEST, tiles_padded * keep), summed log-probabilities; -inf = no candidate.
+        lowest: (WIDEST,), the lowest logit of each beam that phrases may boost.
+        scan, form: the candidates of each tile, and their layout.
 
     Returns:
-        Boosted sums, (WIDEST, keep), -inf where none is, and where in the scan each stands.
+        Boosted sums (WIDEST, keep), -inf = no candidate, and the candidates' indices in the scan.
     """
     keep: tl.constexpr = form.keep
     beam, lane = tl.arange(0, WIDEST), tl.arange(0, keep)

@@ -17,8 +17,8 @@ from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
 
 LISTS = ("suppress_blank", "suppress_numerals")
-"""Options that forbid a list of tokens, each a bit of `RowState.lists`; the first list applies to a
-text's first token alone."""
+"""Options that each forbid a list of tokens and have a bit in `RowState.lists`. The first list
+applies to the first token of a text alone."""
 
 
 def lists_of(options: SearchOptions) -> int:
@@ -58,7 +58,7 @@ class TokenRules:
             self.lists[tokens] |= 1 << bit
         self._ids = torch.arange(dims.n_vocab, device=device)
         self.languages = sorted(facts.languages.values()) or [facts.sot]
-        """Token ids."""
+        """Token ids of the languages; start-of-transcript stands in if there are none."""
         self._languages = torch.tensor(self.languages, device=device)
 
     @staticmethod
@@ -208,9 +208,8 @@ class TokenRules:
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
         """Set the logits of forbidden tokens to -inf in place.
 
-        Waits for the device only if there are numerals.
-
-        Timestamps come in pairs, never decrease, and begin the text, as in `ApplyTimestampRules`.
+        As in OpenAI's `ApplyTimestampRules`, timestamps come in pairs, never decrease, and begin
+        the text. The call waits for the device only if there are numerals.
 
         Args:
             state: read at `rows`: `tokens`, `position`, `text_begin`, `lists` and both

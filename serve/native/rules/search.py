@@ -1,8 +1,8 @@
-"""Beam search in plain torch, as CTranslate2's `src/decoding.cc` does it.
+"""Beam search in plain torch, as in CTranslate2's `src/decoding.cc`.
 
-Of each search the 2 * beam likeliest continuations are looked at; of equals that of the lower beam
-comes first. Those among the first `beam` that end, at the last step all of
-them, are hypotheses; the first `beam` that go on are the next beams.
+Each step ranks the 2 * beam likeliest continuations of a search; ties go to the lower beam. Those
+among the first `beam` that end are hypotheses; at the last step all of the first `beam` are. The
+first `beam` that do not end become the next beams.
 """
 
 import dataclasses
@@ -15,46 +15,47 @@ from serve.native.rules.state import NEVER, RowState
 
 
 def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The ids of each row's `count` highest values, the highest first, of equals the lower id.
+    """Return the ids of each row's `count` highest values in descending order; ties: lower id.
 
-    As a stable sort, but only tiles are looked at that hold one of the highest.
+    The result is that of a stable sort. Only the tiles with the highest peaks are sorted.
 
     Args:
         values: float32 (m, n).
-        count: at most n.
+        count: the number of values, at most n.
 
     Returns:
         int64 (m, count).
     """
     n = values.shape[1]
-    tile = math.isqrt(n // count) + 1  # as many peaks to sort as values in the tiles
+    tile = math.isqrt(n // count) + 1  # about as many peaks to sort as values in the chosen tiles
     whole = n // tile * tile
     peaks = [values[:, :whole].view(len(values), -1, tile).amax(-1)]
     if whole < n:
         peaks.append(values[:, whole:].amax(1, keepdim=True))
     tiles = _highest(torch.cat(peaks, dim=1), count)
-    tiles = tiles.sort(dim=1).values  # so that of equals the lower id comes first
+    tiles = tiles.sort(dim=1).values  # ties go to the lower id
     ids = (tiles[..., None] * tile + torch.arange(tile, device=values.device)).flatten(1)
     kept = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
-    # Beyond the end there are the highest ids, which are the last of equals.
+    # Padding has the highest ids, so it loses every tie.
     return ids.gather(1, _highest(kept, count))
 
 
 def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Find each row's highest values, as a stable sort of them would begin.
+    """Return the indices of each row's highest values, in the order of a stable sort.
 
-    They are made whole numbers that keep their order and, by their places, are never equal. So it
-    takes no sort, which for some hundred values a row takes three times as long.
+    Each value becomes an integer key that keeps the order, with the index in its low bits, so that
+    no two keys are equal. `topk` of the keys needs no sort. For some hundred values per row a sort
+    takes three times as long.
 
     Args:
         values: float32 (m, n).
-        count: how many, or n where that is less.
+        count: the number of values; at most n are returned.
 
     Returns:
-        int64 (m, count), their places.
+        int64 (m, min(count, n)).
     """
-    bits = (values + 0.0).view(torch.int32).long()  # of zeros there is one then
-    ordered = bits ^ ((bits >> 31) & 0x7FFF_FFFF)  # of negative numbers the others are higher
+    bits = (values + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFF_FFFF)  # the bits of negative numbers count backwards
     places = torch.arange(values.shape[1], device=values.device)
     return ((ordered << 31) - places).topk(min(count, len(places)), dim=1).indices
 
@@ -63,20 +64,20 @@ def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
 class _Candidates:
     """The 2 * beam likeliest continuations of each search, the likeliest first.
 
-    All are (searches, 2 * beam). Where there are fewer, the others have the sum `NEVER`, token 0,
-    and the leader as their parent.
+    All tensors are (searches, 2 * beam). If a search has fewer, the others have the sum `NEVER`,
+    token 0, and the leader as their parent.
     """
 
     parents: torch.Tensor  # int64: the rows that they continue
     tokens: torch.Tensor  # int64
-    sums: torch.Tensor  # float32
+    sums: torch.Tensor  # float32: log-probability of the whole text, boosts included
     ends: torch.Tensor  # bool: the token is end of text
-    boost: torch.Tensor  # float32: what phrases have earned of the sums
-    nodes: torch.Tensor  # int64: where they are in the tries of their phrases
+    boost: torch.Tensor  # float32: the part of the sums that phrases have added
+    nodes: torch.Tensor  # int64: the next node of the trie of phrases
 
     @property
     def alive(self) -> torch.Tensor:
-        """Tell which of them there are, bool."""
+        """Whether each continuation exists: bool (searches, 2 * beam)."""
         return self.sums > NEVER
 
 
@@ -88,16 +89,16 @@ def extend(
     timestamp_begin: int,
     book: Phrasebook | None = None,
 ) -> None:
-    """Choose the next beams of searches of one width, and keep what ended.
+    """Choose the next beams of searches of one width, and store their best hypotheses.
 
-    A beam that has no continuation left, or never had one, stays without: token 0, sum -inf.
+    A beam without a continuation gets token 0 and the sum -inf.
 
     Args:
         state: changed at `rows`.
         rows: int64 (searches, beam), each search's leader first; none is finished.
-        logprobs: float32 (searches * beam, n_vocab), of what may follow each beam.
+        logprobs: float32 (searches * beam, n_vocab), the log-probabilities after each beam.
         eot, timestamp_begin: token ids.
-        book: what boosts some of the rows, if anything does.
+        book: the phrase lists if any row has phrases.
     """
     leader = rows[:, 0]
     candidates = _candidates(state, rows, logprobs, eot, book)
@@ -105,7 +106,7 @@ def extend(
     last = state.position[leader] + 2 >= state.limit[leader]
     hypothesis = (ends | (last[:, None] & candidates.alive))[:, : rows.shape[1]]
     _keep_best(state, leader, hypothesis, candidates)
-    # Without a penalty for length no other can be better than the likeliest that ended.
+    # Without a length penalty no later hypothesis can beat one that is the likeliest candidate.
     enough = (state.ended[leader] >= state.needed[leader]) & (state.length_penalty[leader] != 0)
     done = last | enough | (ends[:, 0] & (state.length_penalty[leader] == 0))
     _go_on(state, rows, candidates, timestamp_begin)
@@ -115,7 +116,7 @@ def extend(
 def _candidates(
     state: RowState, rows: torch.Tensor, logprobs: torch.Tensor, eot: int, book: Phrasebook | None
 ) -> _Candidates:
-    """Rank the likeliest continuations of all beams of each search; arguments as of `extend`."""
+    """Rank the likeliest continuations of each search; the arguments are those of `extend`."""
     searches, beam = rows.shape
     looked_at = 2 * beam if book is None else LIKELIEST
     ids = best_tokens(logprobs, looked_at)
@@ -145,7 +146,7 @@ def _candidates(
 def _go_on(
     state: RowState, rows: torch.Tensor, candidates: _Candidates, timestamp_begin: int
 ) -> None:
-    """Let the first candidates that do not end be the next beams."""
+    """Continue each search with its first candidates that do not end."""
     going_on = candidates.ends.long().sort(dim=1, stable=True).indices[:, : rows.shape[1]]
     parents = candidates.parents.gather(1, going_on)
     chosen = candidates.tokens.gather(1, going_on)
@@ -166,20 +167,20 @@ def _go_on(
 def _keep_best(
     state: RowState, leader: torch.Tensor, hypothesis: torch.Tensor, candidates: _Candidates
 ) -> None:
-    """Count new hypotheses, and keep the best of each search: of equals the first.
+    """Count new hypotheses, and store the best of each search; ties go to the first.
 
     Args:
         state: changed at `leader`.
         leader: int64 (searches,).
-        hypothesis: bool (searches, beam): which of the candidates is one.
-        candidates: as many and more.
+        hypothesis: bool (searches, beam): whether each of the first candidates is a hypothesis.
+        candidates: the continuations of each search.
     """
     beam = hypothesis.shape[1]
     position = state.position[leader]
     goes_on = ~candidates.ends[:, :beam]
     length = (position + 1 - state.prompt_len[leader])[:, None] + goes_on.long()
     score = candidates.sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
-    # An empty one has -inf, and is still better than none.
+    # An empty hypothesis has -inf, and still beats none.
     rank = torch.where(hypothesis, score, NEVER)
     best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
     better = score.gather(1, best)[:, 0] > state.best_score[leader]

@@ -1,7 +1,7 @@
-"""One search's next beams, on the device: `search.extend`, by the program of the search's leader.
+"""Choose the next beams of a search on the device; `search` is the reference implementation.
 
-Its rows stand side by side, in the pool as among the picks. What the program overwrites it has read
-before, with a barrier between the two.
+The program of a search's leader handles the whole search. Its rows are adjacent, both in the state
+and among the picks. The program reads all that it overwrites before a barrier, and writes after it.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -17,7 +17,7 @@ _MARGIN = tl.constexpr(MARGIN)
 
 @triton.jit
 def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """(peak, log of the summed mass) of several tiles; (-inf, -inf) of nothing."""
+    """Return (peak, log of the summed mass) over several tiles; (-inf, -inf) if all are empty."""
     peak = tl.max(peaks, axis, keep_dims=True)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     mass = tl.sum(masses * tl.exp(peaks - base), axis, keep_dims=True)
@@ -26,10 +26,11 @@ def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _sums_of(state: RowPointers, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
-    """Summed log-probability of each beam with each candidate of its tiles, -inf where none is.
+    """Add each beam's log-probability to those of its candidates.
 
     Returns:
-        That, (WIDEST, tiles_padded * keep), and the lowest logit that phrases may boost, (WIDEST,).
+        The sums (WIDEST, tiles_padded * keep), -inf = no candidate, and the lowest logit of each
+        beam that phrases may boost (WIDEST,).
     """
     tiles: tl.constexpr = form.tiles
     keep: tl.constexpr = form.keep
@@ -57,7 +58,7 @@ def _sums_of(state: RowPointers, row, pick, width, scan: Scan, form: tl.constexp
     there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < kept))[None, :]
     there = there & ((must == 0)[:, None] | (from_tile >= form.text_tiles)[None, :])
     places = ((pick + beam) * tiles * keep)[:, None] + which[None, :]
-    # Read as if apart, so that a warp's lanes are of different beams: all are then ranked at once.
+    # Declared as not contiguous, so that a warp's lanes hold different beams, ranked in parallel.
     value = tl.load(tl.max_contiguous(scan.tops + places, (1, 1)), mask=there, other=none)
     alive = (value > none) & (sum > none)[:, None]
     sums = tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
@@ -78,7 +79,7 @@ def _keep_best(
     n_ctx: int,
     form: tl.constexpr,
 ) -> tl.tensor:
-    """See `search._keep_best`; returns how many hypotheses there are now."""
+    """Compute `search._keep_best`; return the number of hypotheses so far."""
     keep: tl.constexpr = form.keep
     none = float("-inf")
     lane = tl.arange(0, keep)
@@ -89,7 +90,7 @@ def _keep_best(
     ranked = tl.where(hypothesis, score, none)
     best, which = tl.max(ranked, 0, return_indices=True, return_indices_tie_break_left=True)
     first = tl.min(tl.where(hypothesis, lane, keep), 0)
-    which = tl.where(best > none, which, first)  # an empty one has -inf
+    which = tl.where(best > none, which, first)  # an empty hypothesis has -inf
     before = tl.load(state.ended + row)
     some = first < keep
     if some & ((best > tl.load(state.best_score + row)) | (before == 0)):
@@ -122,7 +123,7 @@ def _go_on(
     n_ctx: int,
     form: tl.constexpr,
 ) -> None:
-    """Let each beam go on from its parent with its token; all (WIDEST,)."""
+    """Continue each beam from its parent with its token; all tensors are (WIDEST,)."""
     beam = tl.arange(0, WIDEST)
     there = beam < width
     column = tl.arange(0, form.ctx_padded)[None, :]
@@ -150,7 +151,7 @@ def _go_on(
 
 @triton.jit
 def _ranked(rest, width, keep: tl.constexpr) -> tl.tuple:
-    """(sum, beam, column), each (keep,): the best 2 * width of (WIDEST, n), the best first."""
+    """Return (sum, beam, column), each (keep,), of the best 2 * width of (WIDEST, n) in order."""
     none = float("-inf")
     beam = tl.arange(0, WIDEST)
     column = tl.arange(0, rest.shape[1])
@@ -173,9 +174,9 @@ def _ranked(rest, width, keep: tl.constexpr) -> tl.tuple:
 def _best_of(
     state: RowPointers, row, pick, width, scan: Scan, book: Tables, form: tl.constexpr
 ) -> tl.tuple:
-    """(sum, beam, token, near), each (keep,): the best 2 * width candidates, the best first.
+    """Return (sum, beam, token, near), each (keep,), of the best 2 * width candidates in order.
 
-    `near` says how far a logit is above the lowest that phrases may boost.
+    `near` is the distance of the logit to the lowest one that phrases may boost.
     """
     keep: tl.constexpr = form.keep
     beam = tl.arange(0, WIDEST)
@@ -207,7 +208,7 @@ def settle_search(
     n_ctx: int,
     form: tl.constexpr,
 ) -> None:
-    """See `search.extend`; what is of one row is the leader's."""
+    """Compute `search.extend` for the search of one leader, `row`."""
     sum, parent, token, near = _best_of(state, row, pick, width, scan, book, form)
     lane = tl.arange(0, form.keep)
     at = tl.load(state.position + row)
@@ -230,7 +231,7 @@ def settle_search(
     enough = tl.where(tl.load(state.length_penalty + row) == 0, first_ends, enough)
 
     goes_on = (ends == 0) & (lane < 2 * width)
-    new = tl.cumsum(goes_on.to(tl.int32), 0) - 1  # which beam each becomes
+    new = tl.cumsum(goes_on.to(tl.int32), 0) - 1  # the beam that each candidate becomes
     mine = goes_on[None, :] & (new[None, :] == tl.arange(0, WIDEST)[:, None])
     parent = tl.sum(tl.where(mine, parent[None, :], 0), 1)
     token = tl.sum(tl.where(mine, token[None, :], 0), 1)

@@ -32,7 +32,7 @@ class RowState:
 
     memory: torch.Tensor  # uint8: the memory of all other tensors, the tables last
     tokens: torch.Tensor  # int64 (rows, n_text_ctx): the prompt, then the sampled tokens
-    source: torch.Tensor  # int32 (rows, n_text_ctx): the row whose cache holds each past position
+    source: torch.Tensor  # int32 (rows, n_text_ctx): the row that cached each past position
     best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best hypothesis
     position: Int64  # position of the next token to compute
     prompt_len: Int64
@@ -106,7 +106,7 @@ class RowState:
         return _carved(memory, *self.tokens.shape)
 
 
-_LAYOUT: dict[str, torch.dtype] = {  # of what has one entry a row; the tables stand behind it
+_LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the tables follow them
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(RowState, include_extras=True).items()
     if get_origin(hint) is Annotated

@@ -167,7 +167,7 @@ def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path, mo
     path.write_text(json.dumps(config))
     limits = trtllm_build.built_limits(target, DIMS, planned, log.append)
     assert limits.encoder_batch == 1
-    assert log == ["trtllm-build made the encoder with max_num_tokens = 1600, asked for 3000"]
+    assert log == ["trtllm-build built the encoder with max_num_tokens = 1600 instead of 3000"]
     config["build_config"]["max_input_len"] = 1500
     path.write_text(json.dumps(config))
     with pytest.raises(EngineError, match="1500 frames"):
@@ -231,7 +231,7 @@ def test_an_absent_library_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("1.3.0", r"1\.3\.0 is installed, but from 1\.3 on .* expected 1\.2"),
+        ("1.3.0", r"1\.3\.0 is installed, but release 1\.3 removed .* expected 1\.2"),
         ("0.20.0", r"0\.20\.0 is installed, but its checkpoints have other tensor names"),
     ],
 )
@@ -249,7 +249,7 @@ def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
 def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path)
     cpu = BuildProduct(runtime=RuntimeConfig(device="cpu"))
-    with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU; runtime\.device = 'cpu'"):
+    with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU, but runtime\.device = 'cpu'"):
         compile_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e")
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):

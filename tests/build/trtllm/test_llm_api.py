@@ -113,10 +113,10 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     opened = open_checkpoint(str(pickle), str(source))
     with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
         copy_engine(opened, tmp_path / "engine")
-    refused(write_ct2(source, tmp_path / "ct2"), "is CTranslate2's")
-    refused(source, "reads the checkpoint's own", tokenizer=str(source), error=ConfigError)
+    refused(write_ct2(source, tmp_path / "ct2"), "is a CTranslate2 checkpoint")
+    refused(source, "uses the checkpoint's own", tokenizer=str(source), error=ConfigError)
     (source / "preprocessor_config.json").unlink()
-    refused(source, r"lacks preprocessor_config\.json")
+    refused(source, r"has no preprocessor_config\.json")
     (source / "processor_config.json").write_text("{}")  # where newer transformers put it
     weights["model.decoder.layer_norm.bias"] = weights["model.decoder.layer_norm.bias"].float()
     weights["model.decoder.layer_norm.bias"][3] = 1e6
@@ -169,7 +169,7 @@ def test_new_releases_with_whisper_will_do(pretend, version):
     ("version", "whisper", "words"),
     [
         ("1.2.1", True, r"1\.2\.1 .* expected 1\.3 or later; .*runtime = 'tensorrt_llm'"),
-        ("1.3.0rc1", False, r"1\.3\.0rc1 .* without _torch/models/modeling_whisper\.py"),
+        ("1.3.0rc1", False, r"1\.3\.0rc1 .* has no _torch/models/modeling_whisper\.py"),
     ],
 )
 def test_others_are_refused(pretend, engine, version, whisper, words):

@@ -49,7 +49,7 @@ def test_an_unusual_feed_forward_width_is_stated_for_the_decoder_and_refused_for
     assert decoder_config(dims, "fp16")["intermediate_size"] == 192
     assert "intermediate_size" not in decoder_config(DIMS, "fp16")
     dims = Dims(**{**vars(DIMS), "n_audio_ffn": 128})
-    with pytest.raises(CheckpointError, match=r"are 128 wide, but .* 4 x its state, here 256; bui"):
+    with pytest.raises(CheckpointError, match=r"a width of 128; .* 4 x n_audio_state = 256; bui"):
         write_checkpoint(dims, random_tensors(dims), "fp16", tmp_path)
     assert not list(tmp_path.iterdir())
 

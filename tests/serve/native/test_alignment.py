@@ -292,5 +292,5 @@ def test_an_engine_without_alignment_heads_says_so(engine, jobs):
     manifest = dataclasses.replace(engine.manifest, tokenizer=facts)
     runtime = NativeRuntime(dataclasses.replace(engine, manifest=manifest), CONFIG)
     assert not runtime.capabilities.words
-    with pytest.raises(OptionError, match="cannot align this engine"):
+    with pytest.raises(OptionError, match="cannot align words"):
         runtime.submit(jobs[0])

@@ -305,7 +305,7 @@ def test_a_window_is_encoded_to_the_same_bits_in_any_batch(precision, frames):
     engine = random_engine(published_shape("openai/whisper-large-v3-turbo"), "int8")
     config = dataclasses.replace(CUDA, cuda_graph=True, slots=8, encoder_precision=precision)
     runtime = NativeRuntime(engine, config)
-    encoder = runtime._intake._encoder
+    encoder = runtime._scheduler._encoder
     (_, cache), *_ = encoder._slots._decoders
     cache = cache.cross
     generator = torch.Generator("cuda").manual_seed(0)

@@ -18,7 +18,7 @@ from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, prompt_of, run
 
 SHORT = sizes(slots=4)[0]
-SEVERAL = PrefillSize(feeds=12, windows=3, wanted=12)
+SEVERAL = PrefillSize(tokens=12, windows=3, wanted=12)
 
 
 class Graph:
@@ -61,9 +61,9 @@ def test_so_many_tokens_of_so_many_windows_fit(size, spans, wanted, fits):
 
 def test_a_shorter_prompt_is_filled_up_with_its_last_token():
     prompts = fed(SHORT, [(SlotAllocation(3, 6, 2), 1, 4)], [2])
-    assert prompts.feed.rows.tolist() == [6] * 4
-    assert prompts.feed.positions.tolist() == [1, 2, 3, 3]
-    assert prompts.feed.groups.runs == [(3, 1, 0, 4)]
+    assert prompts.batch.rows.tolist() == [6] * 4
+    assert prompts.batch.positions.tolist() == [1, 2, 3, 3]
+    assert prompts.batch.groups.runs == [(3, 1, 0, 4)]
     assert prompts.wanted.tolist() == [2, 2]
 
 
@@ -71,9 +71,9 @@ def test_several_are_filled_up_with_the_last_ones_last_token():
     prompts = fed(
         SEVERAL, [(SlotAllocation(3, 6, 1), 0, 4), (SlotAllocation(1, 2, 1), 0, 3)], [3, 6]
     )
-    assert prompts.feed.rows.tolist() == [6] * 4 + [2] * 8
-    assert prompts.feed.positions.tolist() == [0, 1, 2, 3, 0, 1, *[2] * 6]
-    assert prompts.feed.groups.runs == [(3, 1, 0, 4), (1, 1, 4, 8)]
+    assert prompts.batch.rows.tolist() == [6] * 4 + [2] * 8
+    assert prompts.batch.positions.tolist() == [0, 1, 2, 3, 0, 1, *[2] * 6]
+    assert prompts.batch.groups.runs == [(3, 1, 0, 4), (1, 1, 4, 8)]
     assert prompts.wanted.tolist() == [3] + [6] * 11
 
 
@@ -99,7 +99,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
     def record(runtime):
-        starter = runtime._intake._starter
+        starter = runtime._scheduler._starter
         with torch.inference_mode():
             starter.add_graphs()
             starter.replay.record(None)
@@ -127,7 +127,7 @@ def test_answers_are_those_of_prompts_that_are_launched(engine, checkpoint, wind
         assert found.scores.no_speech_prob == pytest.approx(plain.scores.no_speech_prob, abs=1e-5)
         assert found.scores.avg_logprob == pytest.approx(plain.scores.avg_logprob, abs=1e-4)
     replays = {
-        key.size.feeds: graph.replays
+        key.size.tokens: graph.replays
         for key, graph in graphs.items()
         if isinstance(key, PrefillBatch)
     }

@@ -177,11 +177,8 @@ def test_options_that_the_runtime_does_not_have_are_refused(runtime, job):
 
 
 def test_scores_are_probabilities(runtime, job):
-    able = runtime.capabilities
     for entry in run(runtime, [job(id) for id in range(4)]).values():
         scores = entry.last.scores
-        assert (scores.avg_logprob is not None) == able.token_logprobs
-        assert (scores.no_speech_prob is not None) == able.no_speech_prob
         assert scores.avg_logprob is None or scores.avg_logprob <= 0
         assert scores.no_speech_prob is None or 0 <= scores.no_speech_prob <= 1
         assert scores.encode_s >= 0
@@ -218,7 +215,7 @@ def test_naming_the_language_found_changes_nothing(runtime, job, facts):
         code = codes[found.last.scores.language]
         (named,) = run(runtime, [job(id + 10, key=id, language=code)]).values()
         assert named.tokens == found.tokens
-        if runtime.capabilities.no_speech_prob:
+        if runtime.capabilities.languages:
             language, prob = named.last.scores.heard
             assert language == found.last.scores.language
             assert prob == pytest.approx(found.last.scores.language_prob, abs=1e-4)

@@ -185,12 +185,12 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
         (
             {},
             {"beam_size": 2},
-            "beam_size = 2 needs runtime.rows of at least 2 and .* room for 1 in",
+            "beam_size = 2, but a window has at most 1 rows .* runtime.rows of at least 2 ",
         ),
         (
             {"beam_width": 4},
             {"best_of": 5},
-            "best_of = 5 needs runtime.rows of at least 5 and .* 4 ",
+            "best_of = 5, but a window has at most 4 rows .* runtime.rows of at least 5 ",
         ),
         ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
         ({}, {"suppress_blank": False}, "suppress_blank = false, but .*; expected true"),

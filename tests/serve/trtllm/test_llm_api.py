@@ -126,7 +126,6 @@ class TestRequests:
         runtime, llm = opened(beam_width=2)
         able = runtime.capabilities
         assert (able.beam_width, able.streaming) == (2, False)
-        assert not able.token_logprobs
         (ended,) = run(runtime, [job(1, beam_size=2)]).values()
         assert ended.last.scores.avg_logprob is None
         ((_, params),) = llm.requests
@@ -157,10 +156,10 @@ class TestRefusals:
         plain = job(1)
         refusals = {
             "timestamps: this runtime cannot": job(2, timestamps=True),
-            "prompt: this runtime cannot begin with text": job(4, prompt="some words"),
-            r"samples of shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
-            r"samples of shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
-            r"samples of shape \(0,\)": with_features(plain, torch.zeros(0)),
+            "prompt: this runtime does not support previous text": job(4, prompt="some words"),
+            r"samples have the shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
+            r"samples have the shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
+            r"samples have the shape \(0,\)": with_features(plain, torch.zeros(0)),
         }
         for words, refused in refusals.items():
             with pytest.raises(OptionError, match=words):
@@ -241,7 +240,7 @@ class TestFailures:
         wake, honest = threading.Event(), llm.shutdown
         monkeypatch.setattr(llm, "shutdown", lambda: wake.wait(WAIT_S) and honest())
         executor.close()
-        assert "did not shut down within 0.1 s and is killed" in caplog.text
+        assert "did not shut down within 0.1 s; killing it" in caplog.text
         wake.set()
         llm.thread.join(WAIT_S)
         assert not llm.thread.is_alive()

@@ -119,7 +119,7 @@ def test_it_says_what_the_library_would_say_here(opened, process, engine, monkey
 def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, process, engine):
     opened.submit(samples_job(engine)(1, max_tokens=400))
     process.kill()
-    words = "TensorRT-LLM failed: the process of TensorRT-LLM ended with status -9; its log"
+    words = "TensorRT-LLM failed: the TensorRT-LLM process ended with status -9; see its log"
     with pytest.raises(DeviceError, match=words):
         for _ in range(1000):
             opened.poll(0.05)
@@ -132,8 +132,8 @@ def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, process
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("exit 3", r"ended with status 3; its log says why, before it was ready"),
-        ("exec sleep 60", r"did not start within 0\.2 s; its log"),
+        ("exit 3", "before it was ready, the TensorRT-LLM process ended with status 3; see"),
+        ("exec sleep 60", r"did not start within 0\.2 s; see its log"),
     ],
 )
 def test_what_does_not_start_is_an_error_in_time(engine, tmp_path, monkeypatch, text, words):
@@ -160,7 +160,7 @@ def test_in_this_environment_its_numpy_is_missing(engine, packages, tmp_path, mo
     monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)  # another stand-in
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(llm_api, "spawn", OnThread)
-    words = r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but the environment of .*; name the python"
+    words = r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but the environment of .*; set runtime"
     with pytest.raises(UnavailableError, match=words):
         open_runtime(engine, settings())
 

@@ -140,7 +140,6 @@ def test_detection_probes_once_and_fills_the_prompt(opened):
     ]
     assert ended[2][1].scores.language is None
     assert ended[2][1].scores.no_speech_prob is None
-    assert not runtime.capabilities.no_speech_prob
 
 
 def test_the_callback_forbids_by_row_and_leaves_the_rest():
@@ -184,7 +183,7 @@ def test_a_broken_executor_is_a_device_error(opened):
     with pytest.raises(DeviceError, match="illegal memory access"):
         runtime.poll(0.01)
     executor.shutdown()
-    with pytest.raises(DeviceError, match="takes no requests"):
+    with pytest.raises(DeviceError, match="rejected a request"):
         runtime.submit(make_job(2))
 
 
@@ -207,7 +206,7 @@ def test_jobs_beyond_the_build_are_refused(opened, job, words):
     [
         ({"slots": 5}, r"runtime\.slots = 5, but the engine was built for at most 4"),
         ({"beam_width": 2}, r"beam_width = 2, but the engine was built for at most 1"),
-        ({"python": "/usr/bin/python3"}, r"python = '.*', but this engine is a compiled one; lea"),
+        ({"python": "/usr/bin/python3"}, r"python = '.*' is for engines of the LLM API, .*; leave"),
     ],
 )
 def test_settings_beyond_the_build_are_refused(engine, change, words):
