@@ -1,4 +1,4 @@
-"""The transcriber behind `serve transcribe`: the running server, or an engine in this process."""
+"""The backend of `serve transcribe`: the running server, or an engine in this process."""
 
 import argparse
 import contextlib
@@ -20,27 +20,27 @@ from serve.contract.messages import (
     Transcript,
 )
 
-if TYPE_CHECKING:  # each is loaded where it is used
+if TYPE_CHECKING:  # loaded only by the backend that uses it
     from serve.transcriber.loop import Transcriber
     from serve.wire.client import TritonClient
 
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
-"""Transcribes a request; calls a function with the seconds of audio that are done, now and then."""
+"""Transcribes a request and reports progress: seconds of audio that have been transcribed."""
 
-FIRST_LOOK_S = 2.0
-PATIENCE_S = 60.0  # longest wait for a server that is there and not ready
-LOOK_S = 1.0  # between two looks at it
+FIRST_LOOK_S = 2.0  # timeout of the first readiness check
+PATIENCE_S = 60.0  # longest wait for a server that is reachable and not ready
+LOOK_S = 1.0  # between readiness checks
 _GRACE_S = 10.0  # beyond the transcriber's own limit
 _STATES = {"silent": "did not answer", "not ready": "was not ready"}
 
 
 @contextlib.contextmanager
 def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
-    """Open the running server if there is one, else a transcriber of this process's own.
+    """Connect to the running server if there is one, else open a transcriber in this process.
 
     Args:
-        config: names the server's address and the engine.
-        args: `in_process` and `engine` of the command.
+        config: the config with the server's address and the engine.
+        args: the command's arguments; uses `in_process` and `engine`.
 
     Raises:
         EarshotError: the engine cannot be opened.
@@ -53,25 +53,25 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
         with TritonClient(address, key=api_key()) as client:
             reason = _wait_for(client, address)
             if not reason:
-                print(f"through the server at {address}", file=sys.stderr)
+                print(f"using the server at {address}", file=sys.stderr)
                 yield lambda request, heard: _through(client, request, heard)
                 return
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     engine = args.engine or config.engine
-    print(f"{reason}in this process, with the engine {engine}", file=sys.stderr)
+    print(f"{reason}using the engine {engine} in this process", file=sys.stderr)
     limit_s = config.transcriber.request_timeout_s + _GRACE_S
     with open_transcriber(config, engine) as transcriber:
         yield lambda request, heard: _last(_events(transcriber, request, limit_s), heard)
 
 
 def _wait_for(client: "TritonClient", address: str) -> str:
-    """Wait for a server that is there; return why it cannot be used, or "" if it is ready."""
+    """Wait for a reachable server; return why it cannot be used, or "" if it is ready."""
     state, end_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
     if state in _STATES:
         print(
             f"the server at {address} {_STATES[state]} within {FIRST_LOOK_S:g} s; "
-            f"waiting for it, at most {PATIENCE_S:g} s",
+            f"waiting for it for at most {PATIENCE_S:g} s",
             file=sys.stderr,
         )
     while state in _STATES and (left_s := end_s - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ def _wait_for(client: "TritonClient", address: str) -> str:
 def _through(
     client: "TritonClient", request: Request, heard: Callable[[float], None]
 ) -> Transcript:
-    """Ask the server, once more if it lost the request after its first segment."""
+    """Transcribe through the server; retry once if the stream fails after its first segment."""
     begun = False
 
     def note(until_s: float) -> None:
@@ -106,18 +106,18 @@ def _through(
 def _last(
     events: Iterator[SegmentReady | RequestFinished], heard: Callable[[float], None]
 ) -> Transcript:
-    """Return the transcript that ends some events; tell each segment's end in seconds."""
+    """Return the transcript at the end of the events; report each segment's end in seconds."""
     for event in events:
         if isinstance(event, RequestFinished):
             return event.transcript
         heard(event.segment.end)
-    raise AssertionError("no event ended the request")
+    raise AssertionError("the events ended without a transcript")
 
 
 def _events(
     transcriber: "Transcriber", request: Request, limit_s: float
 ) -> Generator[SegmentReady | RequestFinished, None, None]:
-    """Yield the events of a request to a transcriber of this process."""
+    """Yield the events of a request to the transcriber in this process."""
     events: queue.SimpleQueue[TranscriberEvent] = queue.SimpleQueue()
     handle = transcriber.submit(request, events.put)
     end_s = time.monotonic() + limit_s
@@ -128,6 +128,6 @@ def _events(
                 raise event.error
             yield event
     except queue.Empty:
-        raise DeadlineError(f"no answer within {limit_s:g} s: the device hangs") from None
+        raise DeadlineError(f"no result within {limit_s:g} s: the device hangs") from None
     finally:
         handle.cancel()

@@ -1,4 +1,4 @@
-"""`python -m serve phrases`: shows how phrases fall into tokens, and which are of no use."""
+"""`python -m serve phrases`: show the tokens of phrases, and which phrases do not help."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,17 +12,16 @@ from serve.contract.files import read_text
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.phrases import MAX_PHRASES, trie_of, weighted
 
-_COMMON = "common: it is one token, which comes by itself and may come where it is not said"
-_SHORT = 2  # letters of a phrase that says next to nothing
+_COMMON = "common: it is one token, so it needs no boost and may appear where it is not said"
+_SHORT = 2  # characters; boosting so short a phrase may insert it anywhere
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "phrases",
-        help="show how phrases fall into tokens, and which are too common to help",
-        description="Show how each phrase of a file falls into an engine's tokens, with its "
-        "weight, and which are too common to help.",
+        help="show the tokens of phrases, and which phrases are too common to help",
+        description="Show the weight and the tokens of each phrase of a file with an engine's "
+        "tokenizer, and which phrases are too common to help.",
     )
     parser.set_defaults(run=_run)
     add_config(parser)
@@ -30,23 +29,23 @@ def add_parser(commands: Any) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help=f'a phrase a line, at most {MAX_PHRASES}; "Karenina^2" has weight 2, and others 1',
+        help=f'one phrase per line, at most {MAX_PHRASES}; "Karenina^2" has weight 2, others 1',
     )
 
 
 def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
-    lines = read_text(args.file, "expected a phrase a line").splitlines()
+    lines = read_text(args.file, "expected one phrase per line").splitlines()
     print(described([line for line in lines if line.strip()], tokenizer), end="")
     return 0
 
 
 def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
-    """Write a line for each phrase: weight, tokens behind a space, and what is wrong with it.
+    """Describe each phrase on a line: its weight, its tokens after a space, and a complaint.
 
     Raises:
-        OptionError: one is no phrase or holds special tokens, or all have too many tokens.
+        OptionError: a phrase is invalid or has special tokens, or there are too many tokens.
     """
     trie = trie_of(tuple(phrases), tokenizer)
     pairs = [weighted(phrase) for phrase in phrases]
@@ -61,11 +60,11 @@ def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
         for row in rows
     ]
     edges = 0 if trie is None else len(trie.tokens)
-    return "\n".join([*lines, f"{len(phrases)} phrases, {edges} tokens in all their forms"]) + "\n"
+    return "\n".join([*lines, f"{len(phrases)} phrases, {edges} tokens in all spellings"]) + "\n"
 
 
 def _complaint(text: str, ids: Sequence[int]) -> str:
-    """Say what speaks against boosting a phrase, if anything does."""
+    """Return the reason not to boost a phrase, or ""."""
     if len(text) <= _SHORT:
-        return "short: it may come where it is not said"
+        return "short: it may appear where it is not said"
     return _COMMON if len(ids) == 1 else ""

@@ -1,4 +1,4 @@
-"""The section [jobs] of a configuration: requests that are kept and answered later."""
+"""The section [jobs] of a configuration: asynchronous transcription."""
 
 import dataclasses
 import ipaddress
@@ -9,7 +9,7 @@ from serve.contract.codec import text_that
 from serve.contract.fields import Count, NameOrNone, Seconds
 
 PLACE = re.compile(r"(?:(https?)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-"""A place that urls may name: a host, with https unless it says http, and a port."""
+"""An allowed host for URLs: a name, with https unless it says http, and perhaps a port."""
 POSTGRESQL = "postgresql://"
 
 
@@ -33,28 +33,28 @@ Database = Annotated[
     str,
     text_that(
         lambda text: text == "" or text.startswith(POSTGRESQL),
-        f"{POSTGRESQL}host/name, or nothing for a file of SQLite's in jobs.folder",
+        f"{POSTGRESQL}host/name, or empty for a SQLite file in jobs.folder",
     ),
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class JobsConfig:
-    """Keys of jobs. Without a folder there are none."""
+    """Keys of jobs; without a folder there are no jobs."""
 
-    # Folder of jobs' audio and, without `database`, of their table; empty: there are no jobs.
+    # Folder for the jobs' audio and, without `database`, for their SQLite table; empty: no jobs.
     folder: NameOrNone = ""
-    # PostgreSQL database of jobs, as `postgresql://host/name`; empty: a SQLite file.
+    # PostgreSQL database of jobs, such as `postgresql://host/name`; empty: a SQLite file.
     database: Database = ""
-    # Jobs that are transcribed at a time.
+    # Maximum number of jobs that are transcribed concurrently.
     workers: Count = 2
-    # Seconds for which an ended job and its result are kept.
+    # Seconds that a job and its result are kept after its end.
     keep_s: Seconds = 86_400.0
-    # Jobs without an end at most.
+    # Maximum number of queued and running jobs.
     max_queued: Count = 10_000
-    # Hosts that audio is fetched from and webhooks go to; empty: none.
+    # Hosts from which audio may be fetched, and to which webhooks may be sent; empty: none.
     allowed_hosts: tuple[Place, ...] = ()
-    # Private networks in which these hosts may lie.
+    # Private networks that these hosts may be in.
     allowed_networks: tuple[Network, ...] = ()
-    # File of the secret that signs webhooks, `whsec_` and base64; empty: there are no webhooks.
+    # File with the secret that signs webhooks, `whsec_` and base64; empty: no webhooks.
     webhook_secret_file: NameOrNone = ""

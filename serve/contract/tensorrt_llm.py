@@ -1,4 +1,4 @@
-"""Keys for TensorRT-LLM alone, and those that it reads besides. The home of its defaults."""
+"""The configuration of TensorRT-LLM, and the keys of [runtime] that it reads."""
 
 import dataclasses
 
@@ -6,16 +6,16 @@ from serve.contract.fields import Count, Fraction, NameOrNone
 
 READ_BY_ENGINES = ("device", "slots", "encoder_batch", "tensorrt_llm")
 READ_BY_LLM_API = (*READ_BY_ENGINES, "cuda_graph")
-"""Keys of [runtime]: another one that is not at its default is refused."""
+"""Keys of [runtime] that a runtime reads; it rejects other keys that are not at their default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrtllmConfig:
-    """TensorRT-LLM's own keys. Engines are built for `beam_width`; the rest is for serving."""
+    """Keys of TensorRT-LLM. Engines are built for `beam_width`; the others are for serving."""
 
-    # The `beam_size` above 1 that the engine has; with more than 1 there is no streaming.
+    # Beam size that the engine is built for; above 1 there is no streaming.
     beam_width: Count = 1
-    # Share for the KV cache of the GPU memory that is left once all is loaded.
+    # Fraction of the remaining GPU memory for the KV cache, after the weights are loaded.
     kv_cache_fraction: Fraction = 0.85
-    # Interpreter of the environment with the LLM API; empty: the server's own.
+    # Python interpreter of the environment that has the LLM API; empty: the server's own.
     python: NameOrNone = ""

@@ -136,7 +136,7 @@ def test_another_run_never_mixes_with_one(tmp_path):
         (["--input", "{folder}", "--output", "{folder}/b.wav/x"], "name another --output"),
         (["--input", "{folder}", "--format", "srt,xml"], "--format srt,xml; expected jsonl or pa"),
         (["--input", "{folder}", "--format", "jsonl,parquet"], "expected jsonl or parquet, and"),
-        (["--input", "{folder}", "--cue", "max_line_width=9"], "is for --format srt and vtt"),
+        (["--input", "{folder}", "--cue", "max_line_width=9"], "needs --format srt or vtt"),
         (["--input", "nosuch://x"], "cannot reach 'nosuch://x'"),
     ],
 )
@@ -198,4 +198,4 @@ def test_where_packages_are_missing_they_are_named(tmp_path, capsys, monkeypatch
     (tmp_path / "some.toml").touch()
     words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path]
     assert main(["bulk", *map(str, words)]) == 2
-    assert "missing here: no_such_package; expected" in capsys.readouterr().err
+    assert "not installed: no_such_package; install" in capsys.readouterr().err
