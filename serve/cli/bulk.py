@@ -49,8 +49,8 @@ def add_parser(commands: Any) -> None:
         "--format",
         default="jsonl",
         metavar="FORMAT,…",
-        help=f"format of the shards: {', '.join(SHARDS)}; "
-        f"also write a file for each recording: {', '.join(TEXTS)}; default: %(default)s",
+        help=f"shard format: {', '.join(SHARDS)}; "
+        f"also a file per recording: {', '.join(TEXTS)}; default: %(default)s",
     )
     add(
         "--shard-files",

@@ -317,7 +317,7 @@ def _check_hashes(engine: Engine) -> None:
         except OSError as error:
             raise EngineError(f"cannot read {file}: {error.strerror}") from error
         if digest != facts.sha256:
-            raise EngineError(f"{file} has a wrong SHA-256; build the engine again")
+            raise EngineError(f"{file} fails its SHA-256; build the engine again")
 
 
 def _check_file(folder: Path, name: str, facts: FileFacts) -> None:

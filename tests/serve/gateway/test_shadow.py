@@ -377,7 +377,7 @@ def test_a_drift_is_told_and_logged_once(start, caplog):
     [
         ("share = 0.1", "there is no reference"),
         ('share = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
-        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected one process"),
+        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected processes = 1"),
         ("share = 2", "share"),
     ],
 )
