@@ -1,4 +1,4 @@
-"""The release of numpy that tensors need on their way through Triton's Python backend."""
+"""Check the numpy version for Triton's Python backend."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from serve.contract.errors import UnavailableError
 
 
 def require_numpy_1() -> None:
-    """Refuse a numpy that Triton's Python backend was not compiled for.
+    """Reject a numpy version that Triton's Python backend was not compiled for.
 
     Raises:
-        UnavailableError: it is 2 or later.
+        UnavailableError: the version is 2 or later.
     """
     if int(np.__version__.split(".")[0]) >= 2:
         raise UnavailableError(
-            f"numpy {np.__version__} is installed, and Triton Inference Server's Python backend "
-            "was compiled for numpy 1: it would send garbled tensors; install numpy below 2"
+            f"numpy {np.__version__} is installed; expected numpy 1, for which Triton Inference "
+            "Server's Python backend was compiled: it would corrupt tensors; install numpy below 2"
         )

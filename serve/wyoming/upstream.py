@@ -1,4 +1,4 @@
-"""The server that the bridge asks, by OpenAI's API over HTTP."""
+"""A client of OpenAI's speech API over HTTP."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class SpeechApiAnswer:
     """The server's answer to an utterance."""
 
     text: str
-    language: str | None = None  # a code; None: not known
+    language: str | None = None  # a code; None: unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,15 @@ class _ErrorBody:
 
 
 class SpeechApiClient:
-    """A server.
+    """A client of one server.
 
     Args:
-        url: http://host:port or https://host:port; /v1 may follow.
-        key: an API key; empty: none.
-        timeout_s: that an answer may take.
+        url: http://host:port or https://host:port, with or without /v1.
+        key: the API key; empty: none.
+        timeout_s: the timeout of a request.
 
     Raises:
-        ConfigError: the URL or the key is none.
+        ConfigError: the URL or the key is invalid.
     """
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
@@ -77,9 +77,9 @@ class SpeechApiClient:
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
-            raise ConfigError(f"--server {shown(url)}; expected such as http://127.0.0.1:8000")
+            raise ConfigError(f"--server {shown(url)}; expected a URL: http://127.0.0.1:8000")
         if not _HEADER_VALUE.fullmatch(key):
-            raise ConfigError("the API key has characters that no key has; expected one key alone")
+            raise ConfigError("the API key has invalid characters; expected only one key")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._path = urllib.parse.urlsplit(self.url).path
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -89,10 +89,10 @@ class SpeechApiClient:
         self._timeout_s = timeout_s
 
     async def models(self) -> tuple[str, ...]:
-        """Return the names of the models that there are.
+        """Return the names of the server's models.
 
         Raises:
-            EarshotError: as of `transcribe`.
+            EarshotError: see `transcribe`.
         """
         answer = await self._ask("GET", "/v1/models")
         return tuple(model.id for model in _read(_ModelList, answer).data)
@@ -100,12 +100,13 @@ class SpeechApiClient:
     async def transcribe(
         self, utterance: WyomingUtterance, options: TranscribeOptions
     ) -> SpeechApiAnswer:
-        """Ask for an utterance's text.
+        """Transcribe an utterance.
 
         Raises:
-            UnavailableError: there is no server, it hung up, or it answered with nonsense.
-            DeadlineError: it takes too long.
-            EarshotError: it refuses; the message is its own.
+            UnavailableError: the server is not reachable, it closed the connection, or its answer
+                is malformed.
+            DeadlineError: the timeout expired.
+            EarshotError: the server rejected the request, with its message.
         """
         fields = [
             ("response_format", "verbose_json"),
@@ -137,11 +138,11 @@ class SpeechApiClient:
             async with asyncio.timeout(self._timeout_s):
                 received = await self._exchange((request, *body))
         except TimeoutError:
-            raise DeadlineError(f"{self.url} has not answered in {self._timeout_s:g} s") from None
+            raise DeadlineError(f"{self.url} did not answer in {self._timeout_s:g} s") from None
         except OSError as error:
             raise UnavailableError(
-                f"{self.url} cannot be reached: {error.strerror or error}; start the server there, "
-                "or name another with --server"
+                f"cannot reach {self.url}: {error.strerror or error}; start the server there, or "
+                "name another with --server"
             ) from error
         status, answer = _parsed(received, self.url)
         if status != http.client.OK:
@@ -149,14 +150,14 @@ class SpeechApiClient:
         return answer
 
     async def _exchange(self, parts: Iterable[bytes]) -> bytes:
-        """Send a request, and receive all until the server hangs up."""
+        """Send a request, and receive until the server closes the connection."""
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         received = bytearray()
         try:
-            # A server that refuses need not read all of a request; it may have said why.
+            # A server that rejects a request may close early; its response may have arrived.
             with contextlib.suppress(ConnectionError):
-                for part in parts:  # piece by piece, for a transport copies what it cannot send
+                for part in parts:  # in pieces, because a transport copies unsent bytes
                     for begin in range(0, len(part), _PIECE_BYTES):
                         writer.write(part[begin : begin + _PIECE_BYTES])
                         await writer.drain()
@@ -169,7 +170,7 @@ class SpeechApiClient:
 
 
 def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str, list[bytes]]:
-    """Make a multipart form: its media type, and its body in pieces."""
+    """Return the media type of a multipart form, and its body in pieces."""
     boundary = secrets.token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     texts = (f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields)
@@ -179,18 +180,18 @@ def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str
 
 
 class _Received:
-    """Stands for a socket from which an answer can be read that has been received already."""
+    """A stand-in for a socket, with a response that has already been received."""
 
     def __init__(self, received: bytes) -> None:
         self._received = received
 
     def makefile(self, mode: str) -> io.BytesIO:
-        """Return the file that `http.client` reads from."""
+        """Return the file object that `http.client` reads."""
         return io.BytesIO(self._received)
 
 
 def _parsed(received: bytes, url: str) -> tuple[int, bytes]:
-    """Return status and body of an answer."""
+    """Return the status and the body of a response."""
     response = http.client.HTTPResponse(cast(Any, _Received(received)))
     try:
         if len(received) > _MAX_ANSWER_BYTES:
@@ -198,9 +199,9 @@ def _parsed(received: bytes, url: str) -> tuple[int, bytes]:
         response.begin()
         return response.status, response.read()
     except (http.client.HTTPException, ValueError) as error:
-        fault = "hung up without an answer" if not received else "did not answer as HTTP has it"
+        fault = "closed the connection" if not received else "did not answer with valid HTTP"
         raise UnavailableError(
-            f"{url} {fault}; expected an Earshot, or another server of OpenAI's API"
+            f"{url} {fault}; expected Earshot, or another server with OpenAI's API"
         ) from error
 
 
@@ -214,4 +215,4 @@ def _refusal(status: int, answer: bytes, url: str) -> EarshotError:
     try:
         return kind(_read(_ErrorBody, answer).error.message)
     except UnavailableError:
-        return kind(f"{url} answered with status {status}")
+        return kind(f"{url} returned status {status}")

@@ -141,7 +141,7 @@ def test_a_stall_that_no_request_meets_ends_nothing(survivor):
 @pytest.mark.nightly
 def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
     (triton,) = survivor.pids
-    (survivor.folder / "engine-0" / "failure").write_text("the device failed, see the log")
+    (survivor.folder / "engine-0" / "failure").write_text("the device failed; see the log")
     wait_until(lambda: not is_alive(triton), "it goes on")
     comes_back(survivor)
 

@@ -171,8 +171,8 @@ def test_a_segment_on_its_own_is_not_an_answer():
     ("name", "text", "message"),
     [
         ("SEGMENTS", "[", "the answer's SEGMENTS is not JSON"),
-        ("SEGMENTS", "[{}]", r"SEGMENTS: \[0\]\.start is missing; .*; is the server an Earshot of"),
-        ("TIMINGS", '{"wait_s": 1}', "TIMINGS: unknown key 'wait_s'.* of this version"),
+        ("SEGMENTS", "[{}]", r"SEGMENTS: \[0\]\.start is missing; .*; expected a server of this"),
+        ("TIMINGS", '{"wait_s": 1}', "TIMINGS: unknown key 'wait_s'.* of this Earshot version"),
         ("TIMINGS", "\xff", "TIMINGS"),
     ],
 )
