@@ -119,8 +119,8 @@ def test_another_run_never_mixes_with_one(tmp_path):
     with pytest.raises(ConfigError) as refused:
         keep_or_compare(output, other)
     assert str(refused.value) == (
-        f"{tmp_path} has a run with other settings: files was 3 and is now 4; options.language was null and is "
-        'now "en"; choose another --output, or use the same settings'
+        f"{tmp_path} has a run with other settings: files was 3 and is now 4; options.language was "
+        'null and is now "en"; choose another --output, or use the same settings'
     )
 
 
