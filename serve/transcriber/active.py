@@ -62,7 +62,7 @@ _MOST_RESTS = 4  # maximum number of remainders decoded after one window
 
 @dataclasses.dataclass(eq=False)  # compared by identity
 class ActiveRequest:
-    """The state of one accepted request; the ledger sets the first six fields."""
+    """The state of one accepted request; the request tracker sets the first six fields."""
 
     id: int  # unique in the transcriber
     plan: DecodingPlan  # how to decode its windows
