@@ -27,7 +27,6 @@ from serve.contract.fields import (
     Temperatures,
     VoiceActivity,
 )
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import (
     Request,
     SearchOptions,
@@ -37,6 +36,7 @@ from serve.contract.options import options_of
 from serve.contract.runtimes import RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
+    JobsConfig,
     LiveConfig,
     ServerConfig,
     ShadowConfig,

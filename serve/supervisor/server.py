@@ -30,7 +30,7 @@ from serve.supervisor.repository import write_repository
 from serve.wire import folder as names
 from serve.wire.client import TritonClient
 from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s
-from serve.wire.numpy_version import require_numpy_1
+from serve.wire.tensors import require_numpy_1
 from serve.wire.unix_http import ask
 
 _MAX_PATH = 85  # the path of a Unix socket has at most 107 bytes

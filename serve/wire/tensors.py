@@ -22,7 +22,7 @@ import numpy.typing as npt
 from serve.contract import errors
 from serve.contract.codec import from_json, to_json
 from serve.contract.config import OPTIONS
-from serve.contract.errors import AudioError, EarshotError, OptionError, shown
+from serve.contract.errors import AudioError, EarshotError, OptionError, UnavailableError, shown
 from serve.contract.messages import (
     AudioFile,
     Phase,
@@ -54,6 +54,19 @@ PHASES_PARAMETER = "earshot_phases"
 
 PRIORITY_PARAMETER = "earshot_priority"
 """The request parameter with a priority other than a file's; clients cannot set it."""
+
+
+def require_numpy_1() -> None:
+    """Reject a numpy version that Triton's Python backend was not compiled for.
+
+    Raises:
+        UnavailableError: the version is 2 or later.
+    """
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise UnavailableError(
+            f"numpy {np.__version__} is installed; expected numpy 1, for which Triton Inference "
+            "Server's Python backend was compiled: it would corrupt tensors; install numpy below 2"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from serve.cli.api import ApiClient, ResponseLostError
 from serve.cli.main import main
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
+from serve.contract.server_config import JobsConfig
 from serve.supervisor.server import config_to_toml
 from tests.gateways import Running, until
 

@@ -17,7 +17,7 @@ import pytest
 
 from serve.contract.config import RuntimeConfig, load_config
 from serve.contract.errors import ConfigError, FileError
-from serve.contract.jobs_config import JobsConfig
+from serve.contract.server_config import JobsConfig
 from serve.gateway.jobs.fetch import is_private
 from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed

@@ -26,7 +26,7 @@ from serve.triton.heartbeat import Heartbeat
 from serve.triton.responses import Responder, ResponseQueue, Sender
 from serve.wire import folder as names
 from serve.wire import tensors
-from serve.wire.numpy_version import require_numpy_1
+from serve.wire.tensors import require_numpy_1
 
 logger = logging.getLogger("earshot")
 
