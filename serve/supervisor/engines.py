@@ -21,9 +21,15 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import DevicePlacement, placements
 from serve.contract.errors import ConfigError, EarshotError
-from serve.supervisor.clips import ReloadClip, hear, read_clips, require_right
 from serve.supervisor.control import ReloadProgress, ReloadRequest, Tell
-from serve.supervisor.reload_checks import check_reload, require_memory
+from serve.supervisor.reload_checks import (
+    ReloadClip,
+    check_reload,
+    hear,
+    read_clips,
+    require_memory,
+    require_right,
+)
 from serve.supervisor.server import TritonLaunch, TritonServer, prepare
 from serve.supervisor.supervised_process import SupervisedProcess
 from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder

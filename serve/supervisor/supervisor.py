@@ -32,16 +32,16 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import counted
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.fields import MAX_BEAMS
 from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, ReloadRequest
 from serve.supervisor.engines import TRITON, EngineManager
 from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
-from serve.supervisor.launches import from_here, prepare_reference
 from serve.supervisor.page import SupervisorMetrics, page_of
-from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml
+from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
 from serve.supervisor.supervised_process import SupervisedProcess
-from serve.wire.folder import CONFIG, run_folder
+from serve.wire.folder import CONFIG, reference_folder, run_folder
 
 logger = logging.getLogger("earshot")
 
@@ -49,6 +49,58 @@ _LOOK_S = 0.1
 _PORTS = range(10_000, 32_768)
 
 T = TypeVar("T")
+
+_REFERENCE_MEMORY_SHARE = 0.2  # of a GPU's memory
+_REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
+
+
+def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
+    """Prepare the Triton of the shadow monitor's reference; None if it has no engine of its own.
+
+    Raises:
+        EarshotError: see `prepare`.
+    """
+    shadow, runtime = config.shadow, config.runtime
+    if not shadow.opens_engine:
+        return None
+    own = reference_folder(folder)
+    own.mkdir(mode=0o700)
+    runtime = dataclasses.replace(
+        runtime,
+        device=shadow.device,
+        memory_share=_REFERENCE_MEMORY_SHARE,
+        slots=_REFERENCE_SLOTS,
+        rows=_REFERENCE_SLOTS * MAX_BEAMS,
+        encoder_batch=1,
+        draft_tokens=0,
+        # In full precision, and without options that only a GPU has.
+        kernels="auto",
+        compute_type="float32" if shadow.device == "cpu" else "auto",
+        cuda_graph=runtime.cuda_graph and shadow.device.startswith("cuda"),
+        cross_kv="full",
+        encoder_precision="full",
+    )
+    live = dataclasses.replace(config.live, short_encoder="auto")
+    config = dataclasses.replace(config, runtime=runtime, live=live)
+    return prepare(own, config, shadow.engine)
+
+
+def from_here(config: Config) -> Config:
+    """Return the config with absolute paths."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).absolute()) if path else ""
+
+    return dataclasses.replace(
+        config,
+        server=dataclasses.replace(
+            config.server,
+            keys_file=absolute(config.server.keys_file),
+            usage_file=absolute(config.server.usage_file),
+            tls_certificate=absolute(config.server.tls_certificate),
+            tls_key=absolute(config.server.tls_key),
+        ),
+    )
 
 
 class Supervisor:

@@ -8,9 +8,8 @@ import pytest
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.clips import ReloadClip, read_clips, require_right
 from serve.supervisor.control import give, order_for
-from serve.supervisor.reload_checks import check_reload
+from serve.supervisor.reload_checks import ReloadClip, check_reload, read_clips, require_right
 
 CONFIG = Config()
 
