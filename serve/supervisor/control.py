@@ -19,10 +19,10 @@ from serve.wire.folder import CONFIG, CONTROL, runs
 
 _ORDER_BYTES = 2**20
 _CONNECT_S = 5.0
-_POLL_S = 0.1  # the longest that closing waits
+_POLL_S = 0.1  # longest wait of closing
 
 
-MAX_CER = 0.25  # share of wrong characters in the clips that a new engine hears
+MAX_CER = 0.25  # character error rate of a new engine on the clips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Control:
             timeout = _CONNECT_S
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has gone
+                with contextlib.suppress(OSError):  # the client has disconnected
                     _answer(self, take)
 
         self._server = _ControlServer(str(folder / CONTROL), ControlHandler)
@@ -135,7 +135,7 @@ def give(order: ReloadRequest, say: Callable[[str], object]) -> None:
             say(news.text)
             if news.done:
                 return
-    raise UnavailableError("the server ended before it had exchanged its engine; see its log")
+    raise UnavailableError("the server ended before it had replaced its engine; see its log")
 
 
 def _connected(config: Config) -> socket.socket:

@@ -1,8 +1,7 @@
 """Manage the engines of a server, one per device: their processes, reloads and idle unloads.
 
-A chore is a task that takes long: a generator that the supervisor's thread resumes at each poll.
-One chore runs at a time. It replaces, unloads or loads the engines of all devices, so they never
-differ.
+A chore is a long task: a generator that the supervisor's thread resumes at each poll. One chore
+runs at a time. It replaces, unloads or loads the engines of all devices, so they never differ.
 
 In a reload each new Triton gets a folder of its own, and its engine transcribes some clips. Then
 the device's symbolic link is set to the new folder, and new requests go there. The previous Triton
@@ -57,12 +56,11 @@ class EngineProcess:
 
     @property
     def name(self) -> str:
-        """The device's name."""
         return self.place.name
 
     @property
     def restarts(self) -> int:
-        """The number of restarts."""
+        """Return the number of restarts, with those of earlier engines."""
         return self.former_restarts + self.part.restarts
 
 
@@ -193,15 +191,12 @@ class EngineManager:
         finally:
             self.reloads["failed" if refusal else "ok"] += 1
             if refusal:
-                logger.warning("the engine %s is not taken: %s", order.engine, refusal)
-                tell(
-                    ReloadProgress(
-                        f"{order.engine} is not taken: {refusal}", done=True, failed=True
-                    )
-                )
+                logger.warning("the engine %s was rejected: %s", order.engine, refusal)
+                text = f"{order.engine} was rejected: {refusal}"
+                tell(ReloadProgress(text, done=True, failed=True))
             else:
                 logger.warning("the engine is now %s", order.engine)
-                tell(ReloadProgress(f"{order.engine} has taken over", done=True))
+                tell(ReloadProgress(f"the engine is now {order.engine}", done=True))
 
     def _exchange(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
         """Reload the engines; return why this failed, or an empty text."""
@@ -221,7 +216,7 @@ class EngineManager:
                 say("loading the old engine again")
                 yield from self._load()
             return str(error)
-        say("new requests go to the new engine; the old one answers what it has")
+        say("new requests go to the new engine; the old one finishes its requests")
         yield from self._end(self._replace(launches, parts))
         self._discard(before)
         return ""
@@ -239,8 +234,8 @@ class EngineManager:
         if any(clip.text is None for clip in clips):
             if not self._loaded:
                 raise ConfigError(
-                    f"{order.clips} has clips without a text, and the engine that would say it is "
-                    "unloaded; give each a text"
+                    f"{order.clips} has clips without a text, and the present engine, which could "
+                    "transcribe them, is unloaded; add a text to each clip"
                 )
             heard = yield from self._hear(self.all[0].launch, clips)
             clips = [
@@ -277,7 +272,7 @@ class EngineManager:
                 cer = require_right(clips, heard, order.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
-                say(f"{engine.name}: open; no clips (--clips) say what it understands")
+                say(f"{engine.name}: open; not checked, because there are no clips (--clips)")
         for reason in filter(None, map(_failure, parts)):
             raise EarshotError(reason)
         return parts

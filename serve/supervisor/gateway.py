@@ -74,8 +74,8 @@ class GatewayProcess:
                 return errors[-1].removeprefix("error: ")
             return f"it ended with status {status}; its log ends:\n{self.log_tail()}"
         silent_s = heartbeat_age_s(self._alive) if self._has_answered else 0.0
-        if silent_s > self._config.stall_timeout_s:  # a slow loop is no failure
-            return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
+        if silent_s > self._config.stall_timeout_s:  # a slow loop is not a failure
+            return f"its event loop was blocked for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 
     def log_tail(self) -> str:
@@ -85,11 +85,10 @@ class GatewayProcess:
     def drain(self) -> bool:
         """Drain and end the process; return whether every accepted request was answered."""
         status = self._child.terminate(self._config.drain_timeout_s + _GRACE_S)
-        # A process that the signal itself ends did not listen yet, so it has accepted nothing.
+        # If the signal itself ended the process, it did not listen yet and has accepted nothing.
         return status in (0, -signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process."""
         self._child.kill()
 
     @property

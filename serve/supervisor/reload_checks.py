@@ -96,9 +96,9 @@ def require_right(clips: Sequence[ReloadClip], heard: Sequence[str], max_cer: fl
     if cer > max_cer:
         worst = max(range(len(clips)), key=wrong.__getitem__)
         raise EngineError(
-            f"it has {100 * cer:.1f} % of the characters of {len(clips)} clips wrong, expected at "
-            f"most {100 * max_cer:g} (--max-cer): of {clips[worst].name} it makes "
-            f"{heard[worst][:_SHOWN]!r}, not {(clips[worst].text or '')[:_SHOWN]!r}"
+            f"its character error rate is {100 * cer:.1f} % on {len(clips)} clips; expected at "
+            f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].name} it returned "
+            f"{heard[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer
 
@@ -131,15 +131,15 @@ def check_reload(asked: Config, order: ReloadRequest, engine: Path) -> None:
     """
     for key, old, new in _differences(asked, order.config):
         raise ConfigError(
-            f"{key} is {shown(new)} in the config and {shown(old)} in the server that runs; only "
-            "the engine is exchanged while it runs, so restart it"
+            f"{key} is {shown(new)} in the config and {shown(old)} in the running server; a reload "
+            "replaces only the engine: restart the server"
         )
     old_facts, new_facts = (_tokens(read_manifest(path)) for path in (engine, Path(order.engine)))
     for key, old in old_facts.items():
         if new_facts[key] != old:
             raise EngineError(
-                f"its {key} is {shown(new_facts[key])}, and {shown(old)} in the engine that runs; "
-                "a server with other tokens is another product: restart it"
+                f"its {key} is {shown(new_facts[key])}, and {shown(old)} in the present engine; a "
+                "reload cannot change the tokens: restart the server"
             )
 
 
@@ -153,8 +153,8 @@ def require_memory(running: Iterable[object]) -> None:
     free = free_memory_bytes() // _MIB
     if free < taken:
         raise UnavailableError(
-            f"{free} MiB of memory are free, and the engine that runs has {taken}; free some, or "
-            "exchange it with --in-place, which ends the old one first while requests wait"
+            f"{free} MiB of memory are free, and the present engine uses {taken}; free some, or "
+            "reload with --in-place, which stops the old engine first while requests wait"
         )
 
 

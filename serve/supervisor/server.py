@@ -59,8 +59,8 @@ def write_repository(folder: Path, toml: Path, engine: Path) -> Path:
     for packages there.
 
     Args:
-        folder: the run's own.
-        toml: the configuration, for the model to read.
+        folder: the folder of the run.
+        toml: the configuration file that the model reads.
         engine: the engine's folder.
 
     Returns:
@@ -105,7 +105,7 @@ def _filled(template: Path, values: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TritonLaunch:
-    """What is needed to start Triton, any number of times; `prepare` makes it."""
+    """The command and the files to start Triton repeatedly; made by `prepare`."""
 
     folder: Path
     config: Config
@@ -187,7 +187,7 @@ def config_to_toml(config: Config) -> str:
 
 
 class TritonServer:
-    """A started tritonserver, which may become ready, fail, or both in turn."""
+    """A started tritonserver, which may become ready and may fail."""
 
     def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
         self.pid = child.pid
@@ -198,7 +198,7 @@ class TritonServer:
         self._given_up = 0.0  # abandoned requests at the last reading while the model was healthy
 
     def ready(self) -> bool:
-        """Return whether it can answer: the model is loaded, and its process has a heartbeat."""
+        """Return whether the model is loaded and its process has a heartbeat."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
@@ -228,12 +228,12 @@ class TritonServer:
         return sum(memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
-        """End it; its requests are lost."""
+        """End Triton; its requests are lost."""
         self._child.terminate(_STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Kill it and its model."""
+        """Kill Triton and its model."""
         self._child.kill()
 
     def _loaded(self) -> bool:
@@ -261,7 +261,7 @@ class TritonServer:
             since_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
             text = path.read_text(encoding="utf-8")
             if text or since_s > _TELLING_S:  # empty if the disk is full
-                return text or "a model's process cannot go on; its log says why"
+                return text or "a model's process has failed; see its log"
         return None
 
     def _breakdown(self) -> str | None:
@@ -271,8 +271,8 @@ class TritonServer:
         silent_s = self._silent_s()
         if silent_s > self._config.stall_timeout_s:
             return (
-                f"a model's process said nothing for {silent_s:.0f} s; server.stall_timeout_s is "
-                f"{self._config.stall_timeout_s:g}"
+                f"a model's process had no heartbeat for {silent_s:.0f} s; the maximum is "
+                f"server.stall_timeout_s = {self._config.stall_timeout_s:g}"
             )
         return self._abandoned_requests(silent_s)
 
@@ -288,7 +288,7 @@ class TritonServer:
         if silent_s < INTERVAL_S:  # nothing since the last heartbeat can be abandoned yet
             self._given_up = given_up
         elif silent_s > STALE_S and given_up > self._given_up:
-            return "a model's process stood still, and Triton gave up requests that it still has"
+            return "a model's process was stopped, and Triton abandoned requests that it still has"
         return None
 
 
@@ -310,7 +310,7 @@ def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
     """Check that shared memory can hold the requests in flight.
 
     Args:
-        inflight_mib: the most MiB of requests, for all engines together.
+        inflight_mib: the maximum MiB of requests, for all engines together.
         regions_mib: the MiB that the engines need in addition.
 
     Raises:
@@ -321,12 +321,12 @@ def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
     needed = inflight_mib + regions_mib
     if free < needed:
         raise UnavailableError(
-            f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
-            f"{needed} MiB, which is server.max_inflight_mb and {regions_mib} more; enlarge it "
-            f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
+            f"{names.SHARED_MEMORY}, which holds requests, has {free} MiB free; expected {needed} "
+            f"MiB (server.max_inflight_mb and {regions_mib} more); enlarge it (containers: "
+            f"--shm-size {needed}m or more) or lower server.max_inflight_mb"
             if inflight_mib
-            else f"{names.SHARED_MEMORY} has {free} MiB free, and another engine takes "
-            f"{needed} of them; enlarge it, or exchange the engine with --in-place"
+            else f"{names.SHARED_MEMORY} has {free} MiB free; expected {needed} for another "
+            "engine; enlarge it, or reload with --in-place"
         )
 
 

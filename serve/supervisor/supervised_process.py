@@ -16,10 +16,10 @@ MAX_FAILED_STARTS = 5
 
 
 class ManagedProcess(Protocol):
-    """A started process."""
+    """A started process of the server."""
 
     def ready(self) -> bool:
-        """Return whether the process does its work now."""
+        """Return whether the process works now."""
 
     def failure(self) -> str | None:
         """Return why the process has failed; None while it works or starts."""

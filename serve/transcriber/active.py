@@ -306,7 +306,7 @@ class ActiveRequest:
         self._by_speaker = by_speaker
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
-        """Return newly final segments: those of done windows without an unfinished one before."""
+        """Return the new segments of done windows; no unfinished window precedes them."""
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
             window = self._decoded.get(index)

@@ -77,7 +77,9 @@ class SpeechApiClient:
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
-            raise ConfigError(f"--server {shown(url)}; expected a URL: http://127.0.0.1:8000")
+            raise ConfigError(
+                f"--server {shown(url)}; expected a URL such as http://127.0.0.1:8000"
+            )
         if not _HEADER_VALUE.fullmatch(key):
             raise ConfigError("the API key has invalid characters; expected only one key")
         self.url = url.rstrip("/").removesuffix("/v1")

@@ -65,7 +65,7 @@ def test_a_file_is_written_as_a_whole_and_replaced(tmp_path, scheme):
 
 
 def test_what_cannot_be_reached_says_so(tmp_path):
-    with pytest.raises(FileError, match=r"cannot reach 'nosuch://bucket'.*expected a folder or a"):
+    with pytest.raises(FileError, match=r"cannot reach 'nosuch://bucket'.*expected a folder, or a"):
         store.read("nosuch://bucket/a.wav")
     with pytest.raises(FileError, match=r"cannot read /no/such.wav: .*expected a file that exists"):
         store.read("/no/such.wav")
@@ -182,7 +182,7 @@ def test_s3_is_where_the_environment_says(monkeypatch):
         store._opened.cache_clear()
         try:
             assert store.read("s3://calls/a b.wav") == b"audio"
-            with pytest.raises(FileError, match="there is none"):
+            with pytest.raises(FileError, match="it does not exist"):
                 store.read("s3://calls/c.wav")
             store._opened.cache_clear()
             monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")

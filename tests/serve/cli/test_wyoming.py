@@ -121,8 +121,11 @@ def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_
 
 WRONG = {
     "no server": ([], "no server is named; expected --config TOML or --server URL"),
-    "URL": (["--server", "localhost:8000"], "--server 'localhost:8000'; expected such as http:"),
-    "port": (["--server", "http://a:b"], "expected such as http://127.0.0.1:8000"),
+    "URL": (
+        ["--server", "localhost:8000"],
+        "--server 'localhost:8000'; expected a URL such as http:",
+    ),
+    "port": (["--server", "http://a:b"], "expected a URL such as http://127.0.0.1:8000"),
     "address": (["--listen", "here:1"], "--listen 'here:1'; expected ADDRESS:PORT"),
     "large port": (["--listen", "127.0.0.1:65536"], "expected ADDRESS:PORT"),
     "others": (["--uri", "tcp://0.0.0.0:10300"], "the Wyoming protocol has no keys; add --open"),

@@ -81,7 +81,7 @@ def test_requests_meet_an_exchange_and_are_answered(
             next(leaving)
             leaving.close()
     assert call.result().duration == 75.0
-    assert asked.result()[-1] == f"{link} has taken over"
+    assert asked.result()[-1] == f"the engine is now {link}"
     assert "CER 0.0 % on 3 clips" in " ".join(asked.result())
     assert server.pids != pids and server.restarts == 0
 
@@ -94,7 +94,7 @@ def test_a_damaged_engine_changes_nothing_though_the_old_one_had_to_end(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(EarshotError, match=r"is not taken: .*fails its SHA-256"):
+    with pytest.raises(EarshotError, match=r"was rejected: .*fails its SHA-256"):
         exchange(config, another, in_place=True)
     assert client.transcribe(CLIP).duration == 1.0
     assert 'earshot_reloads_total{outcome="failed"} 1' in metrics_page(server)

@@ -21,13 +21,13 @@ def order(config=CONFIG, engine="engines/none"):
 @pytest.mark.parametrize(
     "changed, named",
     [
-        ({"name": "other"}, "name is 'other' in the config and 'demo' in the server"),
+        ({"name": "other"}, "name is 'other' in the config and 'demo' in the running server"),
         ({"runtime": dataclasses.replace(CONFIG.runtime, slots=3)}, "runtime.slots is 3"),
         ({"server": ServerConfig(max_inflight=7)}, "server.max_inflight is 7"),
     ],
 )
 def test_what_else_has_changed_is_named(changed, named, nano_engine):
-    with pytest.raises(ConfigError, match=f"{named}.*restart it"):
+    with pytest.raises(ConfigError, match=f"{named}.*restart the server"):
         check_reload(CONFIG, order(dataclasses.replace(CONFIG, **changed)), nano_engine)
 
 
@@ -41,7 +41,7 @@ def test_other_tokens_are_another_product(nano_engine, tmp_path, key, value):
     manifest = json.loads((nano_engine / "engine.json").read_text())
     manifest["tokenizer"][key] = value
     (tmp_path / "engine.json").write_text(json.dumps(manifest))
-    with pytest.raises(EngineError, match=rf"its tokenizer\.{key} is .*restart it"):
+    with pytest.raises(EngineError, match=rf"its tokenizer\.{key} is .*restart the server"):
         check_reload(CONFIG, order(engine=tmp_path), nano_engine)
 
 

@@ -207,7 +207,10 @@ def test_a_model_that_stands_still_too_long_has_failed(alone):
     with alone(stall_timeout_s=4.0) as (_, triton):
         os.kill(model_of(triton), signal.SIGSTOP)
         wait_until(triton.failure, "nobody noticed")
-        assert "said nothing for 4 s; server.stall_timeout_s is 4" in triton.failure()
+        assert (
+            "had no heartbeat for 4 s; the maximum is server.stall_timeout_s = 4"
+            in triton.failure()
+        )
 
 
 @pytest.mark.nightly
@@ -221,7 +224,7 @@ def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(ask)
             wait_until(triton.failure, "nobody noticed")
-            assert "Triton gave up requests" in triton.failure()
+            assert "Triton abandoned requests" in triton.failure()
             assert "not healthy" in call.result().error_message
 
 

@@ -91,7 +91,7 @@ def test_a_model_that_dies_is_started_again(survivor, caplog):
     comes_back(survivor)
     assert restarts(survivor) == {**before, "server": before["server"] + 1}
     assert "a model's process ended" in caplog.text and "restarts in" in caplog.text
-    with pytest.raises(EarshotError, match="failed and was started again"):
+    with pytest.raises(EarshotError, match="failed and was restarted"):
         survivor.require_unbroken()
 
 

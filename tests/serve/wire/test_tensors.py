@@ -163,7 +163,7 @@ def test_a_segment_on_its_own_is_not_an_answer():
     outputs = tensors.segment_outputs(SEGMENT)
     assert not tensors.is_whole(outputs.get)
     assert tensors.segments_from_outputs(outputs.get) == (SEGMENT,)
-    with pytest.raises(EarshotError, match="no DURATION"):
+    with pytest.raises(EarshotError, match="lacks DURATION"):
         tensors.transcript_from_outputs(outputs.get)
 
 

@@ -277,7 +277,7 @@ async def test_who_still_speaks_can_read_why_nobody_listens(house):
 @pytest.mark.parametrize(
     ("chunk", "words"),
     [
-        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "expected the same"),
+        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "as at the start of the audio"),
         (AudioChunk(**FORMAT, audio=b"abc"), "the audio has 3 bytes; expected a multiple of 2"),
     ],
 )
