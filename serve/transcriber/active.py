@@ -29,6 +29,7 @@ from serve.speech.judging import (
     LOOP_START,
     AttemptDecision,
     best_attempt,
+    compression_ratio,
     decide,
     loop_tokens,
 )
@@ -38,6 +39,7 @@ from serve.speech.windows import (
     AudioWindow,
     DecodedWindow,
     join_text,
+    split_segments,
     spoken,
     stitch,
     written,
@@ -49,7 +51,6 @@ from serve.speech.words import (
     time_words,
     truncate_alignment,
 )
-from serve.transcriber.attempts import attempt_of, options_at
 from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.fair_queue import Rank, rank_of
 from serve.transcriber.languages import Languages, note_scores
@@ -58,6 +59,49 @@ from serve.transcriber.prompts import Prompt, Prompts
 from serve.transcriber.window_info import WindowInfo
 
 _MOST_RESTS = 4  # maximum number of remainders decoded after one window
+
+
+_SEEDS_PER_WINDOW = 1000
+
+
+def options_at(options: DecodingOptions, number: int, temperature: float) -> DecodingOptions:
+    """Return a window's options at a temperature: beam search at 0, `best_of` samples above.
+
+    The seed depends only on the window's number and the temperature. The same request therefore
+    gets the same answer, independent of the requests beside it.
+    """
+    seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+    options = dataclasses.replace(options, temperature=temperature, seed=seed)
+    if temperature > 0:
+        return dataclasses.replace(options, beam_size=1)
+    return dataclasses.replace(options, best_of=1)
+
+
+def attempt_of(
+    tokens: tuple[int, ...],
+    scores: Scores,
+    tokenizer: Tokenizer,
+    duration_s: float,
+    temperature: float,
+    alignment: Alignment | None,
+    looped: bool,
+) -> Attempt:
+    """Build an attempt from the tokens sampled for a window of `duration_s` seconds."""
+    pieces = split_segments(tokens, tokenizer.facts, duration_s)
+    return Attempt(
+        tokens=tokens,
+        pieces=tuple(pieces),
+        avg_logprob=scores.avg_logprob,
+        no_speech_prob=scores.no_speech_prob,
+        temperature=temperature,
+        # One looping sentence hardly changes the ratio of 30 seconds of text: check each segment.
+        compression_ratio=max(
+            compression_ratio(tokenizer.decode(text))
+            for text in (tokens, *(piece.tokens for piece in pieces))
+        ),
+        looped=looped,
+        alignment=alignment,
+    )
 
 
 @dataclasses.dataclass(eq=False)  # compared by identity

@@ -1,6 +1,6 @@
 """Transcribe the requests of many clients through one runtime.
 
-    submit ──> intake ──────────> device thread ──────────────────────────────> on_event
+    submit ──> decoder pool ────> device thread ──────────────────────────────> on_event
                decode, cut        log-mel, jobs, poll, judge, retry, stitch
 
 The device thread owns the runtime and the state of every request; its loop is
@@ -44,16 +44,16 @@ from serve.transcriber.audio import memory_bytes
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
 from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
-from serve.transcriber.guard import guarded
+from serve.transcriber.guard import GuardedPool, guarded
 from serve.transcriber.prompts import texts_of
 from serve.transcriber.request_tracker import RequestTracker
 from serve.transcriber.speakers import SpeakerWorker
 from serve.transcriber.stats import Outcome, Stats, stats_of
-from serve.transcriber.timing import WordTimer
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
+_WORD_THREADS = 2  # a window takes milliseconds, most of them outside the GIL
 _STALLED_S = 60.0  # a loop iteration that takes longer is unhealthy
 
 
@@ -97,7 +97,7 @@ class Transcriber:
         self._intake = AudioDecoderPool(
             config, slots, self._posts(self._take), self._post_failure, self._tokenize
         )
-        self._timer = WordTimer(self._posts(self._take_words), self._post_failure)
+        self._timer = GuardedPool("words", _WORD_THREADS, self._post_failure)
         self._speakers = SpeakerWorker(
             self.capabilities.device,
             self._intake.blocks,
@@ -349,7 +349,9 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            self._timer.add(active, decoding.index, work)
+            what = f"timing words of window {decoding.index} of request {active.id}"
+            take = functools.partial(self._posts(self._take_words), active, decoding.index)
+            self._timer.add(active, what, work, take)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments = active.stitch_ready(self.tokenizer)
@@ -395,7 +397,7 @@ class Transcriber:
 
         A broken invariant stops the server, because the state of all requests may be wrong.
         """
-        # Read the intake first: `submit` adds a request to the ledger before the intake.
+        # Read the pool first: `submit` adds a request to the tracker before the pool.
         held = self._intake.held_ids()
         counters, requests = self._ledger.counters()
         pending = {active.id for active in requests}
