@@ -192,7 +192,7 @@ def test_a_tensor_of_another_shape_or_type_is_named(folder, wrong):
         load_file(folder / WEIGHTS_FILE) | {"encoder.norm.bias": wrong}, folder / WEIGHTS_FILE
     )
     with pytest.raises(
-        EngineError, match=r"encoder\.norm\.bias is .*, expected WeightSpec\(shape="
+        EngineError, match=r"encoder\.norm\.bias is .*; expected WeightSpec\(shape="
     ):
         engine.load_weights()
 

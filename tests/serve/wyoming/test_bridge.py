@@ -202,7 +202,7 @@ async def test_an_unknown_language_of_a_transcript_is_left_out(house):
         ((503, {"error": {"message": "it drains"}}), "it drains", "UNAVAILABLE"),
         ((500, "oops"), "returned status 500", "INTERNAL"),
         ((200, {"transcription": "x"}), "text is missing", "UNAVAILABLE"),
-        (b"", "closed the connection", "UNAVAILABLE"),
+        (b"", "disconnected without sending a response", "UNAVAILABLE"),
         (b"220 mail.example.org ESMTP\r\n", "did not answer with valid HTTP", "UNAVAILABLE"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 2**23, "did not answer", "UNAVAILABLE"),
     ],
