@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.cli.options import add_config
+from serve.cli.outputs import print_table
 from serve.contract.config import load_config
 from serve.contract.engine import open_engine
 from serve.contract.files import read_text
@@ -37,30 +38,18 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected one phrase per line").splitlines()
-    print(described([line for line in lines if line.strip()], tokenizer), end="")
-    return 0
-
-
-def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
-    """Describe each phrase on a line: its weight, its tokens after a space, and a complaint.
-
-    Raises:
-        OptionError: a phrase is invalid or has special tokens, or there are too many tokens.
-    """
+    phrases = [line for line in lines if line.strip()]
     trie = trie_of(tuple(phrases), tokenizer)
     pairs = [weighted(phrase) for phrase in phrases]
-    texts = [text for text, _ in pairs]
+    ids = tokenizer.phrases_ids("phrases", [text for text, _ in pairs])
     rows = list[tuple[str, ...]]()
-    for (text, weight), ways in zip(pairs, tokenizer.phrases_ids("phrases", texts), strict=True):
+    for (text, weight), ways in zip(pairs, ids, strict=True):
         tokens = "|".join(tokenizer.decode([id]) for id in ways[0])
         rows.append((text, f"{weight:g}", tokens, _complaint(text, ways[0])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    print_table(rows)
     edges = 0 if trie is None else len(trie.tokens)
-    return "\n".join([*lines, f"{len(phrases)} phrases, {edges} tokens in all spellings"]) + "\n"
+    print(f"{len(phrases)} phrases, {edges} tokens in all spellings")
+    return 0
 
 
 def _complaint(text: str, ids: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ An error's text is the name of its class in `serve.contract.errors`, a colon and
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from serve.contract.messages import (
     Phase,
     Request,
     Segment,
-    Task,
     Timings,
     Transcript,
 )
@@ -197,7 +196,7 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
 
     Raises:
         AudioError: there is no audio, or more than one.
-        OptionError: a text is too long or not UTF-8, or the task is unknown.
+        OptionError: a text is too long or not UTF-8.
     """
     if file is None and ("AUDIO" in inputs) == ("SAMPLES" in inputs):
         sources = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
@@ -208,9 +207,6 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
     for name, tensor in inputs.items():
         if name not in ("AUDIO", "SAMPLES", "STREAM"):
             options[name.lower()] = _option(name, tensor)
-    task = options.get("task", "transcribe")
-    if task not in get_args(Task):
-        raise OptionError(f"TASK = {shown(task)}; expected one of {', '.join(get_args(Task))}")
     if file is not None:
         return Request(audio=file, **options)
     audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
