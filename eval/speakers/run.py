@@ -21,7 +21,7 @@ from eval.speakers.recordings import ConversationRecording, read_recordings
 from eval.speakers.score import Errors, counts_as_one, cp_counts, errors
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
-from serve.speakers.diarize import open_diarizer
+from serve.speakers.diarize import Diarizer
 from serve.speech.audio import decode, whole
 from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
@@ -170,7 +170,7 @@ def _conversations(half: str, seed: int, say: Say) -> list[ConversationRecording
 
 def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:
     """Diarize recordings and compare the turns with the reference."""
-    diarizer, scored = open_diarizer(device), list[Scored]()
+    diarizer, scored = Diarizer(device), list[Scored]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))

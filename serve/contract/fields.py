@@ -60,13 +60,6 @@ Origin = Annotated[
         re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
     ),
 ]
-HttpUrlOrNone = Annotated[
-    str,
-    text_that(
-        re.compile(r"(https?://[^/\s?#@]+(/[^\s?#]*)?)?").fullmatch,
-        "an address such as http://127.0.0.1:4318",
-    ),
-]
 Host = Annotated[
     str,
     text_that(

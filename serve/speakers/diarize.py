@@ -93,21 +93,15 @@ class DiarizationSettings:
     named: float = 0.5  # minimum cosine similarity of a voice to a known speaker
 
 
-def open_diarizer(device: str) -> "Diarizer":
-    """Load both networks onto a device, such as "cpu" or "cuda:0"."""
-    return Diarizer(device)
-
-
 class Diarizer:
-    """A diarizer of recordings. Thread-safe.
+    """A diarizer of recordings, which loads its networks. Thread-safe.
 
     Args:
-        device: the networks' device.
-        settings: thresholds and rules; None: the tuned ones.
+        device: the networks' device, such as "cpu" or "cuda:0".
     """
 
-    def __init__(self, device: str, settings: DiarizationSettings | None = None) -> None:
-        self._settings = settings or DiarizationSettings()
+    def __init__(self, device: str) -> None:
+        self._settings = DiarizationSettings()
         self._ear = DiarizationModels(torch.device(device), self._settings.listening)
 
     def diarize(

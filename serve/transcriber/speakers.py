@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from serve.contract.errors import AudioError, EarshotError, RequestError
 from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.contract.messages import Request, Samples
-from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn, open_diarizer
+from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.transcriber.active import ActiveRequest
@@ -72,7 +72,7 @@ class SpeakerWorker:
 
     @functools.cached_property
     def _diarizer(self) -> Diarizer:
-        return open_diarizer(self._device)
+        return Diarizer(self._device)
 
 
 def _reference(name: str, file: bytes) -> Samples:
