@@ -67,7 +67,7 @@ def order_for(
 
 
 class Control:
-    """Accepts reload requests in threads of its own until it is closed.
+    """A server of reload requests, with a thread for each request, until it is closed.
 
     Args:
         folder: the folder of the run.
@@ -108,7 +108,10 @@ def _answer(
 ) -> None:
     news: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
     try:
-        take(from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the order"), news.put)
+        take(
+            from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the reload request"),
+            news.put,
+        )
     except EarshotError as error:
         news.put(ReloadProgress(str(error), done=True, failed=True))
     last = False
@@ -149,6 +152,6 @@ def _connected(config: Config) -> socket.socket:
                 connection.settimeout(None)  # the server limits the time of each step
                 return connection
     raise UnavailableError(
-        f"no server of this user runs at {config.server.host}:{config.server.http_port}; name the "
-        "config that it was started with, as the same user and with the same TMPDIR"
+        f"no server of this user runs at {config.server.host}:{config.server.http_port}; expected "
+        "the config, the user and the TMPDIR of the running server"
     )

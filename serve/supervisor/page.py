@@ -32,7 +32,7 @@ class SupervisorMetrics:
             new.replace(self._path)
         except OSError as error:  # for example a full disk; the next poll tries again
             if page != self._unwritten:
-                logger.warning("the supervisor's metrics stay as they were: %s", error)
+                logger.warning("cannot write the supervisor's metrics: %s", error)
             self._unwritten = page
         else:
             self._page = page

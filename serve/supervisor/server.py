@@ -28,6 +28,7 @@ from serve.supervisor.processes import (
     memory_bytes,
     peak_memory_bytes,
 )
+from serve.supervisor.supervised_process import ManagedProcess
 from serve.wire import folder as names
 from serve.wire.client import TritonClient
 from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s
@@ -186,26 +187,24 @@ def config_to_toml(config: Config) -> str:
     return tomli_w.dumps(table_of(config))
 
 
-class TritonServer:
+class TritonServer(ManagedProcess):
     """A started tritonserver, which may become ready and may fail."""
 
     def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
+        super().__init__(child)
         self.pid = child.pid
         self._folder = folder
         self._config = config
-        self._child = child
         self._has_been_ready = False
         self._given_up = 0.0  # abandoned requests at the last reading while the model was healthy
 
     def ready(self) -> bool:
-        """Return whether the model is loaded and its process has a heartbeat."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
         return self._has_been_ready and self._silent_s() < STALE_S
 
     def failure(self) -> str | None:
-        """Return why it has failed; None while it works or starts."""
         if reason := self._written_failure():
             return reason
         status = self._child.status()
@@ -214,10 +213,6 @@ class TritonServer:
         if self._has_been_ready:
             return self._breakdown()
         return None
-
-    def log_tail(self) -> str:
-        """Return the end of the log."""
-        return log_tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
         """Return the sum of the peak resident memory of the server and its model."""
@@ -231,10 +226,6 @@ class TritonServer:
         """End Triton; its requests are lost."""
         self._child.terminate(_STOP_S)
         self.kill()
-
-    def kill(self) -> None:
-        """Kill Triton and its model."""
-        self._child.kill()
 
     def _loaded(self) -> bool:
         present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
