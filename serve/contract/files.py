@@ -47,13 +47,16 @@ def read_text(path: str | Path, advice: str = _ADVICE) -> str:
         ) from error
 
 
-def write_text(path: Path, text: str, advice: str = "choose another file") -> None:
+def write_text(
+    path: Path, text: str, advice: str = "choose another file", mode: int = 0o666
+) -> None:
     """Write a UTF-8 file atomically; after a crash it is complete or absent.
 
     Args:
         path: the path, in an existing folder; an older file is replaced.
         text: the content.
         advice: the end of the error message: what to do.
+        mode: the file's permissions before the umask.
 
     Raises:
         FileError: the file cannot be written, for example on a full disk; an older file is kept.
@@ -62,7 +65,7 @@ def write_text(path: Path, text: str, advice: str = "choose another file") -> No
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
     partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        with _locked(partial) as file:
+        with _locked(partial, mode) as file:
             try:
                 file.write(text.encode())
                 file.flush()
@@ -76,10 +79,10 @@ def write_text(path: Path, text: str, advice: str = "choose another file") -> No
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
+def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
     """Open an empty file and lock it until the block ends."""
     while True:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if _is_named(file, path):  # else the previous owner has renamed or removed the file
                 file.truncate(0)

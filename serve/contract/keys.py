@@ -29,8 +29,9 @@ from typing import Annotated, Any
 import tomli_w
 
 from serve.contract.codec import from_table, read_toml, text_that
-from serve.contract.errors import ConfigError, FileError, shown
+from serve.contract.errors import ConfigError, shown
 from serve.contract.fields import Count, Seconds, SecondsOrNone
+from serve.contract.files import write_text
 
 ENVIRONMENT = "EARSHOT_API_KEYS"
 
@@ -39,6 +40,7 @@ CLIENT_SECRET_PREFIX = "ek_"
 
 _PREFIX = "earshot_"  # scanners for leaked secrets can search for it
 _BYTES = 32
+_OWNER_ONLY = 0o600
 _ID_DIGITS = 32
 _HASH = re.compile("[0-9a-f]{64}")
 _NAME = re.compile("[A-Za-z0-9_-]{1,60}")
@@ -168,7 +170,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, object]) -> None:
     if path.exists() and name in read_keys(path):
         raise ConfigError(f"{path} already has a key {name}; choose another name, or revoke it")
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    _write(path, f"{before}\n{tomli_w.dumps(table)}")
+    write_text(path, f"{before}\n{tomli_w.dumps(table)}", mode=_OWNER_ONLY)
 
 
 def revoke_key(path: Path, name: str) -> None:
@@ -222,19 +224,4 @@ def _replace(path: Path, text: str, name: str, expires: str | None) -> None:
         keys[name] = dataclasses.replace(key, expires=expires)
     if from_table(_File, tomllib.loads(text), str(path)).keys != keys:
         raise ConfigError(f"{path} has another layout than `keys new` writes; edit it by hand")
-    _write(path, text)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically, readable only by its owner."""
-    new = path.with_name(f".{path.name}.new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror}") from error
+    write_text(path, text, mode=_OWNER_ONLY)

@@ -73,7 +73,10 @@ class EngineBackend:
             key: the request's key for cancelling; see `serve.triton.cancellation`.
             priority: see `Transcriber.submit`.
         """
-        work = functools.partial(self._start, inputs, on_event, key, priority)
+        submit = functools.partial(self._submit, inputs, key, priority)
+        work = functools.partial(submit, on_event)
+        if key is not None:
+            work = functools.partial(self._keys.submit, key, on_event, submit)
         handle = guarded("starting a request", work)
         if isinstance(handle, EarshotError):
             raise handle
@@ -95,12 +98,6 @@ class EngineBackend:
         if not self._transcriber.healthy and not failure.exists():
             failure.write_text("the device failed; see the log", encoding="utf-8")
         return self._transcriber.stats()
-
-    def _start(
-        self, inputs: Inputs, on_event: OnEvent, key: str | None, priority: Priority
-    ) -> RequestHandle:
-        submit = functools.partial(self._submit, inputs, key, priority)
-        return submit(on_event) if key is None else self._keys.submit(key, on_event, submit)
 
     def _submit(
         self, inputs: Inputs, key: str | None, priority: Priority, on_event: OnEvent
