@@ -150,7 +150,7 @@ def remove_shared_memory(folder: Path) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders that this user's killed runs left behind."""
+    """Remove the folders of this user's killed runs."""
     for folder in runs():
         with contextlib.suppress(OSError):  # removed meanwhile, or in use
             _remove_if_abandoned(folder)
