@@ -62,7 +62,7 @@ def test_clips_are_right_whatever_their_case_and_signs():
 
 @pytest.mark.parametrize("text", ["", "abcdefgh" * 30, "other words"])
 def test_nothing_a_loop_and_other_words_are_wrong(text):
-    with pytest.raises(EngineError, match=r"of 1\.wav it makes .*, not 'abcdefgh'"):
+    with pytest.raises(EngineError, match=r"for 1\.wav it returned .*, expected 'abcdefgh'"):
         heard(("abcdefgh", "abcdefgh"), ("abcdefgh", text), ("", ""))
 
 
