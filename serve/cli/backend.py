@@ -2,26 +2,21 @@
 
 import argparse
 import contextlib
-import queue
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from serve.cli.options import api_key, server_address
 from serve.contract.config import Config
-from serve.contract.errors import DeadlineError, UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.contract.messages import (
     Request,
-    RequestFailed,
     RequestFinished,
-    SegmentReady,
-    TranscriberEvent,
     Transcript,
 )
 
 if TYPE_CHECKING:  # loaded only by the backend that uses it
-    from serve.transcriber.loop import Transcriber
     from serve.wire.client import TritonClient
 
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
@@ -30,7 +25,6 @@ Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
 FIRST_LOOK_S = 2.0  # timeout of the first readiness check
 PATIENCE_S = 60.0  # longest wait for a server that is reachable and not ready
 LOOK_S = 1.0  # between readiness checks
-_GRACE_S = 10.0  # beyond the transcriber's own limit
 _STATES = {"silent": "did not answer", "not ready": "was not ready"}
 
 
@@ -60,9 +54,10 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
 
     engine = args.engine or config.engine
     print(f"{reason}using the engine {engine} in this process", file=sys.stderr)
-    limit_s = config.transcriber.request_timeout_s + _GRACE_S
     with open_transcriber(config, engine) as transcriber:
-        yield lambda request, heard: _last(_events(transcriber, request, limit_s), heard)
+        yield lambda request, heard: transcriber.transcribe(
+            request, lambda segment: heard(segment.end)
+        )
 
 
 def _wait_for(client: "TritonClient", address: str) -> str:
@@ -89,45 +84,14 @@ def _through(
 ) -> Transcript:
     """Transcribe through the server; retry once if the stream fails after its first segment."""
     begun = False
-
-    def note(until_s: float) -> None:
-        nonlocal begun
-        begun = True
-        heard(until_s)
-
     try:
-        return _last(client.stream(request), note)
+        for event in client.stream(request):
+            if isinstance(event, RequestFinished):
+                return event.transcript
+            begun = True
+            heard(event.segment.end)
     except UnavailableError:
         if not begun:
             raise
         return client.start(request).result()
-
-
-def _last(
-    events: Iterator[SegmentReady | RequestFinished], heard: Callable[[float], None]
-) -> Transcript:
-    """Return the transcript at the end of the events; report each segment's end in seconds."""
-    for event in events:
-        if isinstance(event, RequestFinished):
-            return event.transcript
-        heard(event.segment.end)
-    raise AssertionError("the events ended without a transcript")
-
-
-def _events(
-    transcriber: "Transcriber", request: Request, limit_s: float
-) -> Generator[SegmentReady | RequestFinished, None, None]:
-    """Yield the events of a request to the transcriber in this process."""
-    events: queue.SimpleQueue[TranscriberEvent] = queue.SimpleQueue()
-    handle = transcriber.submit(request, events.put)
-    end_s = time.monotonic() + limit_s
-    try:
-        while True:
-            event = events.get(timeout=max(0.0, end_s - time.monotonic()))
-            if isinstance(event, RequestFailed):
-                raise event.error
-            yield event
-    except queue.Empty:
-        raise DeadlineError(f"no result within {limit_s:g} s: the device hangs") from None
-    finally:
-        handle.cancel()
+    raise AssertionError("the stream ended without a transcript")

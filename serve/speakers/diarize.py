@@ -102,7 +102,7 @@ class Diarizer:
 
     def __init__(self, device: str) -> None:
         self._settings = DiarizationSettings()
-        self._ear = DiarizationModels(torch.device(device), self._settings.listening)
+        self._models = DiarizationModels(torch.device(device), self._settings.listening)
 
     def diarize(
         self,
@@ -131,7 +131,7 @@ class Diarizer:
         """
         least, most = _bounds(num_speakers, min_speakers, max_speakers)
         references = [self._reference(speaker) for speaker in known]
-        pieces = self._ear.hear([samples] if isinstance(samples, np.ndarray) else samples)
+        pieces = self._models.hear([samples] if isinstance(samples, np.ndarray) else samples)
         if not len(pieces.vectors):
             return ()
         voices = self._voices(pieces, least, most)
@@ -161,7 +161,7 @@ class Diarizer:
             raise RequestError(
                 f"{subject} lasts {seconds:.1f} s; expected {shortest_s:g} to {longest_s:g} s"
             )
-        pieces = self._ear.hear([known.samples])
+        pieces = self._models.hear([known.samples])
         if pieces.speech_s.sum() < _VOICE_S:
             raise RequestError(f"{subject} has no speech; expected at least {_VOICE_S:g} s of it")
         rules = dataclasses.replace(self._settings.rules, least_s=_VOICE_S)

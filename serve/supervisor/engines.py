@@ -102,7 +102,7 @@ class EngineManager:
         self.reloads = {"ok": 0, "failed": 0}
         self._unloaded_s = 0.0  # time of the last unload
         self._others: list[SupervisedProcess] = []  # starting, or draining their requests
-        self._orders: list[tuple[ReloadRequest, Tell]] = []
+        self._requests: list[tuple[ReloadRequest, Tell]] = []
         self._chore: Chore[None] | None = None
         self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
         touch_heartbeat(self._used)
@@ -111,7 +111,7 @@ class EngineManager:
 
     def ask(self, order: ReloadRequest, tell: Tell) -> None:
         """Queue a reload of the engines."""
-        self._orders.append((order, tell))
+        self._requests.append((order, tell))
 
     @property
     def parts(self) -> tuple[SupervisedProcess, ...]:
@@ -166,13 +166,13 @@ class EngineManager:
             part.kill()
         if self._chore is not None:
             self._chore.close()
-        while self._orders:
-            self._orders.pop(0)[1](ReloadProgress("the server stops", done=True, failed=True))
+        while self._requests:
+            self._requests.pop(0)[1](ReloadProgress("the server stops", done=True, failed=True))
         self._threads.shutdown(wait=False)
 
     def _next_chore(self, draining: bool) -> Chore[None] | None:
-        if self._orders and not draining and all(engine.part.ever_ready for engine in self.all):
-            return self._obey(*self._orders.pop(0))
+        if self._requests and not draining and all(engine.part.ever_ready for engine in self.all):
+            return self._reload(*self._requests.pop(0))
         idle_s, most_s = heartbeat_age_s(self._used), self._config.server.idle_unload_s
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
@@ -183,11 +183,11 @@ class EngineManager:
 
     # ------------------------------------------------------------ chores
 
-    def _obey(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
+    def _reload(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
         """Reload the engines and report the outcome."""
         refusal = "the server stops"
         try:
-            refusal = yield from self._exchange(order, lambda text: tell(ReloadProgress(text)))
+            refusal = yield from self._try_reload(order, lambda text: tell(ReloadProgress(text)))
         finally:
             self.reloads["failed" if refusal else "ok"] += 1
             if refusal:
@@ -198,7 +198,7 @@ class EngineManager:
                 logger.warning("the engine is now %s", order.engine)
                 tell(ReloadProgress(f"the engine is now {order.engine}", done=True))
 
-    def _exchange(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
+    def _try_reload(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         before = [engine.launch for engine in self.all]
@@ -237,10 +237,10 @@ class EngineManager:
                     f"{order.clips} has clips without a text, and the present engine, which could "
                     "transcribe them, is unloaded; add a text to each clip"
                 )
-            heard = yield from self._hear(self.all[0].launch, clips)
+            texts = yield from self._transcribe_clips(self.all[0].launch, clips)
             clips = [
                 dataclasses.replace(clip, text=text if clip.text is None else clip.text)
-                for clip, text in zip(clips, heard, strict=True)
+                for clip, text in zip(clips, texts, strict=True)
             ]
         return clips
 
@@ -265,11 +265,11 @@ class EngineManager:
                 part.look()
                 yield
             try:
-                heard = yield from self._hear(launch, clips)
+                texts = yield from self._transcribe_clips(launch, clips)
             except EarshotError as error:
                 raise EarshotError(_failure(part) or str(error)) from error
             if clips:
-                cer = require_right(clips, heard, order.max_cer)
+                cer = require_right(clips, texts, order.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
                 say(f"{engine.name}: open; not checked, because there are no clips (--clips)")
@@ -312,11 +312,13 @@ class EngineManager:
         for _, part in old:
             self._others.remove(part)
 
-    def _hear(self, launch: TritonLaunch, clips: Sequence[ReloadClip]) -> Chore[list[str]]:
-        (heard,) = yield from self._wait(
+    def _transcribe_clips(
+        self, launch: TritonLaunch, clips: Sequence[ReloadClip]
+    ) -> Chore[list[str]]:
+        (texts,) = yield from self._wait(
             [self._threads.submit(hear, launch.folder, clips, self._timeout_s)]
         )
-        return heard
+        return texts
 
     @staticmethod
     def _wait(futures: Sequence[Future[T]]) -> Chore[list[T]]:

@@ -49,7 +49,7 @@ class GatewayProcess(ManagedProcess):
         option = () if requests_to is None else ("--requests-to", str(requests_to))
         words = [*command(folder, number), *option]
         super().__init__(Child(words, log_path, folder=_ROOT, kept=kept))
-        self._door = gateway_door(folder, number)
+        self._socket = gateway_door(folder, number)
         self._alive = gateway_alive(folder, number)
         self._answers = False
         self._has_answered = False
@@ -59,7 +59,7 @@ class GatewayProcess(ManagedProcess):
         # At most once a second, over a separate socket that clients cannot block.
         now = time.monotonic()
         if now >= self._next_look:
-            self._answers = is_live(self._door) and (self._has_answered or self._listens)
+            self._answers = is_live(self._socket) and (self._has_answered or self._listens)
             self._next_look = now + _INTERVAL_S
             self._has_answered |= self._answers
         return self._answers
@@ -117,10 +117,10 @@ def is_ready(at: str, tls: bool = False) -> bool:
     return False
 
 
-def is_live(door: Path) -> bool:
+def is_live(path: Path) -> bool:
     """Return whether a gateway answers on this Unix socket."""
     try:
-        ask(door, "/v2/health/live", _LOOK_S)
+        ask(path, "/v2/health/live", _LOOK_S)
     except OSError:
         return False
     return True

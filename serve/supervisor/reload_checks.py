@@ -80,7 +80,7 @@ def _text(client: TritonClient, clip: ReloadClip) -> str:
     return answer.transcript.text
 
 
-def require_right(clips: Sequence[ReloadClip], heard: Sequence[str], max_cer: float) -> float:
+def require_right(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float) -> float:
     """Return an engine's character error rate on the clips.
 
     Only letters and digits count, in any case.
@@ -89,7 +89,7 @@ def require_right(clips: Sequence[ReloadClip], heard: Sequence[str], max_cer: fl
         EngineError: the rate is above `max_cer`.
     """
     pairs = [
-        (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, heard, strict=True)
+        (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, texts, strict=True)
     ]
     wrong = [_distance(*pair) for pair in pairs]
     cer = sum(wrong) / max(1, sum(len(right) for right, _ in pairs))
@@ -98,7 +98,7 @@ def require_right(clips: Sequence[ReloadClip], heard: Sequence[str], max_cer: fl
         raise EngineError(
             f"its character error rate is {100 * cer:.1f} % on {len(clips)} clips; expected at "
             f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].name} it returned "
-            f"{heard[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
+            f"{texts[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer
 

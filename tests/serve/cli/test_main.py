@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from serve.cli.main import main
 from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
-from serve.contract.messages import Request, RequestFinished, RequestHandle, SegmentReady
+from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
@@ -312,16 +311,12 @@ def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
     path.write_bytes(audio_file(75.0))
     shown = []
 
-    def transcribe(on_event):
-        on_event(SegmentReady(dataclasses.replace(SEGMENT, end=30.0)))
+    def transcribe(request, on_segment):
+        on_segment(dataclasses.replace(SEGMENT, end=30.0))
         wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
-        on_event(RequestFinished(TRANSCRIPT))
+        return TRANSCRIPT
 
-    def submit(request, on_event):
-        threading.Thread(target=transcribe, args=[on_event]).start()
-        return RequestHandle(lambda: None)
-
-    fake.submit = submit
+    fake.transcribe = transcribe
     assert run(toml, str(path)) == 0
     assert "0/1 files, 30/75 s of audio, " in "".join(shown)
 
