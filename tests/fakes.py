@@ -19,13 +19,8 @@ from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
 from serve.contract.messages import (
     Alignment,
-    OnEvent,
     Request,
-    RequestFailed,
-    RequestFinished,
-    RequestHandle,
     Segment,
-    SegmentReady,
     Timings,
     Transcript,
 )
@@ -244,25 +239,16 @@ class FakeTranscriber:
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    def transcribe(self, request: Request) -> Transcript:
+    def transcribe(self, request: Request, on_segment=lambda segment: None) -> Transcript:
         self.requests.append(request)
         if not len(request.audio):
             raise AudioError("audio has 0 bytes; expected a file")
         answer = transcript(" Hello & goodbye.", " 1 < 2\n\n--> 3")
+        for segment in answer.segments:
+            on_segment(segment)
         return dataclasses.replace(
             answer, warnings=("audio is cut short",) if request.partial else ()
         )
-
-    def submit(self, request: Request, on_event: OnEvent) -> RequestHandle:
-        try:
-            answer = self.transcribe(request)
-        except EarshotError as error:
-            on_event(RequestFailed(error))
-        else:
-            for segment in answer.segments:
-                on_event(SegmentReady(segment))
-            on_event(RequestFinished(answer))
-        return RequestHandle(lambda: None)
 
     def __enter__(self) -> "FakeTranscriber":
         return self

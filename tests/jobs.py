@@ -7,8 +7,8 @@ import json
 import threading
 from pathlib import Path
 
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
+from serve.contract.server_config import JobsConfig
 from tests.gateways import FORM, WAIT_S, form, until
 
 SECRET = b"0123456789abcdef0123456789abcdef"

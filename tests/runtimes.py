@@ -17,7 +17,7 @@ import torch
 from serve.contract.config import Config, RuntimeConfig
 from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import UnavailableError
-from serve.contract.tensorrt_llm import TrtllmConfig
+from serve.contract.runtimes import TrtllmConfig
 from serve.runtime.loader import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES

@@ -129,10 +129,7 @@ RUNTIMES_OF_OTHERS = {
     "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
 }
 TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
-TABLES = (
-    *("serve/contract/runtimes.py", "serve/contract/tensorrt_llm.py"),
-    *("build/builders.py", "eval/commands.py"),
-)
+TABLES = ("serve/contract/runtimes.py", "build/builders.py", "eval/commands.py")
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
     "serve.native.rules.phrases_kernel",

@@ -30,7 +30,7 @@ from eval.load import closed_loop
 from eval.record import Check
 from eval.server import RunningServer, request, running
 from eval.soak.stage import Found, SoakSettings, crowd
-from serve.contract.jobs_config import JobsConfig
+from serve.contract.server_config import JobsConfig
 
 _CLIENTS, _JOBS_A_MINUTE = 4, 40
 _APART_S = (7.5, 22.5)  # from a ready server to the next kill

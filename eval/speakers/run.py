@@ -25,7 +25,7 @@ from eval.record import Check, ReportSection, Result, Run, Say, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
-from serve.speakers.diarize import SpeakerTurn, open_diarizer
+from serve.speakers.diarize import Diarizer, SpeakerTurn
 from serve.speech.audio import decode, whole
 from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
@@ -278,7 +278,7 @@ def _conversations(half: str, seed: int, say: Say) -> list[ConversationRecording
 
 def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:
     """Diarize recordings and compare the turns with the reference."""
-    diarizer, scored = open_diarizer(device), list[Scored]()
+    diarizer, scored = Diarizer(device), list[Scored]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))

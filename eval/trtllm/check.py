@@ -25,8 +25,7 @@ from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.contract.errors import EarshotError
-from serve.contract.runtimes import RuntimeName
-from serve.contract.tensorrt_llm import TrtllmConfig
+from serve.contract.runtimes import RuntimeName, TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.supervisor.server import config_to_toml

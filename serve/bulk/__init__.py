@@ -1,1 +1,1 @@
-"""Many files on many engines, by Ray Data: from a folder or an object store into shards of text."""
+"""Transcribe many files on many engines with Ray Data, from a folder or an object store."""

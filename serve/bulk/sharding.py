@@ -1,17 +1,17 @@
-"""A run's work: its files in shards, and what is done of them.
+"""Divide the files of a run into shards, and find the shards that are done.
 
-A shard is so many files in the order of their names, or of the manifest; its number is its name. It
-is done when its file of transcripts is there, which is written last and as a whole: whoever runs
-the same again does what is missing. `run.json` keeps what the run was asked, so that another run
-never mixes with it.
+A shard is a number of consecutive files, in the order of their names or of the manifest. It is done
+if its file of transcripts exists, which is written last and atomically. Running a command again
+therefore transcribes only the missing shards. `run.json` has the settings of the run, so that
+another run cannot use its folder.
 
     OUTPUT/run.json
-    OUTPUT/transcripts/000000.jsonl   or .parquet: a line or row for each file transcribed
-    OUTPUT/files/talk.srt             a file for each, where formats such as srt are asked for
-    OUTPUT/failed/000000.jsonl        `file` and `error` of the others, where there are any
-    OUTPUT/failed.jsonl               all of them, at the end: a manifest of what to try again
-    OUTPUT/tries/000000.json          of a shard that is done file by file, for its process ended:
-                                      how often each file was in hand when it did
+    OUTPUT/transcripts/000000.jsonl   or .parquet: a line or row for each transcribed file
+    OUTPUT/files/talk.srt             a file for each recording, with formats such as srt
+    OUTPUT/failed/000000.jsonl        `file` and `error` of each failed file, if there are any
+    OUTPUT/failed.jsonl               all of them, at the end; also a manifest to try them again
+    OUTPUT/tries/000000.json          how often the process ended with each file of a shard; only
+                                      for shards that are transcribed file by file
 """
 
 import dataclasses
@@ -34,37 +34,37 @@ from serve.speech.formats import places_of, suffix_of
 
 Format = Literal["jsonl", "parquet"]
 
-_NEEDED = "expected a folder of audio, or a manifest: JSONL with `file` in each line"
+_NEEDED = "expected a folder of audio, or a manifest: JSONL with a `file` in each line"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Some of the files, whose transcripts go into one file."""
+    """Files whose transcripts are written to one file."""
 
     number: int
     files: tuple[str, ...]
-    places: tuple[str, ...] = ()  # of each the name of its own transcripts, without suffix
+    places: tuple[str, ...] = ()  # the output name of each file, without suffix
 
 
 @dataclasses.dataclass(frozen=True)
 class BulkOutput:
-    """The folder and the formats that a run writes."""
+    """The folder and the formats of a run's output."""
 
     folder: str
     format: Format
-    texts: tuple[formats.Format, ...] = ()  # formats of which each recording gets a file
-    cues: CueOptions = DEFAULT  # of srt and vtt among these
+    texts: tuple[formats.Format, ...] = ()  # formats of the file for each recording
+    cues: CueOptions = DEFAULT  # layout of srt and vtt
 
     def transcripts(self, number: int) -> str:
-        """Return the name of the file of a shard's transcripts."""
+        """Return the name of a shard's file of transcripts."""
         return f"{self.folder}/transcripts/{number:06d}.{self.format}"
 
     def text(self, place: str, format: formats.Format) -> str:
-        """Return the name of the file of one recording's transcript; see `Shard.places`."""
+        """Return the name of a recording's transcript file; see `Shard.places`."""
         return f"{self.folder}/files/{place}{suffix_of(format)}"
 
     def failed(self, number: int) -> str:
-        """Return the name of the file that lists what failed in a shard."""
+        """Return the name of the file that lists a shard's failed files."""
         return f"{self.folder}/failed/{number:06d}.jsonl"
 
     def done(self) -> set[int]:
@@ -74,14 +74,14 @@ class BulkOutput:
         return {int(match[1]) for match in matches if match}
 
     def tries(self, number: int) -> dict[str, int]:
-        """Count how often files of a shard were in hand when their process ended."""
+        """Return how often the process ended while it transcribed each file of a shard."""
         name = self._tries(number)
         if not store.exists(name):
             return {}
         return from_json(dict[str, int], store.read(name), name, advice="delete it")
 
     def keep_tries(self, number: int, tries: dict[str, int]) -> None:
-        """Write these counts; without any there is nothing to keep."""
+        """Write the counts of `tries`; delete the file if there are none."""
         if tries:
             store.write(self._tries(number), to_json(tries).encode())
         else:
@@ -91,7 +91,7 @@ class BulkOutput:
         return f"{self.folder}/tries/{number:06d}.json"
 
     def gather_failed(self) -> int:
-        """Write `failed.jsonl` from what the shards wrote; return how many files it names."""
+        """Write `failed.jsonl` from the files of all shards; return the number of its lines."""
         parts = store.names_in(f"{self.folder}/failed")
         lines = b"".join(store.read(f"{self.folder}/failed/{name}") for name in parts)
         store.write(f"{self.folder}/failed.jsonl", lines)
@@ -104,17 +104,17 @@ class _BulkManifestLine:
 
 
 def find_files(name: str) -> tuple[list[str], int]:
-    """Find the files that an input names, and how many others a folder holds.
+    """Return the files of an input, and the number of files in a folder that are not audio.
 
     Args:
-        name: a folder, or a manifest, whose lines name files relative to it.
+        name: a folder, or a manifest; its lines name files relative to the manifest.
 
     Raises:
-        ConfigError: there is none, a line of it is wrong, or a file stands in it twice.
+        ConfigError: the input does not exist, or a line of the manifest is wrong or a duplicate.
     """
     kind = store.kind_of(name)
     if kind == fs.FileType.NotFound:
-        raise ConfigError(f"there is no {name}; {_NEEDED}")
+        raise ConfigError(f"{name} does not exist; {_NEEDED}")
     if kind == fs.FileType.Directory:
         names = store.names_in(name)
         files = [file for file in names if is_audio(file)]
@@ -122,12 +122,12 @@ def find_files(name: str) -> tuple[list[str], int]:
     else:
         files, others, folder = _listed(name), 0, store.parent(name)
     if not files:
-        raise ConfigError(f"{name} holds no audio; {_NEEDED}")
+        raise ConfigError(f"{name} has no audio; {_NEEDED}")
     return [store.join(folder, file) for file in files], others
 
 
 def _listed(manifest: str) -> list[str]:
-    """Read the files that a manifest names, each once."""
+    """Read the names of files in a manifest; duplicates are errors."""
     try:
         lines = store.read(manifest, _NEEDED).decode().split("\n")
     except UnicodeDecodeError as error:
@@ -140,23 +140,25 @@ def _listed(manifest: str) -> list[str]:
             _BulkManifestLine, line, f"{manifest}:{number}", advice=_NEEDED, extra="ignore"
         ).file
         if file in files:
-            raise ConfigError(f"{manifest}:{number}: {file} stands in line {files[file]}, too")
+            raise ConfigError(
+                f"{manifest}:{number}: {file} is also in line {files[file]}; expected it once"
+            )
         files[file] = number
     return list(files)
 
 
 def shards_of(files: list[str], size: int, places: Sequence[str] = ()) -> list[Shard]:
-    """Divide files into shards of so many, with the places of those that have any."""
+    """Divide files, and their output names if there are any, into shards of `size` files."""
     parts = (slice(start, start + size) for start in range(0, len(files), size))
     return [Shard(i, tuple(files[part]), tuple(places[part])) for i, part in enumerate(parts)]
 
 
 def places_below(files: list[str], name: str) -> list[str]:
-    """Name each file's own transcripts: as it lies in the folder, else by its whole name.
+    """Return the output name of each file: its path below the folder, else its whole name.
 
     Args:
-        files: what `find_files` found.
-        name: of the folder, or of the manifest.
+        files: the files of `find_files`.
+        name: the folder, or the manifest.
     """
     folder = name if store.kind_of(name) == fs.FileType.Directory else store.parent(name)
     return places_of([_below(file, folder) for file in files])
@@ -171,7 +173,7 @@ def _below(file: str, folder: str) -> str:
 
 
 def digest_of(files: list[str]) -> str:
-    """Return the SHA-256 of the names, which tells whether an input is the same."""
+    """Return the SHA-256 of the names, to compare the inputs of two runs."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.encode(errors="surrogateescape") + b"\n")
@@ -179,29 +181,31 @@ def digest_of(files: list[str]) -> str:
 
 
 def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:
-    """Keep this run's settings, or compare them with what is kept.
+    """Write this run's settings to `run.json`, or compare them with those in it.
 
     Raises:
-        ConfigError: the folder holds a run that was asked something else.
+        ConfigError: the folder has a run with other settings.
     """
     name = f"{output.folder}/run.json"
     settings = json.loads(to_json(settings))
     if not store.exists(name):
         if output.done():
-            raise ConfigError(f"{output.folder} has transcripts and no run.json; name another")
+            raise ConfigError(
+                f"{output.folder} has transcripts without run.json; choose another --output"
+            )
         store.write(name, to_json(settings, indent=2).encode())
         return
-    kept = from_json(dict[str, Any], store.read(name), name, advice="name another --output")
+    kept = from_json(dict[str, Any], store.read(name), name, advice="choose another --output")
     differences = "; ".join(_differences(kept, settings))
     if differences:
         raise ConfigError(
-            f"{output.folder} holds another run: {differences}; name another --output, or ask the "
-            "same"
+            f"{output.folder} has a run with other settings: {differences}; choose another "
+            "--output, or use the same settings"
         )
 
 
 def _differences(kept: dict[str, Any], settings: dict[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the settings in which two runs differ, each key by its full name."""
+    """Yield the differences between the settings of two runs, with dotted keys."""
     for key in sorted(settings.keys() | kept.keys()):
         before, now = kept.get(key), settings.get(key)
         if isinstance(before, dict) and isinstance(now, dict):

@@ -1,7 +1,8 @@
-"""Files by name, wherever they lie: in a folder of this machine, or in an object store.
+"""Read and write files by name, in local folders or object stores.
 
-A name is a path or has a scheme. pyarrow knows s3://, gs://, abfs:// and hdfs://; what it does not
-know is asked of fsspec. Keys and endpoints come from the environment, as these libraries say.
+A name is a path, or a URI with a scheme. pyarrow serves s3://, gs://, abfs:// and hdfs://; fsspec
+serves other schemes. Credentials and endpoints come from the environment variables of these
+libraries.
 """
 
 import contextlib
@@ -16,42 +17,42 @@ from pyarrow import ArrowException, fs
 from serve.contract.errors import FileError, shown
 
 _NO_FILE = {
-    fs.FileType.NotFound: "there is none",
+    fs.FileType.NotFound: "it does not exist",
     fs.FileType.Directory: "it is a folder",
-    fs.FileType.Unknown: "it is no ordinary file",
+    fs.FileType.Unknown: "it is not a regular file",
 }
 _BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 def full(name: str) -> str:
-    """Complete a name, to be used from anywhere: a path without a scheme becomes absolute."""
+    """Return the absolute name of a path; a URI stays as it is."""
     return name.rstrip("/") if "://" in name else str(Path(name).absolute())
 
 
 def join(folder: str, name: str) -> str:
-    """Name a file of a folder; a name that stands for itself stays as it is."""
+    """Join a folder and a name; a URI or an absolute path stays as it is."""
     if "://" in name or name.startswith("/"):
         return name
     return f"{folder.rstrip('/')}/{name}"
 
 
 def parent(name: str) -> str:
-    """Return the folder that a file lies in."""
+    """Return the folder of a file."""
     return name.rpartition("/")[0]
 
 
 def read(
     name: str,
-    advice: str = "name a file that exists and that you may read",
+    advice: str = "expected a file that exists and is readable",
     most_bytes: int | None = None,
 ) -> bytes:
-    """Read a file's content; of one that has more than `most_bytes`, one byte more than these.
+    """Read a file's content, at most `most_bytes` + 1 bytes.
 
     Raises:
-        FileError: it cannot be read.
+        FileError: the file cannot be read.
     """
     kind = kind_of(name)
-    if kind != fs.FileType.File:  # a pipe would keep its reader waiting
+    if kind != fs.FileType.File:  # reading a pipe would block
         raise FileError(f"cannot read {name}: {_NO_FILE[kind]}; {advice}")
     store, path = _located(name)
     try:
@@ -63,10 +64,10 @@ def read(
 
 
 def write(name: str, content: bytes) -> None:
-    """Write a file so that it is there as a whole or not at all; an older one is replaced.
+    """Write a file atomically; an older file is replaced.
 
     Raises:
-        FileError: it cannot be written.
+        FileError: the file cannot be written.
     """
     store, path = _located(name)
     folder, _, last = path.rpartition("/")
@@ -77,18 +78,18 @@ def write(name: str, content: bytes) -> None:
             file.write(content)
         store.move(partial, path)
     except (OSError, ArrowException) as error:
-        with contextlib.suppress(OSError, ArrowException):  # it may not be there
+        with contextlib.suppress(OSError, ArrowException):  # it may not exist
             store.delete_file(partial)
         raise FileError(
-            f"cannot write {name}: {_reason(error)}; name another --output that you may write to"
+            f"cannot write {name}: {_reason(error)}; expected a writable --output"
         ) from error
 
 
 def delete(name: str) -> None:
-    """Delete a file if it is there.
+    """Delete a file if it exists.
 
     Raises:
-        FileError: it cannot be deleted.
+        FileError: the file cannot be deleted.
     """
     if exists(name):
         store, path = _located(name)
@@ -99,15 +100,15 @@ def delete(name: str) -> None:
 
 
 def exists(name: str) -> bool:
-    """Tell whether there is a file of this name; see `kind_of`."""
+    """Return whether a file exists; see `kind_of`."""
     return bool(kind_of(name) == fs.FileType.File)
 
 
 def kind_of(name: str) -> fs.FileType:
-    """Tell what a name stands for: a file, a folder or nothing.
+    """Return whether a name is a file, a folder or nothing.
 
     Raises:
-        FileError: its store cannot be asked.
+        FileError: its store cannot be reached.
     """
     store, path = _located(name)
     try:
@@ -117,10 +118,10 @@ def kind_of(name: str) -> fs.FileType:
 
 
 def names_in(folder: str) -> list[str]:
-    """List all files in a folder and below, relative to it, in order; hidden ones are left out.
+    """List the files below a folder, relative to it and sorted, without hidden files.
 
     Raises:
-        FileError: it cannot be listed, or a name in it is not UTF-8.
+        FileError: the folder cannot be listed, or a name in it is not UTF-8.
     """
     store, path = _located(folder)
     start = len(path.rstrip("/")) + 1
@@ -141,7 +142,7 @@ def _located(name: str) -> tuple[fs.FileSystem, str]:
     if not mark or scheme == "file":
         return fs.LocalFileSystem(), rest if mark else str(Path(name).absolute())
     bucket, _, key = rest.partition("/")
-    # A key may hold what no URI may, so that the bucket alone is read as one.
+    # A key may have characters that are invalid in a URI, so only the bucket is parsed as a URI.
     store, base = _opened(scheme, bucket)
     return store, f"{base.rstrip('/')}/{key}".rstrip("/")
 
@@ -159,26 +160,26 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
             store = fs.PyFileSystem(fs.FSSpecHandler(file_system))
     except (OSError, ValueError, ImportError, ArrowException) as error:
         raise FileError(
-            f"cannot reach {shown(address)}: {_reason(error)}; expected a folder or a store that "
-            "pyarrow or fsspec reaches, such as s3://bucket/folder"
+            f"cannot reach {shown(address)}: {_reason(error)}; expected a folder, or a store of "
+            "pyarrow or fsspec such as s3://bucket/folder"
         ) from error
     return store, base
 
 
 def _s3() -> fs.FileSystem:
-    """Open S3 by the environment; by a URI pyarrow would ask Amazon where any bucket is."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as Amazon's own libraries take them
+    """Open S3 with the environment's endpoint; with a URI, pyarrow asks Amazon for the region."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as in Amazon's own libraries
     endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
     if endpoint is None:
         return fs.S3FileSystem()
     scheme, mark, address = endpoint.partition("://")
     if not mark or scheme not in ("http", "https"):
-        raise ValueError(f"the endpoint is {shown(endpoint)}; expected http://… or https://…")
+        raise ValueError(f"the S3 endpoint is {shown(endpoint)}; expected http://… or https://…")
     return fs.S3FileSystem(scheme=scheme, endpoint_override=address.rstrip("/"))
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong, on one line."""
+    """Return the reason of an error, on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.partition(". Detail:")[0].partition("\n")[0]
     return " ".join(str(error).split()) or type(error).__name__

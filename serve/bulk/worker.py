@@ -1,4 +1,4 @@
-"""The actor: it holds an engine, and makes a file of transcripts of a shard."""
+"""The Ray actor that has an engine and transcribes shards."""
 
 import contextlib
 import dataclasses
@@ -34,10 +34,10 @@ from serve.transcriber.audio import MAX_AUDIO_MB, MIB
 from serve.transcriber.open import open_transcriber
 
 Answer = tuple[str, Callable[[], Transcript]]
-"""A file, and what gives or raises what became of it."""
+"""A file, and a function that returns its transcript or raises its error."""
 
-_MOST_ENDS = 2  # of a process while it transcribed a file alone, which may have another reason once
-_RETRY_S = 0.1  # between two tries of a request for which there is no room yet
+_MOST_ENDS = 2  # ends of the process with one file; a single one may have another cause
+_RETRY_S = 0.1  # between attempts to submit a request while the transcriber is full
 
 _WORD = {
     "start": "f8",
@@ -62,21 +62,21 @@ class ShardReport:
     """The outcome of a shard."""
 
     number: int
-    files: int = 0  # transcribed or set aside
-    failed: int = 0  # of these
-    audio_s: float = 0.0  # transcribed
-    seconds: float = 0.0  # that it took
-    undone: str = ""  # why it has to be done again, by another process
-    refused: str = ""  # why no shard can be done, by anybody
+    files: int = 0  # transcribed or failed
+    failed: int = 0
+    audio_s: float = 0.0  # transcribed audio
+    seconds: float = 0.0  # duration of the work
+    undone: str = ""  # why another process has to repeat the shard
+    refused: str = ""  # why no process can transcribe any shard
 
 
 class ShardWorker:
-    """Transcribes shards, two at a time, so that the engine is busy while one of them ends.
+    """An actor that transcribes shards, two at a time to keep the engine busy at their ends.
 
     Args:
-        config: which engine runs, and how.
-        request: what is asked of each file; its audio is replaced.
-        output: where transcripts go.
+        config: the configuration of the engine.
+        request: the request for each file, without its audio.
+        output: the folder and formats of the transcripts.
     """
 
     def __init__(self, config: Config, request: Request, output: BulkOutput) -> None:
@@ -88,13 +88,13 @@ class ShardWorker:
         try:
             self._transcriber = open_transcriber(config)
         except EarshotError as error:
-            # Told by each shard: what an actor's start raises is a stack trace to the caller.
+            # Each shard reports it: an exception in an actor's constructor prints a stack trace.
             self._refused = f"{error} (on {os.uname().nodename})"
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Do a shard, unless it is done: a row of a `Shard` in, one of a `Report` out.
+        """Transcribe a shard, unless it is done; convert a `Shard` row to a `ShardReport` row.
 
-        With `alone` its files are done one by one, so that one that ends its process is found.
+        With `alone`, its files run one by one, which identifies a file that kills the process.
         """
         shard = Shard(int(row["number"]), tuple(row["files"]), tuple(row["places"]))
         return dataclasses.asdict(self._report(shard, row["alone"]))
@@ -104,14 +104,14 @@ class ShardWorker:
         if self._refused:
             return ShardReport(number, refused=self._refused)
         if self._device_failed:
-            os._exit(1)  # only a new process has a device that works
+            os._exit(1)  # only a new process has a working device
         try:
             if store.exists(self._output.transcripts(number)):
                 return ShardReport(number, len(files))
             answers = self._one_by_one(number, files) if alone else self._together(files)
             with contextlib.closing(answers):
                 return self._do(shard, answers)
-        except EarshotError as error:  # of the output, or of what is asked
+        except EarshotError as error:  # the output or an option is wrong
             return ShardReport(number, refused=told(error))
 
     def _do(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
@@ -143,17 +143,17 @@ class ShardWorker:
         return ShardReport(number, count, len(failed), audio_s, time.monotonic() - began)
 
     def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """Transcribe all files at once, as fast as the engine takes them."""
+        """Transcribe all files concurrently."""
         answers = [self._pool.submit(self._transcribe, file) for file in files]
         try:
             for file, answer in zip(files, answers, strict=True):
                 yield file, answer.result
         finally:
-            for answer in answers:  # what is not begun where the shard is given up
+            for answer in answers:  # files that are not started when the shard is abandoned
                 answer.cancel()
 
     def _one_by_one(self, number: int, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """Transcribe file by file; one that was in hand too often as a process ended fails."""
+        """Transcribe file by file; fail a file with which the process has ended too often."""
         tries = self._output.tries(number)
         for file in files:
             if tries.get(file, 0) < _MOST_ENDS:
@@ -163,12 +163,12 @@ class ShardWorker:
                 yield file, functools.partial(_refuse, file)
 
     def _transcribe(self, file: str) -> Transcript:
-        """Transcribe one file; wait while others take up the room for audio."""
+        """Transcribe one file; wait while the transcriber is full."""
         audio = store.read(file, most_bytes=MAX_AUDIO_MB * MIB)
         if len(audio) > MAX_AUDIO_MB * MIB:
             raise AudioLimitError(
                 f"{shown(file)} has more than {MAX_AUDIO_MB} MiB; cut it, compress it, or lower "
-                "its rate"
+                "its sample rate"
             )
         request = dataclasses.replace(self._request, audio=audio)
         until_s = time.monotonic() + self._patience_s
@@ -181,25 +181,25 @@ class ShardWorker:
                 time.sleep(_RETRY_S)
 
     def _write(self, number: int, lines: list[str], failed: list[dict[str, str]]) -> None:
-        """Write what failed, then the transcripts, which say that the shard is done."""
+        """Write the failures, then the transcripts, which mark the shard as done."""
         name = self._output.failed(number)
         if failed:
             store.write(name, "".join(f"{to_json(failure)}\n" for failure in failed).encode())
         else:
-            store.delete(name)  # of a try that was not finished
+            store.delete(name)  # left by an unfinished attempt
         self._output.keep_tries(number, {})
         store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
 
 
 def _refuse(file: str) -> Transcript:
     raise AudioError(
-        f"{shown(file)} ended the process that transcribed it {_MOST_ENDS} times, as for want of "
-        "memory; expected audio that fits beside the engine"
+        f"the process ended {_MOST_ENDS} times while it transcribed {shown(file)}, perhaps from "
+        "lack of memory; expected audio that fits into memory beside the engine"
     )
 
 
 def _encoded(lines: Sequence[str], format: Format) -> bytes:
-    """Make a file's content of transcripts, each a line of JSON."""
+    """Return the content of a shard's file; each transcript is a line of JSON."""
     if format == "jsonl":
         return "".join(lines).encode()
     table = pyarrow.Table.from_pylist([json.loads(line) for line in lines], schema=_schema())
@@ -209,7 +209,7 @@ def _encoded(lines: Sequence[str], format: Format) -> bytes:
 
 
 def _schema() -> pyarrow.Schema:
-    """Return the columns of Parquet, the same in each shard: what `render` gives."""
+    """Return the columns of Parquet, the JSON fields of `render`; all shards have the same."""
     segment = {
         **_types(_SEGMENT),
         "tokens": pyarrow.list_(pyarrow.int32()),

@@ -1,46 +1,40 @@
-"""The transcriber behind `serve transcribe`: the running server, or an engine in this process."""
+"""The backend of `serve transcribe`: the running server, or an engine in this process."""
 
 import argparse
 import contextlib
-import queue
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from serve.cli.options import api_key, server_address
 from serve.contract.config import Config
-from serve.contract.errors import DeadlineError, UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.contract.messages import (
     Request,
-    RequestFailed,
     RequestFinished,
-    SegmentReady,
-    TranscriberEvent,
     Transcript,
 )
 
-if TYPE_CHECKING:  # each is loaded where it is used
-    from serve.transcriber.loop import Transcriber
+if TYPE_CHECKING:  # loaded only by the backend that uses it
     from serve.wire.client import TritonClient
 
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
-"""Transcribes a request; calls a function with the seconds of audio that are done, now and then."""
+"""Transcribes a request and reports progress: seconds of audio that have been transcribed."""
 
-FIRST_LOOK_S = 2.0
-PATIENCE_S = 60.0  # longest wait for a server that is there and not ready
-LOOK_S = 1.0  # between two looks at it
-_GRACE_S = 10.0  # beyond the transcriber's own limit
+FIRST_LOOK_S = 2.0  # timeout of the first readiness check
+PATIENCE_S = 60.0  # longest wait for a server that is reachable and not ready
+LOOK_S = 1.0  # between readiness checks
 _STATES = {"silent": "did not answer", "not ready": "was not ready"}
 
 
 @contextlib.contextmanager
 def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
-    """Open the running server if there is one, else a transcriber of this process's own.
+    """Connect to the running server if there is one, else open a transcriber in this process.
 
     Args:
-        config: names the server's address and the engine.
-        args: `in_process` and `engine` of the command.
+        config: the config with the server's address and the engine.
+        args: the command's arguments; uses `in_process` and `engine`.
 
     Raises:
         EarshotError: the engine cannot be opened.
@@ -53,25 +47,26 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
         with TritonClient(address, key=api_key()) as client:
             reason = _wait_for(client, address)
             if not reason:
-                print(f"through the server at {address}", file=sys.stderr)
+                print(f"using the server at {address}", file=sys.stderr)
                 yield lambda request, heard: _through(client, request, heard)
                 return
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     engine = args.engine or config.engine
-    print(f"{reason}in this process, with the engine {engine}", file=sys.stderr)
-    limit_s = config.transcriber.request_timeout_s + _GRACE_S
+    print(f"{reason}using the engine {engine} in this process", file=sys.stderr)
     with open_transcriber(config, engine) as transcriber:
-        yield lambda request, heard: _last(_events(transcriber, request, limit_s), heard)
+        yield lambda request, heard: transcriber.transcribe(
+            request, lambda segment: heard(segment.end)
+        )
 
 
 def _wait_for(client: "TritonClient", address: str) -> str:
-    """Wait for a server that is there; return why it cannot be used, or "" if it is ready."""
+    """Wait for a reachable server; return why it cannot be used, or "" if it is ready."""
     state, end_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
     if state in _STATES:
         print(
             f"the server at {address} {_STATES[state]} within {FIRST_LOOK_S:g} s; "
-            f"waiting for it, at most {PATIENCE_S:g} s",
+            f"waiting for it for at most {PATIENCE_S:g} s",
             file=sys.stderr,
         )
     while state in _STATES and (left_s := end_s - time.monotonic()) > 0:
@@ -87,47 +82,16 @@ def _wait_for(client: "TritonClient", address: str) -> str:
 def _through(
     client: "TritonClient", request: Request, heard: Callable[[float], None]
 ) -> Transcript:
-    """Ask the server, once more if it lost the request after its first segment."""
+    """Transcribe through the server; retry once if the stream fails after its first segment."""
     begun = False
-
-    def note(until_s: float) -> None:
-        nonlocal begun
-        begun = True
-        heard(until_s)
-
     try:
-        return _last(client.stream(request), note)
+        for event in client.stream(request):
+            if isinstance(event, RequestFinished):
+                return event.transcript
+            begun = True
+            heard(event.segment.end)
     except UnavailableError:
         if not begun:
             raise
         return client.start(request).result()
-
-
-def _last(
-    events: Iterator[SegmentReady | RequestFinished], heard: Callable[[float], None]
-) -> Transcript:
-    """Return the transcript that ends some events; tell each segment's end in seconds."""
-    for event in events:
-        if isinstance(event, RequestFinished):
-            return event.transcript
-        heard(event.segment.end)
-    raise AssertionError("no event ended the request")
-
-
-def _events(
-    transcriber: "Transcriber", request: Request, limit_s: float
-) -> Generator[SegmentReady | RequestFinished, None, None]:
-    """Yield the events of a request to a transcriber of this process."""
-    events: queue.SimpleQueue[TranscriberEvent] = queue.SimpleQueue()
-    handle = transcriber.submit(request, events.put)
-    end_s = time.monotonic() + limit_s
-    try:
-        while True:
-            event = events.get(timeout=max(0.0, end_s - time.monotonic()))
-            if isinstance(event, RequestFailed):
-                raise event.error
-            yield event
-    except queue.Empty:
-        raise DeadlineError(f"no answer within {limit_s:g} s: the device hangs") from None
-    finally:
-        handle.cancel()
+    raise AssertionError("the stream ended without a transcript")

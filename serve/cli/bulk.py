@@ -1,7 +1,7 @@
-"""Transcribe a folder, a manifest or an object store on all engines of a machine or a Ray cluster.
+"""Transcribe a folder, a manifest or an object store, with engines on a machine or a Ray cluster.
 
-After a kill, Ctrl-C or SIGTERM the same command transcribes what is missing. A file that cannot be
-transcribed stands in OUTPUT/failed.jsonl with the reason; the exit status is then 1.
+If the command is interrupted, run it again: it transcribes only the files that are missing.
+OUTPUT/failed.jsonl lists the files that failed, with reasons; the exit status is then 1.
 """
 
 import argparse
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from serve.bulk.sharding import BulkOutput, Shard
     from serve.bulk.worker import ShardReport
 
-SHARD_FILES = 100  # if nobody says otherwise
+SHARD_FILES = 100  # the default
 SHARDS = ("jsonl", "parquet")
 TEXTS = tuple(format for format in get_args(Format) if format != "json")
 
 _NEEDED = ("fsspec", "pyarrow", "ray")  # not in every image
-_LINE_EVERY_S = 30.0  # where the output is no terminal
+_LINE_EVERY_S = 30.0  # between progress lines if the output is not a terminal
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
     title = "transcribe many files, on one machine or a Ray cluster"
     usage = "%(prog)s --config TOML --input PATH --output FOLDER [options]"
     parser = commands.add_parser("bulk", usage=usage, help=title, description=__doc__)
@@ -43,40 +42,40 @@ def add_parser(commands: Any) -> None:
         "--input",
         required=True,
         metavar="PATH",
-        help="folder or s3://…, or JSONL with `file` in each line, relative to it",
+        help="folder, s3://…, or JSONL with a `file` in each line, relative to the JSONL file",
     )
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
     add(
         "--format",
         default="jsonl",
         metavar="FORMAT,…",
-        help=f"of shards: {', '.join(SHARDS)}; "
-        f"of a file for each besides: {', '.join(TEXTS)}; default: %(default)s",
+        help=f"shard format: {', '.join(SHARDS)}; "
+        f"also a file per recording: {', '.join(TEXTS)}; default: %(default)s",
     )
     add(
         "--shard-files",
         type=int,
         default=SHARD_FILES,
         metavar="N",
-        help="files that are done as a whole or not at all; default: %(default)s",
+        help="files in a shard, the unit that is saved or repeated; default: %(default)s",
     )
-    add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
+    add("--address", metavar="HOST:PORT", help="address of a Ray cluster; default: this machine")
     add(
         "--cpus",
         type=int,
         metavar="N",
-        help="cores of an engine; default: runtime.threads, else 4 or what there are; on GPUs 1",
+        help="CPU cores for each engine; default: runtime.threads, else at most 4; on a GPU 1",
     )
     add_cue_options(parser)
     add_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Transcribe what is not done yet and return the exit status; SIGTERM ends it as Ctrl-C.
+    """Transcribe the missing shards and return the exit status.
 
     Raises:
         EarshotError: the input, the output or an option is wrong, or shards are left.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; whole shards are kept.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; complete shards are kept.
     """
     with terminated_as_interrupted():
         return _run_shards(args)
@@ -85,8 +84,7 @@ def _run(args: argparse.Namespace) -> int:
 def _run_shards(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     _check(args)
-    # Other commands do without these and what they load.
-    from serve.bulk import sharding, store  # noqa: PLC0415
+    from serve.bulk import sharding, store  # noqa: PLC0415 - other commands load neither
 
     engine = str(Path(args.engine or config.engine).absolute())
     shard_format, texts = _formats(args.format)
@@ -112,14 +110,14 @@ def _run_shards(args: argparse.Namespace) -> int:
     )
     done = output.done()
     left = [shard for shard in shards if shard.number not in done]
-    passed = f"; {others} files of other kinds are passed over" if others else ""
-    _tell(f"{len(files)} files in {len(shards)} shards, of which {len(done)} are done{passed}\n")
+    passed = f"; skipping {others} files that are not audio" if others else ""
+    _tell(f"{len(files)} files in {len(shards)} shards, {len(done)} of them done{passed}\n")
     if left:
         config = dataclasses.replace(config, engine=engine)
         _do(left, config, request, output, args)
     failed = output.gather_failed()
     if failed:
-        _tell(f"{failed} of {len(files)} files failed: {output.folder}/failed.jsonl\n")
+        _tell(f"{failed} of {len(files)} files failed; see {output.folder}/failed.jsonl\n")
     return 1 if failed else 0
 
 
@@ -127,8 +125,8 @@ def _check(args: argparse.Namespace) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"serve bulk needs packages that are missing here: {', '.join(missing)}; expected "
-            "those of requirements.txt, which the native image has"
+            f"serve bulk needs packages that are not installed: {', '.join(missing)}; install "
+            "requirements.txt, or use the native image"
         )
     for name, value in (("--shard-files", args.shard_files), ("--cpus", args.cpus)):
         if value is not None and value < 1:
@@ -136,14 +134,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _formats(text: str) -> tuple[Any, Any]:
-    """The format of shards, and those of which each recording gets a file."""
+    """Return the format of the shards, and the formats of the file for each recording."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [name for name in names if name not in SHARDS + TEXTS]
     shards = [name for name in names if name in SHARDS]
     if unknown or len(shards) > 1:
         raise ConfigError(
-            f"--format {text}; expected {' or '.join(SHARDS)}, and any of {', '.join(TEXTS)}, with "
-            "commas between them"
+            f"--format {text}; expected {' or '.join(SHARDS)}, and any of {', '.join(TEXTS)}, "
+            "separated by commas"
         )
     return (shards or ["jsonl"])[0], tuple(name for name in names if name in TEXTS)
 
@@ -155,45 +153,45 @@ def _do(
     output: "BulkOutput",
     args: argparse.Namespace,
 ) -> None:
-    """Do some shards and show how far it is."""
+    """Transcribe some shards and show the progress."""
     from serve.bulk import cluster  # noqa: PLC0415 - loads Ray and torch
 
     progress = BulkProgress(sum(len(shard.files) for shard in shards))
     with cluster.connected(args.address):
         engines = cluster.engines_of(config, args.cpus)
         _tell(
-            f"{engines.count} engines {config.engine}, of {engines.num_cpus} cores each, open now; "
-            f"files count by shards of {args.shard_files}\n"
+            f"opening {engines.count} engines {config.engine} with {engines.num_cpus} cores each; "
+            f"files are counted when their shard of {args.shard_files} is complete\n"
         )
         if not engines.room:
-            _tell("other work has the whole cluster; waiting for its end\n")
+            _tell("other work uses the whole cluster; waiting until it ends\n")
         try:
             for report in cluster.transcribe(shards, engines, request, output):
                 progress.add(report)
         except KeyboardInterrupt:
             progress.end()
-            _tell("ending; whole shards are kept, and the same command does the others\n")
+            _tell("stopping; complete shards are kept, the same command continues with the rest\n")
             raise
     progress.end()
 
 
 class BulkProgress:
-    """Shows how far a run is, on a terminal all the time and elsewhere every half minute.
+    """The progress of a run, shown on a terminal after each shard, elsewhere every 30 s.
 
     Args:
-        files: so many are to be done.
+        files: the number of files to transcribe.
     """
 
     def __init__(self, files: int) -> None:
         self._files = files
         self._done, self._failed, self._again, self._audio_s = 0, 0, 0, 0.0
         self._start_s = time.monotonic()
-        self._first_s = float("inf")  # when the first engine began
+        self._first_s = float("inf")  # when the first engine started to transcribe
         self._shown_s = self._start_s
         self._terminal = sys.stderr.isatty()
 
     def add(self, report: "ShardReport") -> None:
-        """Count a shard that is done, or has to be done again."""
+        """Count a shard that is complete, or that has to be repeated."""
         now = time.monotonic()
         if report.undone:
             self._again += 1
@@ -209,21 +207,21 @@ class BulkProgress:
             self._shown_s = now
 
     def end(self) -> None:
-        """Show what it came to."""
+        """Show the totals."""
         now = time.monotonic()
         begin = "\r\x1b[K" if self._terminal else ""
         _tell(
             f"{begin}{self._line(now)}, {now - self._start_s:.1f} s in all, "
-            f"{self._first_s - self._start_s:.1f} of them before the first engine began\n"
+            f"{self._first_s - self._start_s:.1f} of them before the first engine started\n"
         )
 
     def _line(self, now_s: float) -> str:
         worked_s = max(now_s - self._first_s, 1e-3)
         left_s = (self._files - self._done) * worked_s / max(self._done, 1)
         hours, minutes = divmod(round(left_s / 60), 60)
-        again = f"{self._again} shards tried again, " if self._again else ""
+        again = f"{self._again} shards retried, " if self._again else ""
         return (
-            f"{self._done} of {self._files} files, {self._failed} set aside, {again}"
+            f"{self._done} of {self._files} files, {self._failed} failed, {again}"
             f"{self._audio_s / 3600:.2f} h of audio in {worked_s:.1f} s, "
             f"{self._audio_s / worked_s:.1f} RTFx, {hours}:{minutes:02d} h left"
         )

@@ -1,4 +1,4 @@
-"""The recordings that a command line names: files, folders, patterns, standard input."""
+"""Find the recordings that a command line names: files, folders, patterns, standard input."""
 
 import dataclasses
 import glob
@@ -13,40 +13,40 @@ from serve.contract.files import read_bytes
 from serve.speech.file_types import is_audio
 
 STDIN = "-"
-_TOLD = 5  # names of files that are not there
+_TOLD = 5  # missing names in an error message
 
 
 @dataclasses.dataclass(frozen=True)
 class InputFile:
     """A source of audio."""
 
-    name: str  # as it was named, or found in what was named; "-" is standard input
-    path: str  # below the folder that all of them have in common, with /
+    name: str  # the argument, or a file found below it; "-" is standard input
+    path: str  # relative to the common folder of all inputs, with /
 
     def read(self) -> bytes:
-        """Its bytes.
+        """Read the file or standard input.
 
         Raises:
-            FileError: it cannot be read.
+            FileError: the file cannot be read.
         """
         return sys.stdin.buffer.read() if self.name == STDIN else read_bytes(self.name)
 
 
 def readable(name: str) -> str:
-    """Return a file's name as text, whatever bytes it has."""
+    """Return a file's name as text; bytes that are not UTF-8 are replaced."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def find_recordings(names: Sequence[str]) -> tuple[list[InputFile], int]:
-    """The recordings that are named, each once, and how many other files the folders hold.
+    """Return the named recordings, each once, and the number of other files in the folders.
 
-    A folder is searched with the folders in it; hidden files are left out. A pattern stands for
-    all that fits it, as in a shell; ** is any number of folders.
+    Folders are searched recursively, without hidden files. Patterns are expanded as in a shell;
+    ** is any number of folders.
 
     Raises:
-        ConfigError: one is not there, or nothing is left.
+        ConfigError: a name does not exist, or there is no audio.
     """
-    bases: dict[str, Path] = {}  # names, and the folder each was looked for in
+    bases: dict[str, Path] = {}  # file names and the folder that each was found from
     others = 0
     missing = [name for name in names if not _matches(name)]
     for name in names:
@@ -60,13 +60,13 @@ def find_recordings(names: Sequence[str]) -> tuple[list[InputFile], int]:
     if missing:
         more = f" and {len(missing) - _TOLD} more" if len(missing) > _TOLD else ""
         raise ConfigError(
-            f"there is no {', '.join(missing[:_TOLD])}{more}; expected files, folders, patterns, "
+            f"not found: {', '.join(missing[:_TOLD])}{more}; expected files, folders, patterns, "
             "or - for standard input"
         )
     if not bases:
         raise ConfigError(
-            f"{', '.join(names)}: no audio, {others} files of other kinds; name files to have them "
-            "transcribed whatever they are called"
+            f"{', '.join(names)}: no audio files, {others} other files; a file that is named "
+            "itself is transcribed whatever its suffix"
         )
     return _below_common_folder(bases), others
 
@@ -78,7 +78,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _base(name: str) -> Path:
-    """The folder that a file's name, or a pattern, begins with."""
+    """Return the folder of a file, or the leading folders of a pattern without wildcards."""
     parent = Path(name).parent
     if os.path.lexists(name):
         return parent
@@ -86,7 +86,7 @@ def _base(name: str) -> Path:
 
 
 def _in_folder(folder: str) -> tuple[list[str], int]:
-    """The audio in a folder and those in it, in order of names, and the number of other files."""
+    """Return the sorted audio files below a folder, and the number of other files."""
     files = sorted(_walk(folder))
     audio = [file for file in files if is_audio(file)]
     return audio, len(files) - len(audio)
@@ -99,7 +99,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def _below_common_folder(bases: dict[str, Path]) -> list[InputFile]:
-    """Each once, though it was named in two ways."""
+    """Make each file an input once, even if two names lead to it."""
     folders = [os.path.abspath(base) for name, base in bases.items() if name != STDIN]
     common = os.path.commonpath(folders) if folders else ""
     recordings: dict[str, InputFile] = {}

@@ -1,4 +1,4 @@
-"""`python -m serve jobs`: audio that the running server transcribes later."""
+"""`python -m serve jobs`: let the running server transcribe audio in the background."""
 
 import argparse
 import secrets
@@ -21,48 +21,48 @@ from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
 _JOBS = "/v1/audio/jobs"
-FIRST_S, _MOST_S = 0.2, 5.0  # between two looks at a job
-AWAY_S = 120.0  # that a server may be away while a job of it is sent or waited for
+FIRST_S, _MOST_S = 0.2, 5.0  # first and longest pause between two polls of a job
+AWAY_S = 120.0  # longest outage of the server while a job is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 
 _FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
-_OTHERWISE: dict[str, Fields] = {  # options that are fields by another name
+_OTHERWISE: dict[str, Fields] = {  # options whose form fields have other names
     "word_timestamps": {"timestamp_granularities[]": ["segment", "word"]},
     "token_logprobs": {"include[]": "logprobs"},
 }
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
-    title = "audio that the running server transcribes later"
-    parser = commands.add_parser("jobs", help=title, description=__doc__)
+    title = "let the running server transcribe audio in the background"
+    parser = commands.add_parser("jobs", help=title, description=f"{title.capitalize()}.")
     jobs = parser.add_subparsers(metavar="COMMAND", required=True)
-    submit = _add(jobs, "submit", _submit, "send files or URLs; prints the id of each one's job")
+    submit = _add(jobs, "submit", _submit, "send files or URLs; print the id of each job")
     submit.usage = "%(prog)s --config TOML [options] [FILE ...]"
     submit.epilog = (
-        "Where the server goes away before it has answered, a job is sent again under the same "
-        f"Idempotency-Key, for {AWAY_S:.0f} s at most. The same command makes new jobs."
+        "If the server fails before it answers, the job is sent again with the same "
+        f"Idempotency-Key, for at most {AWAY_S:.0f} s. Running the command again makes new jobs."
     )
-    submit.add_argument("files", nargs="*", metavar="FILE", help="as of transcribe")
+    submit.add_argument("files", nargs="*", metavar="FILE", help="audio, a folder or a pattern")
     add = submit.add_argument
     add("--url", action="append", default=[], help="audio that the server fetches; may be repeated")
-    add("--format", default="text", help=f"of the result: {_FORMATS}; default: text")
-    add("--model", help="default: the one that is served")
-    add("--webhook-url", metavar="URL", help="where the server tells the end")
-    add("--wait", action="store_true", help="wait for the ends, and write the results")
-    add("--output", type=Path, metavar="FOLDER", help="with --wait: write a file for each there")
+    add("--format", default="text", help=f"format of the result: {_FORMATS}; default: text")
+    add("--model", help="the model's name; default: the served model")
+    add("--webhook-url", metavar="URL", help="URL that the server calls when the job ends")
+    add("--wait", action="store_true", help="wait until the jobs end, and write the results")
+    add("--output", type=Path, metavar="FOLDER", help="with --wait: write each result to a file")
     add_cue_options(submit)
     add_options(submit)
-    every = _add(jobs, "list", _list, "the jobs of this key, the newest first")
+    every = _add(jobs, "list", _list, "list the jobs of this API key, newest first")
     every.add_argument("--limit", type=int, default=20, help="1 to 100; default: %(default)d")
-    every.add_argument("--after", metavar="ID", help="those that are older than this one")
-    result = _add(jobs, "result", _result, "what a job has written down")
-    result.add_argument("--format", help=f"{_FORMATS}; default: as it was sent")
+    every.add_argument("--after", metavar="ID", help="only jobs older than this job")
+    result = _add(jobs, "result", _result, "print the transcript of a job")
+    result.add_argument("--format", help=f"{_FORMATS}; default: the format of the submission")
     add_cue_options(result)
-    cancel = _add(jobs, "cancel", _cancel, "end a job; of one that has ended nothing changes")
-    for command in (_add(jobs, "show", _show, "a job's state, and its error"), result, cancel):
+    cancel = _add(jobs, "cancel", _cancel, "cancel a job, unless it has ended")
+    show = _add(jobs, "show", _show, "print a job's state and its error")
+    for command in (show, result, cancel):
         command.add_argument("id", metavar="ID")
 
 
@@ -71,10 +71,10 @@ def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
         name,
         help=title,
         description=title,
-        allow_abbrev=False,  # --mode, an earlier flag, is no --model
+        allow_abbrev=False,  # --mode, a former flag, must not become --model
     )
     command.add_argument(
-        "--config", required=True, metavar="TOML", help="names the server's address"
+        "--config", required=True, metavar="TOML", help="the config of the running server"
     )
 
     def ask(args: argparse.Namespace) -> int:
@@ -87,12 +87,12 @@ def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
 
 def _submit(api: ApiClient, args: argparse.Namespace) -> int:
     if not (args.files or args.url):
-        raise ConfigError("nothing to send; name files, or URLs with --url")
+        raise ConfigError("no audio is named; expected files, or URLs with --url")
     if args.output and not args.wait:
-        raise ConfigError("--output is for --wait; results of jobs are fetched by `jobs result`")
+        raise ConfigError("--output needs --wait; or fetch each result with `jobs result`")
     sources, others = find_recordings(args.files) if args.files else ([], 0)
     if others:
-        print(f"{others} files of other kinds are passed over", file=sys.stderr)
+        print(f"skipping {others} files that are not audio", file=sys.stderr)
     sources += [InputFile(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
     kind: Format = "json" if args.format.endswith("json") else args.format
     targets = targets_of(sources, args.output, kind)
@@ -115,7 +115,7 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
 
 
 def _fields(args: argparse.Namespace) -> Fields:
-    """The fields that the options ask for; what is not asked for is the server's default."""
+    """Return the form fields of the options; the server has defaults for the others."""
     fields: Fields = {"response_format": args.format, **_cue_fields(args)}
     fields |= {name: text for name in ("model", "webhook_url") if (text := getattr(args, name))}
     for name, option in OPTIONS.items():
@@ -141,7 +141,7 @@ def _text(value: Any) -> str | list[str]:
 
 
 def _source(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
-    """What is sent of a job."""
+    """Return the arguments of httpx2 that submit a job."""
     if is_url:
         return {"json": {**fields, "url": source.name}}
     name = readable(PurePosixPath(source.path).name)
@@ -149,7 +149,7 @@ def _source(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
 
 
 def _post(api: ApiClient, sent: dict[str, Any]) -> str:
-    """Send a job, again where its answer is lost; returns its id."""
+    """Submit a job and return its id; submit it again if the response is lost."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}
     lost_s, pause_s = 0.0, FIRST_S
     while True:
@@ -157,19 +157,19 @@ def _post(api: ApiClient, sent: dict[str, Any]) -> str:
             return str(api.object("POST", _JOBS, headers=headers, **sent)["id"])
         except (UnavailableError, OverloadedError) as error:
             if not (lost_s or isinstance(error, ResponseLostError)):
-                raise  # no job has come of it
+                raise  # the server did not accept the job
             if not lost_s:
                 lost_s = time.monotonic()
-                print(f"{error}; the job is sent again", file=sys.stderr)
+                print(f"{error}; sending the job again", file=sys.stderr)
             if time.monotonic() - lost_s > AWAY_S:
-                message = f"{error}; `jobs list` tells whether the job is there all the same"
+                message = f"{error}; check with `jobs list` whether the server has the job"
                 raise UnavailableError(message) from error
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _MOST_S)
 
 
 def _write_results(api: ApiClient, jobs: Any, kind: Format) -> int:
-    """Wait for each and write its result; returns how many have none."""
+    """Wait for each job and write its result; return the number of jobs without a result."""
     failed, jobs = 0, [job for job in jobs if job[2] is not None]
     with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
         for source, target, id in jobs:
@@ -188,14 +188,14 @@ def _write_results(api: ApiClient, jobs: Any, kind: Format) -> int:
 
 
 def _wait(api: ApiClient, id: str, bar: Any) -> None:
-    """Wait for a job's end, which the server bounds."""
+    """Wait until a job ends; the server limits its duration."""
     seen_s, pause_s = time.monotonic(), FIRST_S
     job: dict[str, Any] = {"status": "", "ended_at": None}
     while job["ended_at"] is None:
         try:
             job = api.object("GET", _path(id))
             seen_s = time.monotonic()
-        except (UnavailableError, OverloadedError):  # the job outlives a server that starts again
+        except (UnavailableError, OverloadedError):  # a job survives a restart of the server
             if time.monotonic() - seen_s > AWAY_S:
                 raise
         bar.set_postfix_str(job["status"])
@@ -213,7 +213,7 @@ def _list(api: ApiClient, args: argparse.Namespace) -> None:
         rows.append((job["id"], job["status"], _time(job["created_at"]), audio_s, _audio(job)))
     print_table(rows)
     if page["has_more"]:
-        print(f"older ones: --after {page['last_id']}", file=sys.stderr)
+        print(f"for older jobs: --after {page['last_id']}", file=sys.stderr)
 
 
 def _show(api: ApiClient, args: argparse.Namespace) -> None:
@@ -228,7 +228,8 @@ def _show(api: ApiClient, args: argparse.Namespace) -> None:
         "task": job["task"],
         **{name: _time(job[f"{name}_at"]) for name in ("created", "started", "ended")},
         "tries": job["tries"],
-        "webhook": hook and f"{hook['status']} after {hook['tries']} tries, {job['webhook_url']}",
+        "webhook": hook
+        and f"{hook['status']} after {hook['tries']} attempts, {job['webhook_url']}",
         "error": error and error["message"],
     }
     print_table([(name, "-" if value is None else str(value)) for name, value in facts.items()])
@@ -256,6 +257,6 @@ def _time(seconds: int | None) -> str:
 
 
 def _audio(job: dict[str, Any]) -> str:
-    """The name of its audio, without what a terminal would obey."""
+    """Return the name of a job's audio, without control characters."""
     name = job.get("url") or job["filename"]
     return "".join(one if one.isprintable() else "?" for one in name)

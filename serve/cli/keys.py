@@ -1,4 +1,4 @@
-"""`python -m serve keys`: makes API keys, lists them, takes them back, tells what they have had."""
+"""`python -m serve keys`: create, list, revoke and expire API keys, and show their usage."""
 
 import argparse
 import contextlib
@@ -25,54 +25,54 @@ from serve.gateway.usage import UsageFile, day_of, month_until
 
 
 def add_parser(commands: Any) -> None:
-    """The command with its commands, among those of `python -m serve`."""
-    title = "make, list, revoke and expire API keys, and tell their usage"
+    title = "create, list, revoke and expire API keys, and show their usage"
     parser = commands.add_parser("keys", help=title, description=f"{title.capitalize()}.")
     keys = parser.add_subparsers(metavar="COMMAND", required=True)
     new = keys.add_parser(
         "new",
-        help="make a key",
-        description="Make an API key and show it, once: what is kept is its hash, in --file, which "
-        "a running server reads again, or shown beside it for the variable " + ENVIRONMENT + ".",
+        help="create a key",
+        description="Create an API key and print it once. Only its hash is kept: in --file, which "
+        "a running server reads again, or printed as a line for the environment variable "
+        f"{ENVIRONMENT}.",
     )
     new.set_defaults(run=_new_key)
-    new.add_argument("--name", required=True, help="whose it is; stands in the metrics")
-    new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
+    new.add_argument("--name", required=True, help="the key's owner; a label of the metrics")
+    new.add_argument("--file", type=Path, help="TOML file of keys, named by server.keys_file")
     new.add_argument("--requests-per-minute", type=int, help="default: no limit")
     new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
-    new.add_argument("--audio-s-per-day", type=float, help="in UTC; default: no limit")
+    new.add_argument("--audio-s-per-day", type=float, help="for a day in UTC; default: no limit")
     for flag in ("--requests-at-once", "--live-streams"):
-        new.add_argument(flag, type=int, help="default: half of the server's")
+        new.add_argument(flag, type=int, help="default: half of the server's limit")
     _add_expiry(new)
 
-    every = keys.add_parser("list", help="what is known of the keys in a file")
+    every = keys.add_parser("list", help="list the keys of a file, with limits and expiry")
     every.set_defaults(run=_list_keys)
     revoked = keys.add_parser(
-        "revoke", help="take a key out of a file, which a running server reads again"
+        "revoke", help="remove a key from a file, which a running server reads again"
     )
     revoked.set_defaults(run=lambda args: _changed_key(revoke_key, args.file, args.name))
-    expired = keys.add_parser("expire", help="say from when on a key is good no more")
+    expired = keys.add_parser("expire", help="set the time at which a key expires")
     expired.set_defaults(run=lambda args: _changed_key(expire_key, args.file, args.name, args.at))
     _add_expiry(expired, required=True)
     for command in (every, revoked, expired):
         command.add_argument(
-            "--file", type=Path, required=True, help="TOML, as `keys new` writes it"
+            "--file", type=Path, required=True, help="TOML file that `keys new` wrote"
         )
     for command in (revoked, expired):
-        command.add_argument("--name", required=True, help="whose it is")
+        command.add_argument("--name", required=True, help="the key's owner")
     _add_usage(keys)
 
 
 def _add_usage(keys: Any) -> None:
     usage = keys.add_parser(
         "usage",
-        help="what all keys have had, by day in UTC and model",
-        description="Tell what all keys have had, by day in UTC and model, of server.usage_file.",
+        help="show the usage of all keys, by day (UTC) and model",
+        description="Show the usage of all keys, by day (UTC) and model, from server.usage_file.",
     )
     usage.set_defaults(run=_tell_usage)
-    usage.add_argument("--config", required=True, metavar="TOML", help="names the file")
+    usage.add_argument("--config", required=True, metavar="TOML", help="has server.usage_file")
     for flag, default in (("--start", "the first of this month"), ("--end", "today")):
-        usage.add_argument(flag, metavar="DAY", help=f"as 2027-01-31; default: {default}")
+        usage.add_argument(flag, metavar="DAY", help=f"such as 2027-01-31; default: {default}")
 
 
 def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None:
@@ -80,7 +80,7 @@ def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None
         "--at" if required else "--expires",
         required=required,
         metavar="TIME",
-        help="in UTC, as 2027-01-31 or 2027-01-31T12:00Z"
+        help="in UTC, such as 2027-01-31 or 2027-01-31T12:00Z"
         + ("" if required else "; default: never"),
     )
 
@@ -98,7 +98,7 @@ def _new_key(args: argparse.Namespace) -> int:
     if args.file is not None:
         add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
     elif any(limit is not None for limit in limits.values()):
-        raise ConfigError("limits and an end stand in a file; name one with --file")
+        raise ConfigError("limits and --expires need a file of keys; name one with --file")
     else:
         print(f"{ENVIRONMENT}={args.name}:{hash_of(key)}", file=sys.stderr)
     print(key)
@@ -121,11 +121,11 @@ def _tell_usage(args: argparse.Namespace) -> int:
     path = Path(config.server.usage_file)
     if not config.server.usage_file:
         raise ConfigError(
-            f"{args.config} names no server.usage_file, so what keys have had is forgotten when "
-            "the server stops; name one, or ask the server for /v1/usage"
+            f"server.usage_file is not set in {args.config}, so the server forgets the usage when "
+            "it stops; set it, or ask the running server for /v1/usage"
         )
     if not path.is_file():
-        raise FileError(f"{path} is not there; a server with this config writes it")
+        raise FileError(f"{path} does not exist; expected the file that a server writes")
     last = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
     first = day_of(args.start or month_until(last))
     rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s")]
@@ -139,5 +139,5 @@ def _tell_usage(args: argparse.Namespace) -> int:
 
 def _changed_key(change: Callable[..., None], file: Path, name: str, *more: str) -> int:
     change(file, name, *more)
-    print(f"{file}: {name} has changed; servers that run read it again", file=sys.stderr)
+    print(f"{file}: {name} has changed; running servers read the file again", file=sys.stderr)
     return 0

@@ -1,7 +1,8 @@
-"""Lengths of audio files by their headers, read in a process of its own.
+"""Read the durations of audio files from their headers, in a separate process.
 
-A damaged file may end that process or take its memory: lengths are then unknown, and nothing else
-is lost. Run as a script this is that process: names in, lengths out, each a line of JSON.
+A damaged file may crash that process or exhaust its memory. Durations are then unknown, and
+nothing else is lost. Run as a script, this module is that process: it reads file names and writes
+durations, each a line of JSON.
 """
 
 import contextlib
@@ -15,17 +16,17 @@ from pathlib import Path
 from typing import Self
 
 _MEMORY_BYTES = 1 << 30
-_NICENESS = 10  # transcribing goes first
-_UNKNOWN_FRAMES = 1 << 60  # libsndfile says so much of streams that do not tell
+_NICENESS = 10  # transcription has priority
+_UNKNOWN_FRAMES = 1 << 60  # libsndfile returns at least this if a stream has no frame count
 
 
 class Lengths:
-    """Reads lengths in the background until it is closed.
+    """A background reader of durations.
 
     Args:
-        files: names of files.
-        tell: called on a thread with the number of a file and its length in seconds, if its
-            header says that.
+        files: the names of the files.
+        tell: called on a thread with the index of a file and its duration in seconds, if the
+            header has it.
     """
 
     def __init__(self, files: Sequence[str], tell: Callable[[int, float], None]) -> None:
@@ -35,13 +36,13 @@ class Lengths:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the command, which ends it
+            start_new_session=True,  # the command handles Ctrl-C and then ends this process
         )
         self._thread = threading.Thread(target=self._run, name="lengths", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process and the thread."""
         self._process.kill()
         self._thread.join()
         self._process.communicate()
@@ -64,8 +65,8 @@ class Lengths:
 
 
 def read_lengths() -> None:
-    """Answer each name on standard input with its length in seconds, or null."""
-    import resource  # noqa: PLC0415 - of this process alone, as what it loads
+    """Write the duration in seconds, or null, for each file name on standard input."""
+    import resource  # noqa: PLC0415 - needed only in the separate process
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     os.nice(_NICENESS)
@@ -77,7 +78,7 @@ def _length_s(file: str) -> float | None:
     import av  # noqa: PLC0415
     import soundfile  # noqa: PLC0415
 
-    if not os.path.isfile(file):  # reading a pipe would take what is to be transcribed
+    if not os.path.isfile(file):  # reading a pipe would consume the audio
         return None
     with contextlib.suppress(soundfile.LibsndfileError, OSError):
         info = soundfile.info(file)

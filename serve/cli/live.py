@@ -1,4 +1,4 @@
-"""Stream a file to the running server as it is spoken, and print each word once it is final."""
+"""Stream a file to the running server at speaking speed, and print each word once it is final."""
 
 import argparse
 import asyncio
@@ -10,39 +10,38 @@ from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 
-FASTEST = 1000.0  # seconds of audio in a second
+FASTEST = 1000.0  # seconds of audio per second
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
-    title = "stream a file to the running server, and see its text come word by word"
+    title = "stream a file to the running server and print its text word by word"
     parser = commands.add_parser("live", help=title, description=__doc__)
     parser.set_defaults(run=_run)
     add = parser.add_argument
-    add("--config", required=True, metavar="TOML", help="names the server's address")
+    add("--config", required=True, metavar="TOML", help="the config of the running server")
     add("file", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
-    add("--language", help="such as en, English or en-US; found in each utterance without")
-    add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
-    add("--phrases", type=codes, metavar="PHRASE,PHRASE,…", help="names to come out right")
+    add("--language", help="such as en, English or en-US; default: detected per utterance")
+    add("--languages", type=codes, metavar="CODE,CODE,…", help="detect only these languages")
+    add("--phrases", type=codes, metavar="PHRASE,PHRASE,…", help="names to recognize")
     add("--prompt", help="text before the audio: names, spelling, style")
     add(
         "--pace",
         type=float,
         default=1.0,
         metavar="X",
-        help="seconds of audio in a second; 0: as many as the server takes; default: %(default)g",
+        help="seconds of audio per second; 0: as fast as the server reads; default: %(default)g",
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Stream the file and print each word once it is final; returns the exit status.
+    """Stream the file, print each final word and return the exit status.
 
     Raises:
-        EarshotError: the file or an argument is wrong, or there is no such server.
+        EarshotError: the file or an argument is wrong, or the server is not reachable.
     """
     server = server_url(load_config(args.config), "ws")
     if not 0 <= args.pace <= FASTEST:
-        raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds in a second")
+        raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds per second")
     given = {
         "language": args.language,
         "languages": args.languages,
@@ -55,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 async def _stream(server: str, audio: bytes, transcription: dict[str, Any], pace: float) -> int:
-    # Other commands do without these and what they load.
+    # Other commands do not load these.
     from serve.cli.live_client import transcribe_live  # noqa: PLC0415
     from serve.gateway.live.events import MAX_SESSION_S  # noqa: PLC0415
     from serve.speech.audio import decode  # noqa: PLC0415

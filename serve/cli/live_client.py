@@ -1,4 +1,4 @@
-"""A client of live text: streams audio, as fast as it is spoken or faster, and hears the text."""
+"""A client of live text: it streams audio at speaking speed or faster, and receives the text."""
 
 import asyncio
 import base64
@@ -20,27 +20,27 @@ from serve.gateway.live.events import Event
 from serve.speech.rate import SAMPLE_RATE
 
 _WIRE_RATE = 24_000  # Hz, of 16-bit samples
-_PIECE_S = 0.1  # of audio in a message
-_QUIET_S = 1.0  # behind the audio, so that its last utterance ends
+_PIECE_S = 0.1  # audio in one message
+_QUIET_S = 1.0  # silence after the audio, which ends its last utterance
 _ENDS = ("completed", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """An event of the server's."""
+    """A server event and its arrival time."""
 
     at_s: float  # since the first sample was sent
     event: Event
 
 
 class LiveTransport(Protocol):
-    """The connection of a session, which carries messages to it and from it."""
+    """A connection that carries the messages of a session."""
 
     async def send(self, message: str) -> None:
-        """Give it one; returns once that is taken."""
+        """Send a message; return once the transport has accepted it."""
 
     async def recv(self) -> str | bytes:
-        """The next one from it."""
+        """Wait for the next message."""
 
 
 async def transcribe_live(
@@ -52,20 +52,20 @@ async def transcribe_live(
     pace: float = 1.0,
     wait_s: float = 60.0,
 ) -> AsyncGenerator[Heard, None]:
-    """Stream audio, and hear what the server says of it until all of it is text.
+    """Stream audio and yield the server's events until all of it is text.
 
     Args:
-        server: ws://host:port of the gateway's HTTP, or wss:// where that has TLS.
+        server: ws://host:port of the gateway's HTTP, or wss:// with TLS.
         blocks: float32 (n,) each, 16 kHz mono.
-        transcription: of the session's settings: model, language, languages, prompt.
+        transcription: settings of the session: model, language, languages, prompt.
         key: an API key.
-        pace: seconds of audio that are sent in a second; 0: as many as the server takes.
-        wait_s: longest that the server may say nothing once all has been sent.
+        pace: seconds of audio to send per second; 0: as fast as the server reads.
+        wait_s: longest pause between events after all audio has been sent.
 
     Raises:
-        UnavailableError: there is no server, or it hung up.
-        DeadlineError: it says nothing any more.
-        EarshotError: it refused, or answered with an error.
+        UnavailableError: the server is not reachable, or it closed the connection.
+        DeadlineError: the server sent no event for `wait_s`.
+        EarshotError: the server rejected the session, or sent an error.
     """
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     url = f"{server}/v1/realtime?intent=transcription"
@@ -88,14 +88,14 @@ async def converse(
     pace: float,
     wait_s: float,
 ) -> AsyncGenerator[Heard, None]:
-    """Do what `transcribe_live` does once it is connected.
+    """Stream audio over an open connection and yield the events; see `transcribe_live`.
 
     Args:
-        wire: a session's, which nothing has been said to.
-        blocks: as of `transcribe_live`, as are the others.
+        wire: the connection of a new session.
+        blocks: see `transcribe_live`, also for the other arguments.
 
     Raises:
-        DeadlineError, EarshotError: as of `transcribe_live`.
+        DeadlineError, EarshotError: see `transcribe_live`.
     """
     session = {"type": "transcription", "audio": {"input": {"transcription": transcription}}}
     await wire.send(to_json({"type": "session.update", "session": session}))
@@ -116,7 +116,7 @@ async def _next(wire: LiveTransport, limit_s: float | None) -> Event:
         async with asyncio.timeout(limit_s):
             event: Event = json.loads(await wire.recv())
     except TimeoutError:
-        raise DeadlineError(f"the server has said nothing for {limit_s:g} s") from None
+        raise DeadlineError(f"the server has sent nothing for {limit_s:g} s") from None
     if event["type"] == "error":
         raise EarshotError(event["error"]["message"])
     return event
@@ -127,7 +127,7 @@ async def _until_all_is_text(
 ) -> AsyncIterator[Event]:
     under_way, all_heard = set[str](), False
     while not all_heard or under_way:
-        # While audio is sent there may be nothing to say; a server that is gone answers no pings.
+        # While audio is sent, a pause between events may be long; a dead server fails a ping.
         event = await _next(wire, wait_s if sending.done() else None)
         kind = event["type"]
         if kind == "input_audio_buffer.speech_started":
@@ -143,15 +143,15 @@ async def _send(
 ) -> None:
     now_s = asyncio.get_running_loop().time
     for count, piece in enumerate(_pieces(blocks), 1):
-        if pace:  # a piece is sent when its last sample has been spoken
+        if pace:  # send a piece at the time of its last sample
             await asyncio.sleep(max(0.0, began_s + count * _PIECE_S / pace - now_s()))
         audio = base64.b64encode(piece).decode()
         await wire.send(to_json({"type": "input_audio_buffer.append", "audio": audio}))
-    await wire.send(to_json({"type": "input_audio_buffer.clear"}))  # answered behind the audio
+    await wire.send(to_json({"type": "input_audio_buffer.clear"}))  # answered after the audio
 
 
 def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:
-    """16-bit samples as they are sent, and quiet behind them."""
+    """Yield the audio and the final silence as 16-bit samples, one message each."""
     resampler = soxr.ResampleStream(SAMPLE_RATE, _WIRE_RATE, 1, dtype="float32")
     quiet = np.zeros(round(_QUIET_S * SAMPLE_RATE), np.float32)
     held, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)

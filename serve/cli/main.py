@@ -26,7 +26,7 @@ from serve.wire import tensors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return the exit status."""
     return exit_status(lambda: _run(arguments), told=told)
 
 
@@ -36,14 +36,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     if [*arguments[:1]] == ["triton"]:
         raise ConfigError("`serve triton` is now `python -m serve start`, with the same flags")
     whole = parser()
-    args, unknown = whole.parse_known_args(arguments)  # some read a file
+    args, unknown = whole.parse_known_args(arguments)
     if unknown:
         whole.error(unrecognized(unknown, args))
     return int(args.run(args))
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands; each sets `run`, which takes the arguments and returns the exit status."""
+    """Make the parser of all commands; each sets `run`, which returns the exit status."""
     whole = argparse.ArgumentParser(
         prog="python -m serve", description="Transcribe with Earshot engines."
     )
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "tensors",
         help="list the inputs and outputs of the Triton models",
-        description="List the inputs and outputs of the Triton models, as KServe v2 has them.",
+        description="List the inputs and outputs of the Triton models, as KServe v2 tensors.",
     )
     listing.set_defaults(run=_tensors)
     keys.add_parser(commands)

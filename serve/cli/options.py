@@ -1,4 +1,4 @@
-"""Options that several commands have: the config, what a request may ask for, subtitles."""
+"""Options that several commands share: the config, request options, subtitle options."""
 
 import argparse
 import base64
@@ -19,38 +19,38 @@ from serve.contract.options import SWITCH, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
-# Hosts that mean every interface, and where a client on this machine reaches them.
+# Wildcard addresses, and the address that a client on this machine uses instead.
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Let a command have a config, and an engine in place of the one that it names."""
+    """Add --config, and --engine, which overrides the config's engine."""
     parser.add_argument("--config", required=True, metavar="TOML", help="engine, addresses, limits")
     parser.add_argument("--engine", metavar="FOLDER", help="instead of `engine` in the config")
 
 
 def server_address(config: Config, port: int) -> str:
-    """Return where the configured server is reached from here, as host:port."""
+    """Return host:port of the configured server, as seen from this machine."""
     return f"{_WILDCARDS.get(config.server.host, config.server.host)}:{port}"
 
 
 def server_url(config: Config, scheme: str) -> str:
-    """Return the URL of its HTTP from here; `scheme` gets an s where it has TLS."""
+    """Return the server's URL, as seen from this machine; with TLS, `scheme` gets an s."""
     secure = "s" if config.server.tls_certificate else ""
     return f"{scheme}{secure}://{server_address(config, config.server.http_port)}"
 
 
 def api_key() -> str | None:
-    """Return the API key that a client shows to a server that wants one; None: there is none.
+    """Return the API key of the environment, or None.
 
     Raises:
-        ConfigError: no header can hold it.
+        ConfigError: the key cannot be sent in an HTTP header.
     """
     key = os.environ.get("EARSHOT_API_KEY")
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            "EARSHOT_API_KEY holds other characters than printable ASCII; expected a key as "
-            "`python -m serve keys new` prints it"
+            "EARSHOT_API_KEY has characters that are not printable ASCII; expected a key that "
+            "`python -m serve keys new` printed"
         )
     return key
 
@@ -60,20 +60,20 @@ _HELP = {
     "language": "such as en, English or en-US; default: detected",
     "task": "transcribe (default), or translate: into English",
     "prompt": "text before the audio: names, spelling, style",
-    "phrases": "names to come out right; Karenina^2 weighs twice",
-    "word_timestamps": "when each word was said, in json",
-    "diarize": "tell speakers apart by their voices",
-    "num_speakers": "with --diarize: how many there are",
-    "vad": "decode speech alone; auto: in more than 30 s",
+    "phrases": "names to recognize; Karenina^2 weighs twice",
+    "word_timestamps": "add the times of words, in json",
+    "diarize": "label speakers by their voices",
+    "num_speakers": "with --diarize: the number of speakers",
+    "vad": "decode only speech; auto: if longer than 30 s",
     "beam_size": "1 to 8 hypotheses; 1 is greedy",
-    "temperature": "0 to 1; default: 0, higher where that fails",
-    "channels": "split: each channel is a speaker's own; or mix",
+    "temperature": "0 to 1; default: 0, higher if that fails",
+    "channels": "split: one speaker per channel; or mix",
 }
 _METAVARS = {str: "TEXT", int: "N", float: "X"}
 
 
 class _Set(argparse.Action):
-    """Sets an option of a table, its `const`, from NAME=VALUE."""
+    """Set an option of a table, the action's `const`, from NAME=VALUE."""
 
     def __call__(
         self, parser: object, args: object, text: Any, option_string: str | None = None
@@ -88,7 +88,7 @@ class _Set(argparse.Action):
 
 
 class _TellOptions(argparse.Action):
-    """Prints the table of options, and ends the command."""
+    """Print the table of options and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print("--option NAME=VALUE sets one of these:\n")
@@ -99,7 +99,7 @@ class _TellOptions(argparse.Action):
 
 
 def _described(option: Option) -> str:
-    """Return an option's meaning; other options have their own names in it, not their tensors'."""
+    """Return an option's meaning, with the names of options instead of those of tensors."""
     names = "|".join(name.upper() for name in OPTIONS)
     return re.sub(rf"\b({names})\b", lambda match: match[0].lower(), option.meaning)
 
@@ -112,7 +112,7 @@ def _parse(option: Option, text: str) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command have a request's options: some as flags, all as `--option NAME=VALUE`."""
+    """Add the options of a request: the common ones as flags, the others as --option NAME=VALUE."""
     group = parser.add_argument_group("request options")
     for name in FLAGS:
         option = OPTIONS[name]
@@ -135,17 +135,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="with --diarize, several times: 2 to 10 s of a voice",
+        help="with --diarize: 2 to 10 s of a voice; may be repeated",
     )
-    _add_table(group, "--option", _TABLE, "any other option, several times")
+    _add_table(group, "--option", _TABLE, "any other option; may be repeated")
     group.add_argument(
         "--help-options", action=_TellOptions, nargs=0, help="list the NAMEs of --option and --cue"
     )
 
 
 def add_cue_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command have those of `serve.speech.cues.CueOptions`."""
-    _add_table(parser, "--cue", CUE_OPTIONS, "how srt and vtt are split, as max_line_width=30")
+    """Add the options of `serve.speech.cues.CueOptions`."""
+    _add_table(parser, "--cue", CUE_OPTIONS, "layout of srt and vtt, such as max_line_width=30")
 
 
 def _add_table(
@@ -162,11 +162,11 @@ def _add_table(
 
 
 def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
-    """Say of arguments that a command does not know how they are spelled now, if they were flags.
+    """Return the message for unknown arguments; a former flag is told with its new spelling.
 
     Args:
-        arguments: the unknown ones.
-        args: what the command knows.
+        arguments: the unknown arguments.
+        args: the parsed arguments.
     """
     table = CUE_OPTIONS | (_TABLE if hasattr(args, "known_speakers") else {})
     for argument in arguments:
@@ -181,22 +181,22 @@ def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
-    """Read how subtitles are split; the request of `request_of` will ask for what they need.
+    """Read the options of subtitles, and set the word timestamps that they need in `args`.
 
     Args:
-        args: of `add_cue_options` and `add_options`.
-        formats: those that are to be written.
+        args: the arguments of `add_cue_options` and `add_options`.
+        formats: the formats to write.
 
     Raises:
-        ConfigError: an option is wrong, or nothing is written that has it.
+        ConfigError: an option is wrong, or no format uses it.
     """
     options = {name: getattr(args, name) for name in CUE_OPTIONS if hasattr(args, name)}
     subtitles = any(format in SUBTITLES for format in formats)
     for name, value in options.items():
         if not subtitles:
             raise ConfigError(
-                f"{spelled(name)} is for --format srt and vtt, found {', '.join(formats)}; json "
-                "holds the words with --word-timestamps"
+                f"{spelled(name)} needs --format srt or vtt, found {', '.join(formats)}; for word "
+                "times in json use --word-timestamps"
             )
         try:
             check_bounds(name, value)
@@ -204,18 +204,18 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
             raise ConfigError(f"{spelled(name)} = {error}") from error
     cues = CueOptions(**options)
     args.word_timestamps = args.word_timestamps or cues.needs_words
-    # A translation's words are not said in their order.
+    # The words of a translation do not follow the order of speech.
     args.try_word_timestamps = subtitles and args.task == "transcribe"
     return cues
 
 
 def codes(text: str) -> tuple[str, ...]:
-    """Texts between commas."""
+    """Split a text at its commas."""
     return tuple(part.strip() for part in text.split(","))
 
 
 def _known_speaker(text: str) -> tuple[str, str]:
-    """A name, and a file as a data URL."""
+    """Return the speaker's name, and the file as a data URL."""
     name, equals, file = text.partition("=")
     if not (name and equals and file):
         raise argparse.ArgumentTypeError(f"{shown(text)}; expected NAME=FILE, such as Ann=ann.wav")
@@ -224,7 +224,7 @@ def _known_speaker(text: str) -> tuple[str, str]:
 
 
 def request_of(audio: bytes, args: argparse.Namespace) -> Request:
-    """The request that the options ask for: each is a field by its name."""
+    """Make the request of the arguments; options are fields of the same name."""
     options = {name: value for name, value in vars(args).items() if name in OPTIONS}
     if args.known_speakers:
         names, references = zip(*args.known_speakers, strict=True)

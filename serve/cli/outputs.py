@@ -1,4 +1,4 @@
-"""Places for transcripts: standard output, or files of a folder."""
+"""Write transcripts to standard output, or to files of a folder."""
 
 import os
 import sys
@@ -12,18 +12,16 @@ from serve.contract.errors import ConfigError
 from serve.contract.files import write_text
 from serve.speech.formats import Format, places_of, suffix_of
 
-_ADVICE = "name another --output folder"
+_ADVICE = "choose another --output folder"
 
 
 def targets_of(
     recordings: Sequence[InputFile], folder: Path | None, format: Format
 ) -> list[Path | None]:
-    """The file that each transcript goes to; None is standard output.
-
-    Folders for them are made.
+    """Return the output file of each transcript, and make the folders; None is standard output.
 
     Raises:
-        ConfigError: one cannot be written there, or would replace a recording.
+        ConfigError: a file cannot be written, or it would replace a recording.
     """
     if folder is None:
         return [None] * len(recordings)
@@ -42,18 +40,18 @@ def targets_of(
         if target.is_dir():
             raise ConfigError(f"cannot write {target}: it is a folder; {_ADVICE}")
         if os.path.realpath(target) in named:
-            raise ConfigError(f"{target} is one of the recordings; {_ADVICE}")
+            raise ConfigError(f"cannot write {target}: it is one of the recordings; {_ADVICE}")
     return list(targets)
 
 
 def write(text: str, file: str, target: Path | None, titled: bool) -> None:
-    """Write a transcript; on standard output with its file's name above it, if it is `titled`.
+    """Write a transcript to a file or to standard output.
 
     Args:
         text: the transcript.
         file: the recording's name.
-        target: the file, which is written whole or not at all; None is standard output.
-        titled: whether the name is written, too.
+        target: the file, which is written atomically; None is standard output.
+        titled: whether standard output gets a line with the recording's name.
 
     Raises:
         FileError: the file cannot be written.
@@ -68,7 +66,7 @@ def write(text: str, file: str, target: Path | None, titled: bool) -> None:
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print rows of cells on standard output, each column as wide as its widest cell."""
+    """Print rows of cells on standard output, in aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(

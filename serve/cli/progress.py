@@ -1,4 +1,4 @@
-"""Progress of a command over many recordings: a bar on a terminal, else a line now and then."""
+"""Show the progress over many recordings: a bar on a terminal, else a line every 30 s."""
 
 import contextlib
 import os
@@ -13,23 +13,23 @@ from tqdm import tqdm
 from serve.cli.lengths import Lengths
 
 _BAR, _REMAINING = "{desc} |{bar}| {elapsed}", "<{remaining}"
-_COLUMNS, _ROWS = 80, 24  # of a terminal that does not know its size
-_REFRESH_S = 0.2  # of the bar
-LINE_EVERY_S = 30.0  # where the output is no terminal
+_COLUMNS, _ROWS = 80, 24  # if the terminal's size is unknown
+_REFRESH_S = 0.2  # between updates of the bar
+LINE_EVERY_S = 30.0  # between lines if the output is not a terminal
 
 
 class Progress:
-    """Shows on standard error how many recordings, and seconds of audio, are done.
+    """The recordings and seconds of audio that are done, shown on standard error.
 
-    Threads may call it. A bar and a line are shown by a thread of its own.
+    Any thread may call it. A background thread writes the bar or the lines.
 
     Args:
-        files: names of the recordings; "" has no header that could be read.
+        files: the names of the recordings; "" if the duration cannot be read.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
-        self._length_s: list[float | None] = [None] * len(files)  # None: not known
+        self._length_s: list[float | None] = [None] * len(files)  # None: unknown
         self._heard_s = [0.0] * len(files)
         self._ended, self.audio_s = 0, 0.0
         self._began_s = time.monotonic()
@@ -38,23 +38,23 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def heard(self, number: int, until_s: float) -> None:
-        """Note how far a recording is, in seconds of its audio."""
+        """Record that a recording is transcribed up to `until_s` seconds."""
         self._heard_s[number] = max(self._heard_s[number], until_s)
 
     def done(self, number: int, audio_s: float) -> None:
-        """Count a recording that was transcribed, of so many seconds."""
+        """Count a transcribed recording of `audio_s` seconds."""
         self._heard_s[number] = self._length_s[number] = audio_s
         self._ended += 1
         self.audio_s += audio_s
 
     def failed(self, number: int) -> None:
-        """Count a recording that has no transcript."""
+        """Count a recording that failed."""
         self._heard_s[number] = self._length_s[number] = 0.0
         self._ended += 1
 
     @property
     def seconds(self) -> float:
-        """Return how long the work has taken."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._began_s
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class Progress:
 
     def _run_bar(self) -> None:
         options: dict[str, Any] = {"dynamic_ncols": True}
-        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:  # as that of `script`
+        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:  # for example under `script`
             options = {"ncols": _COLUMNS, "nrows": _ROWS}
         with tqdm(bar_format=_BAR, leave=False, file=sys.stderr, **options) as bar:
             while True:
@@ -101,12 +101,12 @@ class Progress:
             self._length_s[number] = length_s
 
     def _seconds(self) -> tuple[float, float]:
-        """Return the seconds of audio that are done, and about how many there are; 0: unknown."""
+        """Return the seconds of audio done, and an estimate of the total; 0: unknown."""
         known = [length for length in self._length_s if length is not None]
         heard_s = sum(self._heard_s)
         if not known or not any(known):
             return heard_s, 0.0
-        total_s = sum(known) * len(self._length_s) / len(known)  # others are taken for the mean
+        total_s = sum(known) * len(self._length_s) / len(known)  # unknown ones count as the mean
         return heard_s, max(heard_s, total_s)
 
     def _text(self, heard_s: float, total_s: float) -> str:

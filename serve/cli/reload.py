@@ -1,4 +1,4 @@
-"""`python -m serve reload`: another engine takes over in a server that runs."""
+"""`python -m serve reload`: replace the engine of a running server."""
 
 import argparse
 import sys
@@ -9,35 +9,34 @@ from serve.supervisor.control import MAX_CER, give, order_for
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "reload",
-        help="let another engine take over in a server that runs",
-        description="Open another engine beside the one that a running server has, let it hear "
-        "three clips, and give it all requests that come from then on, while the old one answers "
-        "what it has. Where the new one cannot be opened or hears the clips wrong, nothing changes "
-        "and the exit status is 1. SIGHUP to the server does the same without clips.",
+        help="replace the engine of a running server",
+        description="Open a new engine beside the one of a running server, check it with three "
+        "clips, and send all later requests to it. The old engine finishes its requests. If the "
+        "new engine cannot be opened or fails the check, nothing changes and the exit status is "
+        "1. SIGHUP to the server does the same without clips.",
     )
     parser.set_defaults(run=_reload)
-    parser.add_argument("--config", required=True, metavar="TOML", help="that the server has")
+    parser.add_argument("--config", required=True, metavar="TOML", help="the server's config")
     parser.add_argument("--engine", default="", metavar="FOLDER", help="default: the config's")
     parser.add_argument(
         "--clips",
         metavar="JSONL",
         default="",
-        help="manifest of clips, the first three of which it has to hear; default: none",
+        help="manifest of clips; the new engine is checked with the first three; default: none",
     )
     parser.add_argument(
         "--max-cer",
         type=float,
         metavar="SHARE",
         default=MAX_CER,
-        help="most errors in them; default: %(default)s",
+        help="highest character error rate on these clips; default: %(default)s",
     )
     parser.add_argument(
         "--in-place",
         action="store_true",
-        help="end the old engine first, where memory has no room for both; requests wait meanwhile",
+        help="stop the old engine first, if memory cannot hold both; requests wait meanwhile",
     )
 
 

@@ -1,4 +1,4 @@
-"""Tell what the shadow monitor of the running server has found, and the texts that differ most."""
+"""Show what the shadow monitor of the running server found, and the texts that differ most."""
 
 import argparse
 from typing import Any
@@ -8,29 +8,28 @@ from serve.contract.config import load_config
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
-    title = "tell what the running server's shadow monitor has found"
+    title = "show what the running server's shadow monitor found"
     parser = commands.add_parser("shadow", help=title, description=__doc__)
     parser.set_defaults(run=_run)
     parser.add_argument(
-        "--config", required=True, metavar="TOML", help="names the server's address"
+        "--config", required=True, metavar="TOML", help="the config of the running server"
     )
 
 
 def _run(args: argparse.Namespace) -> int:
     with open_api(load_config(args.config)) as api:
         found = api.object("GET", "/v1/shadow")
-    cer, drift = found["cer"], f"{found['drift']:.1f}, the bound is {found['drift_bound']:g}"
+    cer, drift = found["cer"], f"{found['drift']:.1f}, threshold {found['drift_bound']:g}"
     known = any(spread for _, spread in found["baseline"].values())
-    print(f"compared  {found['compared']}; {found['pending']} wait")
+    print(f"compared  {found['compared']}; {found['pending']} pending")
     print(f"CER       {_rate(cer)}")
     for language, rate in found["cer_by_language"].items():
         print(f"  {language or '-':<8}{_rate(rate)}")
-    print(f"drift     {drift if known else 'not told, for the config has no [shadow.baseline]'}")
+    print(f"drift     {drift if known else 'unknown: the config has no [shadow.baseline]'}")
     for case in found["worst"]:
         print(f"\n{case['compared_at']}  {case['language'] or '-'}  {100 * case['cer']:.1f} %")
         print(f"  served     {case['served']}\n  reference  {case['reference']}")
-    print("\nWhile all is well, the gaps of some hundreds of requests are a baseline; of these:")
+    print("\nWith a healthy engine, the gaps of a few hundred requests are a baseline. Now:")
     print("\n[shadow.baseline]")
     for kind, spread in found["gaps"].items():
         print(f"{kind} = {spread}")

@@ -1,4 +1,4 @@
-"""`python -m serve start`: a server in the foreground."""
+"""`python -m serve start`: run a server in the foreground."""
 
 import argparse
 import contextlib
@@ -24,33 +24,33 @@ _WATCH_INTERVAL_S = 0.5
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "start",
         help="run the server in the foreground",
-        description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
-        "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
-        "once. What fails is started again. SIGHUP opens the engine that the config names now, as "
-        "`python -m serve reload` does; that of a terminal that closes is as SIGTERM. The exit "
-        "status is 1 where a request was accepted and not answered.",
+        description="Run Triton Inference Server and the gateway in front of it until Ctrl-C or "
+        "SIGTERM. The server then finishes the accepted requests; a second Ctrl-C stops it at "
+        "once. A process that fails is restarted. SIGHUP reads the config again and reloads its "
+        "engine, like `python -m serve reload`. If the terminal closes, the server stops as on "
+        "SIGTERM. The exit status is 1 if an accepted request was not answered.",
     )
     parser.set_defaults(run=_start)
     add_config(parser)
     parser.add_argument(
-        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
+        "--open", action="store_true", help="turn authentication off, like server.open = true"
     )
     parser.add_argument(
         "--log",
         type=Path,
-        help="keep the server's log in this file; of several engines in FILE.0, FILE.1",
+        help="write the server's log to this file; with several engines to FILE.0, FILE.1",
     )
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts.
+    """The signal handlers of the server.
 
-    And SIGHUP, which asks for another engine; but where the terminal was closed that the server was
-    started from it is a SIGTERM, or nothing if it was ignored, as with nohup.
+    The first SIGINT or SIGTERM after `armed` requests a drain; any other one interrupts. SIGHUP
+    requests a reload. If the terminal that started the server was closed, SIGHUP acts as SIGTERM,
+    or is ignored if it was ignored at the start, as with nohup.
     """
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ def _say(text: str) -> None:
 
 def _start(args: argparse.Namespace) -> int:
     config = _served(args)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)  # the supervisor's messages
     signals = _Signals()
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
-    # Those of requests are for whoever looks at this process, where no file is named.
+    # Without a log file, log lines of requests go to this process's standard error.
     requests_to = os.dup(2) if args.log is None else None
     with running_server(config, args.engine, args.log, requests_to) as server:
         signals.armed = True
@@ -110,17 +110,17 @@ def _start(args: argparse.Namespace) -> int:
             if signals.reload.is_set():
                 signals.reload.clear()
                 _reload(server, args)
-        _say("stopping when all requests are answered; Ctrl-C stops at once")
+        _say("stopping after the accepted requests; Ctrl-C stops at once")
     _say("stopped")
     return 0
 
 
 def _reload(server: Supervisor, args: argparse.Namespace) -> None:
-    """Open the engine that is named now; the log says what becomes of it."""
+    """Reload the engine of the current config; the log tells the result."""
     try:
         server.reload(order_for(_served(args), args.engine))
     except EarshotError as error:
-        logger.warning("the engine stays as it is: %s", error)
+        logger.warning("the current engine stays in use: %s", error)
 
 
 def _served(args: argparse.Namespace) -> Config:

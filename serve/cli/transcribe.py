@@ -1,4 +1,4 @@
-"""`python -m serve transcribe`: writes down what audio files say."""
+"""`python -m serve transcribe`: transcribe audio files."""
 
 import argparse
 import contextlib
@@ -33,14 +33,13 @@ from serve.speech.raw import with_header
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "transcribe",
         usage="%(prog)s --config TOML [options] FILE ...",
-        help="write down what audio files say",
-        description="Transcribe files through the server that the config names if it runs, "
-        "else in this process. A file that fails is reported, and the others go on; the exit "
-        "status is then 1. With --output the same command goes on where one was ended.",
+        help="transcribe audio files",
+        description="Transcribe files through the config's server if it runs, else in this "
+        "process. If a file fails, it is reported, the others continue, and the exit status is "
+        "1. With --output, the same command continues after an interruption.",
     )
     parser.set_defaults(run=_run)
     add_config(parser)
@@ -58,16 +57,18 @@ def add_parser(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write a file for each there, such as talk.srt for talk.mp3, unless it is there",
+        help="write a file for each, such as talk.srt for talk.mp3, unless it exists",
     )
-    parser.add_argument("--again", action="store_true", help="with --output: transcribe those, too")
+    parser.add_argument(
+        "--again", action="store_true", help="with --output: also transcribe files that have one"
+    )
     parser.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
     parser.add_argument(
         "--audio-type",
         metavar="TYPE",
-        help="of raw samples: 'audio/L16; rate=16000; channels=1'",
+        help="type of raw samples: 'audio/L16; rate=16000; channels=1'",
     )
     add_cue_options(parser)
     add_options(parser)
@@ -82,11 +83,11 @@ def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = read_cue_options(args, [args.format])
     if args.again and args.output is None:
-        raise ConfigError("--again is for --output FOLDER, which has earlier transcripts")
+        raise ConfigError("--again needs --output FOLDER, the folder of the earlier transcripts")
     recordings, others = find_recordings(args.files)
     targets = targets_of(recordings, args.output, args.format)
     if others:
-        print(f"{others} files of other kinds are passed over", file=sys.stderr)
+        print(f"skipping {others} files that are not audio", file=sys.stderr)
     works = [
         _TranscribeTask(recording, target)
         for recording, target in zip(recordings, targets, strict=True)
@@ -95,8 +96,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     run = _FileTranscriber(works, len(recordings), args, cues)
     if run.skipped:
         print(
-            f"{run.skipped} of {len(recordings)} files have a transcript in {args.output} and are "
-            "skipped; --again transcribes them once more",
+            f"skipping {run.skipped} of {len(recordings)} files that have a transcript in "
+            f"{args.output}; --again transcribes them again",
             file=sys.stderr,
         )
     if works:
@@ -106,25 +107,24 @@ def _transcribe(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _TranscribeTask:
-    """A recording and the file for its transcript; None is standard output."""
+    """A recording and the output file of its transcript; None is standard output."""
 
     recording: InputFile
     target: Path | None
 
     @property
     def name(self) -> str:
-        """Return the recording's name as text."""
         return readable(self.recording.name)
 
 
 class _FileTranscriber:
-    """Transcribes recordings and counts what became of them.
+    """A run that transcribes recordings and counts the outcomes.
 
     Args:
-        works: the recordings to be transcribed.
-        count: how many recordings were named.
-        args: the command's.
-        cues: how subtitles are split.
+        works: the recordings to transcribe.
+        count: the number of recordings that the command names.
+        args: the command's arguments.
+        cues: the layout of subtitles.
     """
 
     def __init__(
@@ -137,29 +137,29 @@ class _FileTranscriber:
         self.skipped, self.failed = count - len(works), 0
         self._works, self._count, self._args, self._cues = works, count, args, cues
         self._done = 0
-        raw = args.audio_type is not None  # without a header
+        raw = args.audio_type is not None  # raw samples have no header
         self._progress = Progress(
             ["" if raw or work.recording.name == STDIN else work.recording.name for work in works]
         )
 
     def do(self, config: Config) -> None:
-        """Transcribe all, and say at the end how many were.
+        """Transcribe all recordings and print the totals.
 
         Raises:
-            EarshotError: neither a server nor an engine is there.
+            EarshotError: there is no server, and the engine cannot be opened.
         """
         with contextlib.ExitStack() as stack:
             transcribe = stack.enter_context(open_backend(config, self._args))
             stack.callback(self._tell_count)
             pool = ThreadPoolExecutor(config.runtime.slots)
-            # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
+            # Do not wait: after Ctrl-C, closing the backend ends the calls.
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             stack.enter_context(self._progress)
             numbers = {
                 pool.submit(self._transcribe_one, transcribe, number): number
                 for number in range(len(self._works))
             }
-            # On standard output the order is that of the recordings.
+            # Standard output keeps the order of the recordings.
             for answer in numbers if self._args.output is None else as_completed(numbers):
                 number = numbers[answer]
                 try:
@@ -170,7 +170,7 @@ class _FileTranscriber:
                 except EarshotError as error:
                     self.failed += 1
                     self._progress.failed(number)
-                    # A FileError names the file.
+                    # The message of a FileError has the file's name.
                     name = "" if isinstance(error, FileError) else f"{self._works[number].name}: "
                     tqdm.write(f"error: {name}{told(error)}", file=sys.stderr)
 

@@ -1,8 +1,8 @@
-"""Let Home Assistant, and whatever else speaks the Wyoming protocol, use a running server.
+"""Serve Home Assistant and other Wyoming clients with the text of a running server.
 
-Runs until Ctrl-C or SIGTERM, which let what is being said become text; a second Ctrl-C stops at
-once. The protocol knows no keys and no TLS: whoever reaches the bridge may use the server with the
-bridge's key.
+The bridge runs until Ctrl-C or SIGTERM, and first finishes the current utterances; a second Ctrl-C
+stops it at once. The Wyoming protocol has neither API keys nor TLS: every client that reaches the
+bridge uses the server with the bridge's key.
 """
 
 import argparse
@@ -31,33 +31,32 @@ _IDLE_S = 60.0
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
-    title = "a bridge for Home Assistant: the Wyoming protocol before a running server"
+    title = "run a Wyoming bridge: Home Assistant uses a running server"
     parser = commands.add_parser("wyoming", help=title, description=__doc__)
     parser.set_defaults(run=_run)
     add = parser.add_argument
-    add("--config", metavar="TOML", help="names the server's address and languages")
+    add("--config", metavar="TOML", help="the config of the running server")
     add("--server", metavar="URL", help="such as http://127.0.0.1:8000; default: the config's")
     add("--listen", "--uri", default=LISTEN, metavar="ADDRESS:PORT", help="default: %(default)s")
-    add("--open", action="store_true", help="let everybody in who reaches the address")
-    add("--key-file", type=Path, help="has an API key and nothing else; default: EARSHOT_API_KEY")
-    add("--language", help="of whoever names none; default, and auto: detected")
+    add("--open", action="store_true", help="allow clients of other machines, without keys")
+    add("--key-file", type=Path, help="file with only an API key; default: EARSHOT_API_KEY")
+    add("--language", help="language if a client names none; default, and auto: detected")
     add(
         "--languages",
         type=codes,
         metavar="CODE,CODE,…",
-        help="that clients may choose from; default: transcriber.languages, else all of Whisper's",
+        help="languages for clients; default: transcriber.languages, else all of Whisper's",
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes; returns the exit status.
+    """Serve until a signal arrives and return the exit status.
 
     Raises:
-        EarshotError: an argument is wrong, or the address is taken.
+        EarshotError: an argument is wrong, or the address is in use.
     """
     if not args.config and args.server is None:
-        raise ConfigError("no server is named; say --config TOML, or --server URL")
+        raise ConfigError("no server is named; expected --config TOML or --server URL")
     config = load_config(args.config) if args.config else Config()
     url = args.server if args.server is not None else server_url(config, "http")
     host, port = _address(args.listen, args.open)
@@ -81,7 +80,7 @@ async def _serve(bridge: Bridge, host: str, port: int, url: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
     port = await bridge.start(host, port)
-    print(f"ready: tcp://{host}:{port}, through {url}", flush=True)
+    print(f"ready: tcp://{host}:{port}, using {url}", flush=True)
     await signals.get()
     ending, again = asyncio.create_task(bridge.stop(_DRAIN_S)), asyncio.create_task(signals.get())
     await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
@@ -97,11 +96,11 @@ def _address(text: str, open_to_all: bool) -> tuple[str, int]:
     except ValueError:
         known = False
     if not known:
-        raise ConfigError(f"--listen {shown(text)}; expected an address and a port, as {LISTEN}")
+        raise ConfigError(f"--listen {shown(text)}; expected ADDRESS:PORT, such as {LISTEN}")
     if not (loopback or open_to_all):
         raise ConfigError(
-            f"--listen {text} is for other machines, and the Wyoming protocol knows no keys; say "
-            "--open where everybody who reaches it may use the server"
+            f"--listen {text} accepts other machines, and the Wyoming protocol has no keys; add "
+            "--open if every client that reaches it may use the server"
         )
     return host, int(port)
 
@@ -110,4 +109,4 @@ def _code(language: str, flag: str) -> str:
     code = language_code(language)
     if code is None:
         raise ConfigError(f"{flag} {shown(language)}; expected such as en, English or en-US")
-    return language.strip() if script_of(language) else code  # zh-TW names a script, too
+    return language.strip() if script_of(language) else code  # zh-TW also names a script

@@ -1,9 +1,9 @@
-"""Text <-> frozen dataclasses: the one place where JSON and TOML are checked against types.
+"""Convert JSON and TOML to frozen dataclasses, and check them against their types.
 
-A field's annotation says all that is required of its value: `Annotated[int, Field(gt=0)]`, a
-`Literal`, another dataclass. Reading is strict: an unknown key, a missing one or a value of another
-type is an error that names the place, what was found and what was expected. Numbers with a point
-may be written without; true and false are never numbers.
+A field's annotation has all constraints of its value: `Annotated[int, Field(gt=0)]`, a `Literal`,
+another dataclass. Reading is strict: an unknown key, a missing key or a wrong type is an error that
+names the key, the found value and the expected one. An integer is accepted as a float; true and
+false are never numbers.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from serve.contract.files import read_text
 
 T = TypeVar("T")
 
-_MAX_ERRORS = 1000  # beyond which it is not said where one is
-_MAX_KEY_CHARS = 60  # of a key, where an error names it
+_MAX_ERRORS = 1000  # with more, the message has only their number
+_MAX_KEY_CHARS = 60  # characters of a key in an error message
 _MAX_KEYS = 30
 _UNKNOWN_KEY = "unexpected_keyword_argument"
 
-# What is expected where pydantic reports an error of this kind; its context fills the braces.
+# The expected value for each type of pydantic error; the error's context fills the braces.
 _EXPECTED = {
     "bool_type": "true or false",
     "dataclass_type": "a table",
@@ -64,23 +64,23 @@ def from_json(
 
     Args:
         kind: a dataclass, or a tuple or dict of them.
-        text: UTF-8 where it is bytes.
-        where: stands at the start of an error's message, such as the file's name.
-        error: class of the error that is raised.
-        advice: what to do about it; stands at the end of the message.
-        extra: whether keys that are no field of their dataclass are refused or passed over.
+        text: the JSON; bytes are UTF-8.
+        where: the start of the error message, such as the file's name.
+        error: the class of the error to raise.
+        advice: the end of the error message: what to do.
+        extra: whether unknown keys are rejected or ignored.
 
     Raises:
-        EarshotError: of class `error`; the text is not JSON, or not that of a `kind`.
+        EarshotError: of class `error`; the text is not JSON, or not a valid `kind`.
     """
     try:
         value: T = _adapter(typing.cast(Any, kind)).validate_json(text, strict=True, extra=extra)
     except pydantic.ValidationError as problem:
         if problem.error_count() > _MAX_ERRORS:  # listing a million of them takes many seconds
             raise error(
-                f"{where} has {problem.error_count()} errors; {advice or 'mend it'}"
+                f"{where} has {problem.error_count()} errors; {advice or 'correct it'}"
             ) from None
-        # An unknown key before a missing one: the latter may be the former, misspelt.
+        # Report an unknown key first: it may be a misspelt form of the missing one.
         errors = problem.errors(include_url=False)
         worst = min(errors, key=lambda details: details["type"] != _UNKNOWN_KEY)
         message = _sentence(kind, worst, where)
@@ -90,7 +90,7 @@ def from_json(
 
 @dataclasses.dataclass(frozen=True)
 class _Versioned:
-    """The key that all versions of a format have."""
+    """The key that exists in all versions of a format."""
 
     format_version: int | None = None
 
@@ -103,31 +103,30 @@ def require_version(
     error: type[EarshotError] = ConfigError,
     advice: str,
 ) -> None:
-    """Refuse JSON of another format version than `version`; arguments as in `from_json`.
+    """Reject JSON of another format version; see `from_json` for the other arguments.
 
     Raises:
-        EarshotError: of class `error`; it states another version, none, or is not JSON.
+        EarshotError: of class `error`; the version differs or is missing, or this is not JSON.
     """
     versioned = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
     if versioned.format_version != version:
         raise error(
-            f"{where} has format version {versioned.format_version}, this Earshot reads {version}; "
-            f"{advice}"
+            f"{where} has format version {versioned.format_version}; expected {version}; {advice}"
         )
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Read any JSON as plain values, whose texts UTF-8 can hold.
+    """Parse JSON to plain values; all texts are valid Unicode.
 
     Raises:
-        ValueError: the text is not JSON, is nested more than 200 deep, or holds half a surrogate
-            pair, such as "\\ud800".
+        ValueError: the text is not JSON, has more than 200 levels, or has half a surrogate pair,
+            such as "\\ud800".
     """
     return pydantic_core.from_json(text)
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """Annotate text for which `check` gives something true; `expected` describes it."""
+    """Make a validator of texts for which `check` is true; `expected` describes them."""
 
     def checked(text: str) -> str:
         if not check(text):
@@ -138,7 +137,7 @@ def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValid
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Write dataclasses, or plain values that hold some, as JSON; non-ASCII text as it is."""
+    """Serialize dataclasses and plain values as JSON, without escapes for non-ASCII text."""
     return pydantic_core.to_json(value, indent=indent).decode()
 
 
@@ -148,12 +147,12 @@ def read_toml(
     """Read the tables of a TOML file.
 
     Args:
-        path: as it was named; it stands so in the error.
-        advice: what to do if it cannot be read.
+        path: the path; the error message shows it unchanged.
+        advice: the end of the error message: what to do.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: it is not TOML.
+        ConfigError: the file is not TOML.
     """
     try:
         return tomllib.loads(read_text(path, advice))
@@ -169,12 +168,12 @@ def from_table(
     error: type[EarshotError] = ConfigError,
     advice: str = "",
 ) -> T:
-    """Read a dataclass from a table of TOML or JSON; arguments as in `from_json`.
+    """Read a dataclass from a table of TOML or JSON; see `from_json` for the arguments.
 
     Raises:
         EarshotError: of class `error`; a key or a value is wrong.
     """
-    # By way of JSON, whose lists may become tuples; TOML's dates alone have no JSON.
+    # Convert to JSON first: strict reading of JSON accepts lists as tuples. Dates have no JSON.
     text = json.dumps(table, default=lambda value: {"date or time": str(value)})
     return from_json(kind, text, where, error=error, advice=advice)
 
@@ -185,7 +184,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
-    """Put one of pydantic's errors into our words."""
+    """Return the message of one pydantic error."""
     problem, location, value = details["type"], details["loc"], details["input"]
     context = details.get("ctx", {})
     if problem == "json_invalid":
@@ -204,7 +203,7 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
 
 
 def _dotted(location: Sequence[int | str]) -> str:
-    """Write a place as people do: runtime.slots, temperatures[0]."""
+    """Format a location, such as runtime.slots or temperatures[0]."""
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_KEY_CHARS]}" for step in location
     )
@@ -212,12 +211,12 @@ def _dotted(location: Sequence[int | str]) -> str:
 
 
 def _listed(keys: Iterable[str]) -> str:
-    """List the first of a text's keys; they may be as many and as long as it likes."""
+    """List the first keys of a table; the input bounds neither their number nor their length."""
     return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """Say after an unknown key which is meant, or which there are."""
+    """Return the hint for an unknown key: the most similar known key, or all known keys."""
     near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
@@ -225,17 +224,16 @@ def nearest(key: str, known: Sequence[str]) -> str:
 def split_unknown(
     kind: Any, table: Mapping[str, Any], parents: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split the keys that are no field of a dataclass from a table and from the tables in it.
+    """Split a table, with its inner tables, into known and unknown keys of a dataclass.
 
     Args:
-        kind: the dataclass that the table is to become.
+        kind: the dataclass.
         table: the keys and values.
         parents: the keys that lead to the table.
 
     Returns:
-        The rest of the table; the unknown keys' dotted places, each with the field that its key
-        resembles, or an empty text. A similar field is searched for the first keys alone, for a
-        search takes longer than reading the key.
+        The table without unknown keys; the dotted location of each unknown key with the most
+        similar field or "". Only the first keys get a similar field, because the search is slow.
     """
     known, unknown = dict[str, Any](), dict[str, str]()
     fields = _fields_at(kind, parents)
@@ -255,7 +253,7 @@ def split_unknown(
 
 
 def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
-    """List the fields of the dataclass at a place; indices and a dict's keys stay in it."""
+    """List the fields of the dataclass at a location; skip indices and keys of a dict."""
     fields = _hints(kind)
     for step in location:
         if step in fields:
@@ -267,7 +265,7 @@ _type_hints = functools.cache(typing.get_type_hints)
 
 
 def _hints(hint: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, or of the one that a tuple, dict or union holds."""
+    """Return the field types of a dataclass, or of the first one in a tuple, dict or union."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _type_hints(hint)
     return next(filter(None, map(_hints, typing.get_args(hint))), {})

@@ -1,8 +1,8 @@
-"""Configuration: frozen dataclasses read from one TOML file. The only home of serve's defaults.
+"""The configuration: frozen dataclasses that are read from a TOML file, with serve's defaults.
 
-Each section of the file is one dataclass, below or in `serve/contract/server_config.py`, and each
-key one field; `build/config.py` and `eval/config.py` hold the sections of their own. Command lines
-read their defaults from these fields.
+Each section of the file is a dataclass, here or in `serve/contract/server_config.py`, and each key
+is a field. `build/config.py` and `eval/config.py` have their own sections. Command lines take
+their defaults from these fields. The comments above the fields become docs/config.md.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ from serve.contract.fields import (
     Temperatures,
     VoiceActivity,
 )
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.messages import (
     Request,
     SearchOptions,
@@ -37,6 +36,7 @@ from serve.contract.options import options_of
 from serve.contract.runtimes import RuntimeSections
 from serve.contract.server_config import (
     GatewayConfig,
+    JobsConfig,
     LiveConfig,
     ServerConfig,
     ShadowConfig,
@@ -50,82 +50,80 @@ CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["auto", "full", "fp8"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
-"""Sections that serve passes over: those wings read them."""
+"""Sections that serve ignores; build and eval read them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig(RuntimeSections):
-    """Keys of how an engine is executed. What one runtime alone knows has a section of its own."""
+    """Keys of the runtime; keys of a single runtime have their own section."""
 
-    # `cpu`, `cuda` or `cuda:N`; a server has an engine on each of several, as `cuda:0,1`, `cuda:*`
-    # or `cpu,cpu`, and the numbers below hold for each.
+    # `cpu`, `cuda` or `cuda:N`; with several devices, such as `cuda:0,1`, `cuda:*` or `cpu,cpu`, a
+    # server runs an engine on each, and the numbers below are for each engine.
     device: Device = "cpu"
-    # Windows that decode at the same time.
+    # Maximum number of windows that decode concurrently.
     slots: Count = 8
-    # Sequences that decode at the same time: one for a greedy window, five for a beam of 5; 0: one
-    # for each slot.
+    # Maximum number of sequences that decode concurrently: one for a greedy window, five for a
+    # beam of 5; 0: one for each slot.
     rows: CountOrNone = 0
-    # Tokens that the engine's draft guesses at a time; 0: none.
+    # Tokens that the engine's draft decoder proposes per step; 0: no speculative decoding.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
-    # Windows that are encoded in one batch at most.
+    # Maximum number of windows in an encoder batch.
     encoder_batch: Count = 4
     # CPU threads that compute; 0: one for each core, shared equally by several engines.
     threads: CountOrNone = 0
-    # "triton" on CUDA, "onednn" on a CPU; "torch": plain, for tests and the bench.
+    # "triton" on CUDA, "onednn" on a CPU; "torch": plain PyTorch, for tests and the bench.
     kernels: Kernels = "auto"
-    # Precision of a CPU's products; `auto`: bfloat16 where the processor multiplies it (AMX-BF16,
-    # AVX512-BF16), else float32.
+    # Precision of matrix products on a CPU; `auto`: bfloat16 if the CPU has AMX-BF16 or
+    # AVX512-BF16, else float32.
     compute_type: ComputeType = "auto"
     # Replay CUDA graphs; needs a CUDA device.
     cuda_graph: bool = False
-    # Share of a GPU's memory that the engine may take.
+    # Fraction of a GPU's memory that the engine may use.
     memory_share: Share = 0.9
-    # Precision of the cross-attention cache; `int8` takes half the memory.
+    # Precision of the cross-attention cache; `int8` halves its memory.
     cross_kv: CrossPrecision = "full"
-    # `fp8` needs Hopper or later; `auto`: FP8 where the engine's manifest proves that it changes no
+    # `fp8` needs Hopper or later; `auto`: FP8 if the engine's manifest proves that it changes no
     # more of the text than INT8 weights do.
     encoder_precision: EncoderPrecision = "full"
 
 
 @dataclasses.dataclass(frozen=True)
 class TranscriberConfig:
-    """Bounds of what requests may ask for, and of when a window is decoded again."""
+    """Limits and defaults of requests, and the thresholds of temperature fallback."""
 
-    # Seconds of audio of a request at most.
+    # Maximum length of a request's audio, in seconds.
     max_audio_s: Seconds = 3600.0
-    # Requests that are accepted and not yet answered, at most.
+    # Maximum number of accepted requests that are not answered yet.
     max_pending: Count = 256
     # Threads that decode audio files.
     decode_workers: Count = 2
     # Seconds after which a request ends with an error.
     request_timeout_s: Seconds = 600.0
-    # New tokens of a window at most.
+    # Maximum number of new tokens per window.
     max_tokens: Count = 224
-    # Languages that are detected where a request names none; empty: all that the engine knows.
+    # Languages to detect if a request names none; empty: all languages of the engine.
     languages: tuple[Name, ...] = ()
-    # Whether requests may ask for English; false for a checkpoint that never learnt it.
+    # Whether requests may ask for translation to English; false for a checkpoint without it.
     translate: bool = True
-    # Tokens of text before a window at most; a checkpoint that was trained with less may stop early
-    # where it gets more.
+    # Maximum number of prompt tokens before a window; a checkpoint that was trained with fewer may
+    # stop early if it gets more.
     previous_tokens: Annotated[int, Field(ge=1, le=223)] = 223
-    # Whether earlier text keeps its timestamps in a prompt, as OpenAI's does.
+    # Whether earlier text in a prompt keeps its timestamps, as in OpenAI's code.
     previous_timestamps: bool = True
-    # Names and terms that are to come out right where a request names none, as `Karenina^2` with a
-    # weight.
+    # Names and terms to boost if a request has none, such as `Karenina^2` with a weight.
     phrases: tuple[Name, ...] = ()
-    # Hypotheses of a search, and samples at temperatures above 0, where a request does not say; 1:
-    # greedy.
+    # Default beam size, and number of samples at temperatures above 0; 1: greedy.
     beam_size: Beams = SearchOptions.beam_size
-    # Temperatures at which a window is tried until one gives text that is trusted.
+    # Temperatures to try for a window until its text passes the thresholds.
     temperatures: Temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    # A text that compresses better repeats itself and is decoded again.
+    # A text with a higher compression ratio is repetitive and is decoded again.
     compression_ratio_threshold: Finite = 2.4
-    # A text whose mean log-probability is lower is decoded again.
+    # A text with a lower mean log-probability is decoded again.
     logprob_threshold: Finite = -1.0
-    # A doubted text is left out as silence where the probability of no speech is higher.
+    # A text that fails a threshold counts as silence if its probability of no speech is higher.
     no_speech_threshold: Finite = 0.6
-    # `on`: decode speech alone; `off`: decode all; `auto`: speech alone in audio of more than 30 s,
-    # and nothing where nobody speaks.
+    # `on`: decode only speech; `off`: decode all audio; `auto`: only speech in audio of more than
+    # 30 s, and nothing without speech.
     vad: VoiceActivity = "auto"
     # `on`: encode a short window and a second of silence; `off`: 30 s; `auto`: 10, 15 or 20 s for
     # windows of 3 to 19 s.
@@ -133,16 +131,16 @@ class TranscriberConfig:
 
 
 OPTIONS = options_of(Request, SearchOptions, SpeechOptions)
-"""All options of a request, by their names."""
+"""All options of a request, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One product, as far as serve knows it: what to run and how to serve it."""
+    """The sections of a product's configuration that serve reads."""
 
-    # Name of the product, by which clients may ask for its model; default: the file's name.
+    # Name of the product, which clients may send as the model; default: the file's name.
     name: Name = "demo"
-    # Folder of the engine, which build writes and serve opens.
+    # Folder of the engine.
     engine: Name = "engines/demo"
     runtime: RuntimeConfig = RuntimeConfig()
     transcriber: TranscriberConfig = TranscriberConfig()
@@ -157,7 +155,7 @@ REMOVED = Path(__file__).with_name("removed_keys.toml")
 
 
 def load_config(path: str | Path) -> Config:
-    """Read what serve knows of a product from its TOML file; see `read_config`."""
+    """Read the sections of serve from a TOML file; see `read_config`."""
     return read_config(path, Config)
 
 
@@ -165,24 +163,24 @@ C = TypeVar("C", bound=Config)
 
 
 def read_config(path: str | Path, kind: type[C]) -> C:
-    """Read a product's TOML file; the product is named after it where it gives no name.
+    """Read a product's TOML file; the default name is that of the file.
 
     Args:
-        path: of the file.
-        kind: `Config`, or what another wing adds its sections to. Sections of wings that `kind`
-            does not have are passed over.
+        path: the file.
+        kind: `Config`, or a subclass with the sections of build or eval. Sections of build and
+            eval that `kind` lacks are ignored.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: it is not TOML, or a key or value is wrong.
+        ConfigError: the file is not TOML, or a key or value is wrong.
     """
     path = Path(path)
     table = read_toml(path)
     build = table.get("build")
     if isinstance(build, dict) and "engine" in build:
         raise ConfigError(
-            f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
-            "the file, above its first section"
+            f"{path}: the key engine has moved out of [build]; expected engine = "
+            f"{build['engine']!r} at the top of the file, above its first section"
         )
     _refuse_removed(table, read_toml(REMOVED), path)
     known = {field.name for field in dataclasses.fields(kind)}
@@ -196,7 +194,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
 
 
 def table_of(config: Config) -> dict[str, Any]:
-    """Return a config as the table of a file, without fields that no file may set."""
+    """Return a config as a TOML table, without the fields that a file may not set."""
     return _kept(dataclasses.asdict(config), read_toml(REMOVED))
 
 
@@ -225,8 +223,8 @@ def _check_server(server: ServerConfig, path: Path) -> None:
         raise ConfigError(f"{path}: server ports {ports} must be three different ports")
     if bool(server.tls_certificate) != bool(server.tls_key):
         raise ConfigError(
-            f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
-            "neither"
+            f"{path}: only one of server.tls_certificate and server.tls_key is set; expected both "
+            "or neither"
         )
 
 
@@ -234,8 +232,8 @@ def _check_jobs(jobs: JobsConfig, path: Path) -> None:
     set_keys = [key for key, value in vars(jobs).items() if value != getattr(JobsConfig, key)]
     if set_keys and not jobs.folder:
         raise ConfigError(
-            f"{path}: jobs.{', jobs.'.join(set_keys)}, and no jobs.folder, without which there are "
-            'no jobs; expected folder = "jobs" or the like beside them'
+            f"{path}: jobs.{', jobs.'.join(set_keys)} without jobs.folder, which enables jobs; "
+            'expected a folder such as folder = "jobs"'
         )
 
 
@@ -263,7 +261,7 @@ def _check_shadow(config: Config, path: Path) -> None:
     elif config.gateway.processes > 1:
         problem = (
             f"shadow.share = {shadow.share:g} and gateway.processes = {config.gateway.processes}; "
-            "expected one process, for each sees only its own requests and so not when all is idle"
+            "expected processes = 1, because a process cannot see whether the others are idle"
         )
     if problem:
         raise ConfigError(f"{path}: {problem}")

@@ -1,13 +1,13 @@
-"""The devices that `runtime.device` names: one, or several, each with an engine and a process.
+"""Read the devices of `runtime.device`; each device has an engine in its own process.
 
-    cpu, cuda, cuda:1   one
-    cuda:0,1   cuda:*   several GPUs; the star is all that this process may see
-    cpu,cpu             as many engines on the processor, each on cores of its own
+    cpu, cuda, cuda:1   one device
+    cuda:0,1   cuda:*   several GPUs; the star means all GPUs that this process sees
+    cpu,cpu             several engines on the CPU, each on its own cores
 
-An engine of several has its GPU to itself: its process is started with `CUDA_VISIBLE_DEVICES` of
-that GPU alone, so that nothing in it, tritonserver included, takes memory on the others. One of
-several on the processor is started with `EARSHOT_CORES`, and all of it stays there: cores beside
-each other, a socket's before another's, so that its weights lie in the memory that is near.
+If there are several GPUs, each process gets `CUDA_VISIBLE_DEVICES` with its GPU only, so nothing in
+it, not even tritonserver, takes memory on the others. If there are several engines on the CPU,
+`EARSHOT_CORES` pins each process to neighbouring cores, socket by socket, so its weights are in
+local memory.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from serve.contract.errors import UnavailableError
 logger = logging.getLogger("earshot")
 
 CORES = "EARSHOT_CORES"
-"""Numbers of the cores that a process is kept to, with commas between; empty: as its parent."""
+"""Comma-separated numbers of the cores that a process is pinned to; empty: as its parent."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 TOPOLOGY = Path("/sys/devices/system/cpu")
-# The files with a container's own quota and period, of the second version of cgroups and the first.
+# The files with a container's CPU quota and period: cgroups version 2, then version 1.
 QUOTAS = (
     (Path("/sys/fs/cgroup/cpu.max"),),
     (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
@@ -34,7 +34,7 @@ QUOTAS = (
 
 
 def names_of(device: str) -> tuple[str, ...]:
-    """Name each engine, as metrics and messages do; of a star, itself."""
+    """Return the name of each engine in metrics and messages; a star is not expanded."""
     kind, _, rest = device.partition(":")
     if kind == "cuda":
         return tuple(f"cuda:{number}" for number in rest.split(",")) if rest else (kind,)
@@ -43,12 +43,12 @@ def names_of(device: str) -> tuple[str, ...]:
 
 
 def first_of(config: RuntimeConfig) -> RuntimeConfig:
-    """Choose the first of the devices, for the one engine of a process, and log it."""
+    """Choose the first device, for a process with one engine, and log the choice."""
     first = config.device.split(",", maxsplit=1)[0].removesuffix(":*")
     if first == config.device:
         return config
     logger.warning(
-        "runtime.device = %r: one engine runs here, on %s; a server has one on each",
+        "runtime.device = %r: this process runs one engine, on %s; a server runs one on each",
         config.device,
         first,
     )
@@ -56,16 +56,16 @@ def first_of(config: RuntimeConfig) -> RuntimeConfig:
 
 
 def counted(config: RuntimeConfig) -> RuntimeConfig:
-    """Replace a star by its GPUs' numbers.
+    """Replace a star by the numbers of the GPUs.
 
     Raises:
-        UnavailableError: there are not so many.
+        UnavailableError: a GPU does not exist.
     """
     if len(names_of(config.device)) == 1 and not config.device.endswith("*"):
-        return config  # the runtime says whether it is there
+        return config  # the runtime checks a single device
     if not config.device.startswith("cuda"):
         return config
-    import torch  # noqa: PLC0415 - which takes seconds and is needed for this alone
+    import torch  # noqa: PLC0415 - the import takes seconds
 
     count = torch.cuda.device_count()
     device = config.device
@@ -74,7 +74,7 @@ def counted(config: RuntimeConfig) -> RuntimeConfig:
     missing = [name for name in names_of(device) if not 0 <= _number(name) < count]
     if missing:
         raise UnavailableError(
-            f"runtime.device = {config.device!r}, but {count} GPUs can be seen here; expected "
+            f"runtime.device = {config.device!r}, but this process sees {count} GPUs; expected "
             f'numbers below {count}, or another device such as "cpu"'
         )
     return dataclasses.replace(config, device=device)
@@ -82,15 +82,15 @@ def counted(config: RuntimeConfig) -> RuntimeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DevicePlacement:
-    """The device that one of the engines runs on."""
+    """The device of one engine."""
 
     name: str
-    runtime: RuntimeConfig  # of one device
-    environment: dict[str, str]  # what its processes have beside this one's
+    runtime: RuntimeConfig  # with a single device
+    environment: dict[str, str]  # additional variables for its processes
 
 
 def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
-    """Place each engine; `config` is `counted`."""
+    """Return the placement of each engine; `config` comes from `counted`."""
     names = names_of(config.device)
     if len(names) == 1:
         return (DevicePlacement(names[0], config, {}),)
@@ -105,7 +105,7 @@ def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use at a time; a container may have a quota."""
+    """Count the cores that this process may use, within the CPU quota of its container."""
     cores = len(os.sched_getaffinity(0))
     for files in QUOTAS:
         try:
@@ -126,7 +126,7 @@ def _on_cores(
 
 
 def _shares(count: int) -> list[list[int]]:
-    """Share out the cores that this process may use; to more engines than cores, none."""
+    """Divide this process's cores among the engines; empty lists if there are too few cores."""
     cores = sorted(os.sched_getaffinity(0), key=_where)
     ends = [len(cores) * i // count for i in range(count + 1)]
     if len(cores) < count:
@@ -135,7 +135,7 @@ def _shares(count: int) -> list[list[int]]:
 
 
 def _where(core: int) -> tuple[int, int, int]:
-    """Return the socket and physical core of a core, which may be one of two threads there."""
+    """Return the socket and physical core of a logical core."""
     folder = TOPOLOGY / f"cpu{core}/topology"
     try:
         socket, physical = (
@@ -152,6 +152,6 @@ def _number(name: str) -> int:
 
 
 def _visible(number: int) -> str:
-    """Name the GPU of this number, among those that this process may see."""
+    """Return the `CUDA_VISIBLE_DEVICES` entry of a GPU, by its number in this process."""
     seen = [device.strip() for device in os.environ.get(_VISIBLE, "").split(",") if device.strip()]
     return seen[number] if seen else str(number)

@@ -1,12 +1,11 @@
-"""The engine folder: its manifest, its tensors, and how it is opened.
+"""The engine folder: its manifest, its tensors, and how to open it.
 
-    engine.json           the manifest: everything a runtime must know
+    engine.json           the manifest
     weights.safetensors   the tensors listed by `tensor_specs`
-    tokenizer.json        byte-level BPE, as the `tokenizers` library reads it
-    mel_filters.safetensors   the filterbank of the log-mel spectrogram; engines built before it
-                          was kept lack it
+    tokenizer.json        byte-level BPE for the `tokenizers` library
+    mel_filters.safetensors   the filterbank of the log-mel spectrogram; old engines lack it
 
-This is the contract between build, which writes the folder, and serve, which opens it strictly.
+build writes the folder; serve opens it and checks every file.
 """
 
 import concurrent.futures
@@ -45,7 +44,7 @@ from serve.contract.manifest import read_manifest
 MEL_FILTERS_FILE = "mel_filters.safetensors"
 N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
 DETECT_LANGUAGE = -1
-"""Stands in a prompt where the runtime must put the language token it finds most likely."""
+"""Placeholder in a prompt that the runtime replaces by the most likely language token."""
 
 Kind = Literal["quantized", "plain"]
 
@@ -63,9 +62,9 @@ def tensor_kinds(
 ) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     """Yield (name, shape, kind) of every tensor of a full-precision engine.
 
-    `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. One of
-    them is `decoder.tokens`, the embedding, which the vocabulary projection is tied to. A draft's
-    tensors are those of a decoder, and `draft` stands for it in their names.
+    `quantized` marks the matrices that INT8 engines store as int8 with one scale per row, among
+    them `decoder.tokens`: the embedding, which is also the vocabulary projection. A draft has the
+    tensors of a decoder, with `draft` in place of `decoder` in the names.
     """
     d = dims.n_audio_state
     yield "encoder.conv1.weight", (d, dims.n_mels, 3), "plain"
@@ -84,7 +83,7 @@ def tensor_kinds(
 
 
 def draft_dims(dims: Dims, draft: Draft) -> Dims:
-    """Return the sizes of the network that the draft and the encoder make."""
+    """Return the sizes of the network with the draft as its decoder."""
     return dataclasses.replace(dims, n_text_layer=draft.n_text_layer, n_text_ffn=draft.n_text_ffn)
 
 
@@ -121,16 +120,17 @@ def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], 
 
 
 def scale_name(weight_name: str) -> str:
-    """Name the per-row scale that belongs to an int8 weight."""
+    """Return the name of an int8 weight's per-row scale."""
     return weight_name.removesuffix(".weight") + ".scale"
 
 
 def tensor_specs(
     dims: Dims, precision: Precision, draft: Draft | None = None
 ) -> dict[str, WeightSpec]:
-    """List every tensor that weights.safetensors must hold, and nothing else.
+    """Return all tensors of weights.safetensors, by name.
 
-    fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
+    fp16: all tensors are float16. int8: each quantized matrix is int8 with a float16 `.scale` per
+    row.
     """
     specs: dict[str, WeightSpec] = {}
     for name, shape, kind in tensor_kinds(dims, draft):
@@ -149,10 +149,10 @@ def sha256_of(path: Path) -> str:
 
 
 def mel_filters(n_mels: int) -> torch.Tensor:
-    """Make the filterbank of Whisper's log-mel: Slaney-normalised triangles up to 8 kHz.
+    """Make the filterbank of Whisper's log-mel: Slaney-normalized triangles up to 8 kHz.
 
-    Made by transformers, exactly as its WhisperFeatureExtractor makes it; builds need that library,
-    servers do not, since engines carry the result.
+    transformers computes it exactly as in its WhisperFeatureExtractor. Only builds need that
+    library, because engines store the result.
 
     Args:
         n_mels: 80, or 128 for large-v3 and turbo.
@@ -167,7 +167,7 @@ def mel_filters(n_mels: int) -> torch.Tensor:
         from transformers.audio_utils import mel_filter_bank  # noqa: PLC0415 - only builds need it
     except ImportError as error:
         raise UnavailableError(
-            "mel filters are made by transformers, which is not installed here; install it"
+            "the mel filterbank needs the package transformers, which is not installed; install it"
         ) from error
     filters = mel_filter_bank(
         num_frequency_bins=N_FREQUENCIES,
@@ -182,22 +182,22 @@ def mel_filters(n_mels: int) -> torch.Tensor:
 
 
 def write_mel_filters(folder: Path, n_mels: int) -> None:
-    """Write the file that `Engine.load_mel_filters` reads; errors are those of `mel_filters`."""
+    """Write the file that `Engine.load_mel_filters` reads; raises the errors of `mel_filters`."""
     (folder / MEL_FILTERS_FILE).write_bytes(save({"mel_filters": mel_filters(n_mels)}))
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """An engine folder that has passed every check, or does so before it is used."""
+    """An engine folder; `open_engine` and `checked_meanwhile` check its files."""
 
     path: Path
     manifest: Manifest
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """Read every tensor onto a device, as stored.
+        """Load every tensor onto a device, in its stored dtype.
 
         Raises:
-            EngineError: a tensor is missing, surplus, or has another shape or dtype.
+            EngineError: a tensor is missing or unexpected, or its shape or dtype is wrong.
         """
         path = self.path / WEIGHTS_FILE
         manifest = self.manifest
@@ -211,15 +211,15 @@ class Engine:
         for name, spec in specs.items():
             actual = WeightSpec(tuple(tensors[name].shape), tensors[name].dtype)
             if actual != spec:
-                raise EngineError(f"{path}: {name} is {actual}, expected {spec}")
+                raise EngineError(f"{path}: {name} is {actual}; expected {spec}")
         return tensors
 
     def load_mel_filters(self) -> torch.Tensor:
-        """Read the filterbank of log-mels: float32 (n_mels, N_FREQUENCIES), CPU.
+        """Load the log-mel filterbank: float32 (n_mels, N_FREQUENCIES), on the CPU.
 
         Raises:
-            EngineError: the file cannot be read or holds something else, or the engine was built
-                before it was kept and transformers, which makes it, is not installed.
+            EngineError: the file cannot be read or has other content, or an old engine lacks the
+                file and transformers is not installed.
         """
         path, n_mels = self.path / MEL_FILTERS_FILE, self.manifest.dims.n_mels
         if MEL_FILTERS_FILE not in self.manifest.files:
@@ -227,8 +227,8 @@ class Engine:
                 return mel_filters(n_mels)
             except UnavailableError as error:
                 raise EngineError(
-                    f"{self.path} was built before engines kept their mel filters, and without "
-                    "transformers they cannot be made here; build the engine again"
+                    f"{self.path} lacks {MEL_FILTERS_FILE}, as engines of old builds do, and "
+                    "transformers, which makes it, is not installed; build the engine again"
                 ) from error
         try:
             filters = load_file(path)["mel_filters"]
@@ -237,7 +237,7 @@ class Engine:
         actual = WeightSpec(tuple(filters.shape), filters.dtype)
         expected = WeightSpec((n_mels, N_FREQUENCIES), torch.float32)
         if actual != expected:
-            raise EngineError(f"{path} holds {actual}, expected {expected}; build the engine again")
+            raise EngineError(f"{path} has {actual}; expected {expected}; build the engine again")
         return filters
 
     def load_tokenizer(self) -> str:
@@ -257,14 +257,14 @@ def _check_names(path: Path, names: set[str], expected: set[str]) -> None:
     if names != expected:
         missing = ", ".join(sorted(expected - names)) or "none"
         surplus = ", ".join(sorted(names - expected)) or "none"
-        raise EngineError(f"{path}: missing tensors: {missing}; surplus tensors: {surplus}")
+        raise EngineError(f"{path}: missing tensors: {missing}; unexpected tensors: {surplus}")
 
 
 def open_engine(path: str | Path) -> Engine:
-    """Open an engine folder, checking format, files, sizes and hashes.
+    """Open an engine folder and check its format, files, sizes and hashes.
 
     Raises:
-        EngineError: anything is not as the manifest says; the message names it.
+        EngineError: a file differs from the manifest.
     """
     engine = _with_its_files(Path(path))
     _check_hashes(engine)
@@ -273,14 +273,14 @@ def open_engine(path: str | Path) -> Engine:
 
 @contextlib.contextmanager
 def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
-    """Open an engine folder whose hashes are checked while the block gets it ready.
+    """Open an engine folder, and check its hashes in the background while the block loads it.
 
-    A gigabyte takes most of a second. Only what is safe to read whatever it holds is read before it
-    is checked, so of compiled engines nothing is.
+    Hashing takes most of a second per gigabyte. Only formats that are safe to read from a damaged
+    file are read before the check ends; compiled engines are therefore checked first.
 
     Raises:
-        EngineError: as `open_engine`; at the block's end, or in place of an error in it, which may
-            have come of a damaged file.
+        EngineError: see `open_engine`; raised at the block's end, or instead of an error in the
+            block, which a damaged file may have caused.
     """
     engine = _with_its_files(Path(path))
     if engine.manifest.runtime != "native":
@@ -299,7 +299,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 
 def _with_its_files(path: Path) -> Engine:
-    """Open an engine whose manifest is right, and whose files are there, in their sizes."""
+    """Open an engine; check its manifest, and the existence and sizes of its files."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
         try:
@@ -326,8 +326,11 @@ def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
         raise EngineError(f"{file} is missing; build the engine again")
     if not file.resolve().is_relative_to(folder.resolve()):
         raise EngineError(
-            f"{file} is a link to {file.resolve()}, outside the engine; expected a file in it"
+            f"{file} links to {file.resolve()}, outside the engine; expected a file in the engine"
         )
     size = file.stat().st_size
     if size != facts.bytes:
-        raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")
+        raise EngineError(
+            f"{file} has {size} bytes; expected {facts.bytes}, from the manifest; build the engine "
+            "again"
+        )

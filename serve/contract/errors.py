@@ -1,27 +1,27 @@
-"""Every error that Earshot raises on purpose.
+"""The errors that Earshot raises deliberately.
 
     EarshotError
     ├── ConfigError            a TOML file or a flag is wrong
     │   └── FileError          a file that one of them names cannot be read or written
     ├── CheckpointError        a checkpoint cannot be opened or is not Whisper
-    │   └── MissingCheckpointError  no place that was tried has it, or gives it now
+    │   └── MissingCheckpointError  no source has it, or no source is reachable
     ├── EngineError            an engine folder is missing, damaged or of another format
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
-    ├── RequestError           the client's fault; the message names the input
-    │   ├── AudioError         audio that cannot be decoded
-    │   │   ├── AudioLimitError    audio that is right, and more than the server takes
-    │   │   ├── ChannelError       audio without the channel that is asked for
-    │   │   └── CutShortError      audio whose end is missing; `partial` transcribes the rest
-    │   ├── OptionError        an option that is unknown or that the runtime cannot honour
-    │   └── AccessError        no API key, or none that is known
+    ├── RequestError           the request is wrong; the message names the input
+    │   ├── AudioError         the audio cannot be decoded
+    │   │   ├── AudioLimitError    the audio is valid but exceeds a limit
+    │   │   ├── ChannelError       the audio lacks the requested channel
+    │   │   └── CutShortError      the end of the audio is missing; `partial` accepts it
+    │   ├── OptionError        an option is unknown, or the runtime does not support it
+    │   └── AccessError        the API key is missing or unknown
     ├── OverloadedError        the queue is full or the server drains; try again later
-    ├── CancelledError         the client cancelled or vanished
-    ├── DeadlineError          a bounded wait ran out
-    └── DeviceError            the device failed; the runtime cannot go on
+    ├── CancelledError         the client cancelled the request or disconnected
+    ├── DeadlineError          a timeout expired
+    └── DeviceError            the device failed; the runtime cannot continue
 
-Messages say what was found, what was expected and what to do. `status` is how a server answers a
-client with the error, at each of its doors; `exit_code` is what a command line ends with. For what
-the gateway refuses by itself, `serve.gateway.errors.REASONS` has more of such rows.
+Messages tell what was found, what was expected and what to do. `status` maps the error to the
+status codes of each protocol; `exit_code` is the exit status of a command.
+`serve.gateway.errors.REASONS` has the status codes of the gateway's own rejections.
 """
 
 import dataclasses
@@ -37,27 +37,27 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: Any) -> str:
-    """Show a value in an error's message: its repr, without the middle of a long one."""
+    """Format a value for an error message: its repr, shortened in the middle."""
     return _SHORT.repr(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class ErrorStatus:
-    """An error's answer, by the door that its client came through."""
+    """The status codes of an error in each protocol."""
 
-    grpc: str  # status, by its name
-    http: int  # status, of OpenAI's API
-    code: str | None  # of OpenAI's API
-    close: int = 1008  # code of a WebSocket that it closes
+    grpc: str  # the name of the gRPC status
+    http: int  # the HTTP status of OpenAI's API
+    code: str | None  # the `code` of OpenAI's API
+    close: int = 1008  # the close code of a WebSocket
 
     @property
     def kserve(self) -> int:
-        """The status of KServe's HTTP, which says what gRPC's says."""
+        """Return the status of KServe's HTTP, which follows the gRPC status."""
         return self.http if self._is_refused_for_now else _KSERVE[self.grpc]
 
     @property
     def again(self) -> bool:
-        """Tell whether the same request may succeed later."""
+        """Return whether the same request may succeed later."""
         return self.grpc == "UNAVAILABLE" or self._is_refused_for_now
 
     @property
@@ -66,7 +66,7 @@ class ErrorStatus:
 
     @property
     def kind(self) -> str:
-        """The `type` of an error of OpenAI's API."""
+        """Return the `type` of an error of OpenAI's API."""
         if self.code == _QUOTA:
             return _QUOTA
         if self.http == 429:
@@ -110,7 +110,7 @@ class CheckpointError(EarshotError):
 
 
 class MissingCheckpointError(CheckpointError):
-    """A checkpoint cannot be had; the message says why, of each place that was tried."""
+    """A checkpoint cannot be fetched; the message has the reason of each source."""
 
     exit_code = 3
 
@@ -140,29 +140,29 @@ class AudioError(RequestError):
 
 
 class AudioLimitError(AudioError):
-    """The audio is longer, larger or more work than may be; in parts it may go."""
+    """The audio exceeds a limit of length, size or decoding work; smaller parts may not."""
 
     status = ErrorStatus("INVALID_ARGUMENT", 422, "audio_limit_exceeded")
 
 
 class ChannelError(AudioError):
-    """The audio lacks a channel that is asked for."""
+    """The audio lacks a requested channel."""
 
 
 class CutShortError(AudioError):
-    """The end of the audio is missing; the same request with `partial` transcribes the rest."""
+    """The end of the audio is missing; with `partial`, the rest is transcribed."""
 
     status = ErrorStatus("INVALID_ARGUMENT", 400, "audio_cut_short")
 
 
 class OptionError(RequestError):
-    """An option is unknown, malformed, or cannot be honoured by the running runtime."""
+    """An option is unknown or malformed, or the runtime does not support it."""
 
     status = ErrorStatus("INVALID_ARGUMENT", 400, "invalid_value")
 
 
 class AccessError(RequestError):
-    """The request has no API key, or one that is not known."""
+    """The request has no API key, or an unknown one."""
 
     status = ErrorStatus("UNAUTHENTICATED", 401, "invalid_api_key")
 
@@ -174,19 +174,19 @@ class OverloadedError(EarshotError):
 
 
 class CancelledError(EarshotError):
-    """The client cancelled the request or went away."""
+    """The client cancelled the request or disconnected."""
 
     status = ErrorStatus("CANCELLED", 499, "client_gone")
 
 
 class DeadlineError(EarshotError):
-    """A bounded wait ran out before an answer was ready."""
+    """A timeout expired before the answer was ready."""
 
     status = ErrorStatus("UNAVAILABLE", 503, "timeout")
 
 
 class DeviceError(EarshotError):
-    """The device failed; the runtime cannot go on and must be restarted."""
+    """The device failed; the runtime must be restarted."""
 
 
 FROM_GRPC: Mapping[str, type[EarshotError]] = {
@@ -196,11 +196,11 @@ FROM_GRPC: Mapping[str, type[EarshotError]] = {
     "NOT_FOUND": UnavailableError,
     "UNAVAILABLE": UnavailableError,
 }
-"""Classes by the gRPC status of a text that names none; where it is not here, an EarshotError."""
+"""Error classes by gRPC status, for messages that name no class; the default is EarshotError."""
 
 
 def from_http(status: int) -> type[EarshotError]:
-    """Find the class of error that a status of OpenAI's API means, of whichever server."""
+    """Return the error class for an HTTP status of any server with OpenAI's API."""
     if status in (429, 503):
         return OverloadedError
     if status == 401:

@@ -1,4 +1,4 @@
-"""The end of a command line: what it says of an error, and its exit status."""
+"""End a command: print its error and return its exit status."""
 
 import contextlib
 import errno
@@ -20,12 +20,12 @@ def exit_status(
     interrupted: str = "interrupted",
     told: Callable[[EarshotError], str] = str,
 ) -> int:
-    """Run a command and return its exit status, whatever ends it.
+    """Run a command and return its exit status; print the message of an expected error.
 
     Args:
-        run: the command, which returns its own status.
+        run: the command; it returns its own exit status.
         interrupted: the message after Ctrl-C.
-        told: returns an error's message.
+        told: returns the message of an error.
     """
     try:
         status = run()
@@ -37,26 +37,26 @@ def exit_status(
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
+    except BrokenPipeError:  # the reader of the output closed it, as `head` does
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         _drop_output()
-        sys.stderr.write(f"error: cannot write the output: {error.strerror}; make room for it\n")
+        sys.stderr.write(f"error: cannot write the output: {error.strerror}; free some space\n")
         return EarshotError.exit_code
 
 
 def require_text(arguments: Sequence[str], files: bool = False) -> None:
-    """Refuse arguments of a command line that are not UTF-8: no request or manifest can hold them.
+    """Reject command-line arguments that are not UTF-8: requests and manifests cannot hold them.
 
     Args:
-        arguments: as Python decodes them, with a surrogate for each byte that is not UTF-8.
-        files: whether names of files that are there may be such.
+        arguments: the arguments, with a surrogate for each byte that is not UTF-8.
+        files: whether names of existing files need not be UTF-8.
 
     Raises:
-        ConfigError: one is not UTF-8.
+        ConfigError: an argument is not UTF-8.
     """
     for argument in arguments:
         try:
@@ -67,15 +67,15 @@ def require_text(arguments: Sequence[str], files: bool = False) -> None:
 
 
 def _drop_output() -> None:
-    """Let what standard output still has to write go nowhere; its last flush would fail again."""
+    """Discard the rest of standard output; otherwise its last flush would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block at the first SIGTERM, as at Ctrl-C; ignore later ones.
+    """Raise KeyboardInterrupt in the block at the first SIGTERM, and ignore later ones.
 
-    A library may install its own handler meanwhile: enter another block after that.
+    If a library installs its own handler inside the block, enter another block after that.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Types of a config's keys: numbers with their bounds, texts with what they must look like."""
+"""Types of a config's keys: numbers with bounds, texts with a format."""
 
 import ipaddress
 import re
@@ -26,14 +26,14 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _switched(value: object) -> object:
-    """Read a boolean as the choice that it stands for; pydantic refuses other values."""
+    """Convert a boolean to its choice; pydantic checks other values."""
     return as_switch("vad", value) if isinstance(value, bool) else value
 
 
 Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-_MAX_S = 10_000_000  # four months; what waits cannot wait for ever
+_MAX_S = 10_000_000  # four months; the functions that wait cannot take an infinite timeout
 Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
 SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
 Share = Annotated[Finite, Field(gt=0, le=1)]
@@ -60,24 +60,17 @@ Origin = Annotated[
         re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
     ),
 ]
-HttpUrlOrNone = Annotated[
-    str,
-    text_that(
-        re.compile(r"(https?://[^/\s?#@]+(/[^\s?#]*)?)?").fullmatch,
-        "an address such as http://127.0.0.1:4318",
-    ),
-]
 Host = Annotated[
     str,
     text_that(
         re.compile(r"[A-Za-z0-9._-]+").fullmatch,
-        "a host's name without a port, such as asr.example.org",
+        "a host name without a port, such as asr.example.org",
     ),
 ]
 Device = Annotated[
     str,
     text_that(
         _is_device,
-        '"cpu", "cuda" or "cuda:N"; or several, each once: "cuda:0,1", "cuda:*"; "cpu,cpu"',
+        '"cpu", "cuda" or "cuda:N"; or several without duplicates: "cuda:0,1", "cuda:*", "cpu,cpu"',
     ),
 ]

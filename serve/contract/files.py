@@ -1,7 +1,7 @@
-"""Reading and writing the files that a person names: audio, configs, manifests, transcripts.
+"""Read and write the files that a user names: audio, configs, manifests, transcripts.
 
-One error for all of them, `FileError`, with the path, the reason and what to do. Files of engines
-and checkpoints have errors of their own.
+Every failure is a `FileError` with the path, the reason and what to do. Engines and checkpoints
+have their own errors.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from typing import IO
 
 from serve.contract.errors import FileError
 
-_ADVICE = "name a file that exists and that you may read"
+_ADVICE = "expected a file that exists and is readable"
 
 
 def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
     """Read a file's content.
 
     Args:
-        path: as it was named; it stands so in the error.
-        advice: what to do if it cannot be read.
+        path: the path; the error message shows it unchanged.
+        advice: the end of the error message: what to do.
 
     Raises:
-        FileError: it is missing, a folder, not permitted, or the disk fails.
+        FileError: the path is missing, a folder or not permitted, or the disk fails.
     """
     try:
         return Path(path).read_bytes()
@@ -34,10 +34,10 @@ def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
 
 
 def read_text(path: str | Path, advice: str = _ADVICE) -> str:
-    """Read a UTF-8 file's content; arguments as for `read_bytes`.
+    """Read a UTF-8 file's content; see `read_bytes` for the arguments.
 
     Raises:
-        FileError: it cannot be read, or is not UTF-8.
+        FileError: the file cannot be read, or is not UTF-8.
     """
     try:
         return read_bytes(path, advice).decode()
@@ -47,22 +47,25 @@ def read_text(path: str | Path, advice: str = _ADVICE) -> str:
         ) from error
 
 
-def write_text(path: Path, text: str, advice: str = "name another file") -> None:
-    """Write a UTF-8 file that is there whole or not at all, whatever ends the process.
+def write_text(
+    path: Path, text: str, advice: str = "choose another file", mode: int = 0o666
+) -> None:
+    """Write a UTF-8 file atomically; after a crash it is complete or absent.
 
     Args:
-        path: of the file, in a folder that exists; an older file is replaced.
-        text: its content.
-        advice: what to do if it cannot be written.
+        path: the path, in an existing folder; an older file is replaced.
+        text: the content.
+        advice: the end of the error message: what to do.
+        mode: the file's permissions before the umask.
 
     Raises:
-        FileError: it cannot be written, as on a full disk; an older file stays as it was.
+        FileError: the file cannot be written, for example on a full disk; an older file is kept.
     """
-    # The same name in each try, so that a killed process leaves one that the next try takes.
+    # The name is the same for each attempt, so the next attempt reuses the rest of a killed one.
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
     partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        with _locked(partial) as file:
+        with _locked(partial, mode) as file:
             try:
                 file.write(text.encode())
                 file.flush()
@@ -76,12 +79,12 @@ def write_text(path: Path, text: str, advice: str = "name another file") -> None
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open an empty file that no other process writes until the block ends."""
+def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    """Open an empty file and lock it until the block ends."""
     while True:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_named(file, path):  # else the process that had it has renamed or removed it
+            if _is_named(file, path):  # else the previous owner has renamed or removed the file
                 file.truncate(0)
                 yield file
                 return

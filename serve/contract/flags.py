@@ -1,7 +1,7 @@
-"""How the command line spells a request's options, in messages as well.
+"""The spelling of a request's options on the command line, also in messages.
 
-The code that checks a request names fields, `partial = true`, as clients of HTTP send them. A
-command shows its errors and warnings as its user writes them, `--option partial=true`.
+The code that checks a request names fields as HTTP clients send them: `partial = true`. A command
+shows its errors and warnings with the flags that its user writes: `--option partial=true`.
 """
 
 import re
@@ -15,17 +15,17 @@ FLAGS = (
     *("language", "task", "prompt", "phrases", "word_timestamps", "diarize", "num_speakers"),
     *("vad", "beam_size", "temperature", "channels"),
 )
-"""Options that have a flag of their own; `--option` and `--cue` set the others."""
+"""Options with a flag of the same name; `--option` and `--cue` set the others."""
 OTHERWISE = {
     "known_speaker_names": "--known-speaker",
     "known_speaker_references": "--known-speaker",
 }
-"""Flags of options that are set by a flag of another name."""
+"""Options with a flag of another name."""
 WITHOUT = ("sample_rate", "try_word_timestamps", "voice", "unfinished", "draft")
-"""Options that the command line does not set."""
+"""Options that the command line cannot set."""
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^\]]*\]|[^\s;,]+"""
-# A field's name, alone or with its value. The name in `transcriber.max_tokens` is a config's key.
+# A field's name, alone or with its value. `transcriber.max_tokens` is a config key and no match.
 _FIELD = re.compile(rf"(?<![\w.\-'\"/])`?([a-z]\w*)`?(?: = ({_VALUE}))?(?![\w\-])")
 _SUBJECT = re.compile(r" (?:has|holds|is|came) ")
 
@@ -36,14 +36,14 @@ def told(error: EarshotError, options: Mapping[str, Option] = OPTIONS) -> str:
 
 
 def in_flags(text: str, options: Mapping[str, Option] = OPTIONS) -> str:
-    """Replace the names of options in a message by what sets them.
+    """Replace the names of options in a message by their flags.
 
-    A name is replaced where it cannot be an English word: with a value, in backquotes, with an
-    underscore, as the message's subject, and after "came with".
+    A name is replaced only if it cannot be an English word: with a value, in backquotes, with an
+    underscore, as the message's subject, or after "came with".
 
     Args:
         text: the message, such as "ask with partial = true".
-        options: the options whose names are replaced.
+        options: the options to replace.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -59,7 +59,7 @@ def in_flags(text: str, options: Mapping[str, Option] = OPTIONS) -> str:
 
 
 def spelled(name: str, value: str | None = None) -> str:
-    """Return what sets an option on the command line, to a value if there is one."""
+    """Return the flag that sets an option, with its value if there is one."""
     if value is not None and value.startswith("["):
         value = value.strip("[]").replace("'", "").replace(", ", ",")
     if name in OTHERWISE or name in FLAGS:

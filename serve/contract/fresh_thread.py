@@ -1,4 +1,4 @@
-"""Work that leaves no OpenMP threads behind."""
+"""Run work so that it leaves no OpenMP threads behind."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +8,11 @@ Result = TypeVar("Result")
 
 
 def run_in_fresh_thread(work: Callable[[], Result]) -> Result:
-    """Do work on a thread that ends with it.
+    """Run `work` on a new thread and return its result.
 
-    OpenMP keeps threads for each thread that computes. Once there are more of them than cores, they
-    sleep between products instead of waiting awake, and a decoder step takes twice as long. So what
-    computes for a while beside the thread that decodes does it on a thread that ends.
+    OpenMP keeps a pool of threads for each thread that computes. If there are more of them than
+    cores, they sleep between matrix products instead of spinning, and a decoder step takes twice as
+    long. Therefore occasional work beside the decoding thread runs on a thread that ends.
     """
     with ThreadPoolExecutor(1, "earshot-apart") as thread:
         return thread.submit(work).result()

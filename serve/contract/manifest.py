@@ -1,6 +1,6 @@
-"""The manifest of an engine: what `engine.json` says, and whether that makes sense.
+"""The manifest of an engine, `engine.json`.
 
-Field by field it is checked by the types below, and as a whole by `check_manifest`.
+The types below check each field; `check_manifest` checks that the fields are consistent.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from serve.contract.errors import EngineError, shown
 from serve.contract.fields import Finite
 from serve.contract.runtimes import RuntimeName
 
-FORMAT_VERSION = 2  # 1 held an INT8 vocabulary twice, once in float16
+FORMAT_VERSION = 2  # version 1 held the INT8 vocabulary twice, once in float16
 MANIFEST_FILE = "engine.json"
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 HEAD_DIM = 64
 
-MAX_SIZE = 1_000_000  # of a network's sizes, but for its layers
-MAX_LAYERS = 1000  # of an encoder, and of a decoder
-_MAX_BYTES = 2**24  # of `engine.json`
+MAX_SIZE = 1_000_000  # maximum of a network's sizes other than its layers
+MAX_LAYERS = 1000  # in an encoder or a decoder
+_MAX_BYTES = 2**24  # maximum size of `engine.json`
 
 Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
@@ -45,7 +45,7 @@ _ADVICE = "build the engine again with `make build-engine`"
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-    """The network's sizes, by OpenAI's names."""
+    """The network's sizes, under OpenAI's names."""
 
     n_mels: Size
     n_audio_ctx: Size
@@ -63,7 +63,7 @@ class Dims:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFacts:
-    """Special token ids and decoding lists, as the checkpoint's own files state them."""
+    """Special token ids and lists for decoding, from the checkpoint's files."""
 
     eot: TokenId
     sot: TokenId
@@ -81,7 +81,7 @@ class TokenizerFacts:
 
     @property
     def multilingual(self) -> bool:
-        """Tell whether prompts carry a language and a task."""
+        """Return whether prompts have a language and a task."""
         return bool(self.languages)
 
 
@@ -95,9 +95,9 @@ class CheckpointSource:
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A second, smaller decoder on the same encoder: it guesses what the first one verifies.
+    """A draft decoder for speculative decoding, on the same encoder.
 
-    Its other sizes and its tokens are the first one's.
+    Its other sizes and its tokens are those of the main decoder.
     """
 
     source: CheckpointSource
@@ -107,7 +107,7 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True)
 class LayerError:
-    """The cost of quantising one matrix: ||w - q * scale|| / ||w||, and the largest difference."""
+    """The quantization error of a matrix: ||w - q * scale|| / ||w||, and the largest difference."""
 
     relative: Deviation
     max_abs: Deviation
@@ -115,45 +115,46 @@ class LayerError:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The speech by which rounding errors were compensated."""
+    """The speech that was used to compensate rounding errors."""
 
     clips: Annotated[int, Field(gt=0)]
-    sha256: Sha256  # of their files and languages
+    sha256: Sha256  # of the clips' files and languages
 
 
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """How likely a word is right: a logistic of two figures of an answer, fitted to speech.
+    """A logistic model of the probability that a word is right, fitted to speech.
 
-    1 / (1 + exp(-z)), where z is `intercept`, and `probability` times the log-odds of the word's
-    probability, and `avg_logprob` times its segment's. It rises with both.
+    The confidence is 1 / (1 + exp(-z)), with z = `intercept` + `probability` * log-odds of the
+    word's probability + `avg_logprob` * mean log-probability of its segment.
     """
 
     fit: Literal["logistic"]
     intercept: Finite
     probability: Weight
     avg_logprob: Weight
-    source: str  # id of the checkpoint that heard the speech
+    source: str  # id of the checkpoint that transcribed the speech
     clips: Annotated[int, Field(gt=0)]
-    words: Annotated[int, Field(gt=0)]  # that were heard in them, by every beam
+    words: Annotated[int, Field(gt=0)]  # number of transcribed words, over all beam sizes
     languages: tuple[str, ...]  # codes
 
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Proof:
-    """What an encoder in FP8 changes of the text, beside what rounding weights to INT8 does.
+    """The effect of an FP8 encoder on the text, compared with that of INT8 weights.
 
-    Both are shares of the tokens, decoded greedily, that stay as they are with the encoder in full.
+    Agreement is the fraction of greedily decoded tokens that equal those of the encoder in full
+    precision.
     """
 
     agreement: Agreement
-    int8_agreement: Agreement  # of an engine in the other precision, FP16 or INT8
-    windows: Annotated[int, Field(gt=0)]  # of speech
+    int8_agreement: Agreement  # between engines in FP16 and INT8
+    windows: Annotated[int, Field(gt=0)]  # number of windows of speech
     device: str  # the GPU's name
 
     @property
     def holds(self) -> bool:
-        """Tell whether FP8 changes no more."""
+        """Return whether FP8 changes no more than INT8 weights."""
         return self.agreement >= self.int8_agreement
 
 
@@ -167,7 +168,7 @@ class FileFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything an engine says about itself; `engine.json` holds exactly these fields."""
+    """The content of `engine.json`."""
 
     format_version: int
     runtime: RuntimeName
@@ -176,27 +177,27 @@ class Manifest:
     tokenizer: TokenizerFacts
     source: CheckpointSource
     quantization: dict[str, LayerError]  # empty in fp16 engines
-    versions: dict[str, str]  # what built it
-    files: dict[str, FileFacts]  # by path in the folder; every file but engine.json
+    versions: dict[str, str]  # of the software that built it
+    files: dict[str, FileFacts]  # by path in the folder; all files except engine.json
     checkpoint_bytes: Bytes  # size of the checkpoint's weights
     verification: dict[str, Finite] | None  # measured deviation; None until verified
-    runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
-    draft: Draft | None = None  # engines built before there were drafts do not say
-    calibration: Calibration | None = None  # None where rounding was to nearest
-    confidence: Confidence | None = None  # None where words have their probability alone
-    fp8: Fp8Proof | None = None  # None where no GPU that computes FP8 built or verified it
+    runtime_options: dict[str, Any]  # limits of a compiled engine; {} for native
+    draft: Draft | None = None  # older engines lack the key
+    calibration: Calibration | None = None  # None: rounded to nearest
+    confidence: Confidence | None = None  # None: words have only their probability
+    fp8: Fp8Proof | None = None  # None: not built or verified on a GPU with FP8
 
 
 def manifest_to_json(manifest: Manifest) -> str:
-    """Write the text of `engine.json`."""
+    """Return the text of `engine.json`."""
     return to_json(manifest, indent=2) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read an engine's `engine.json`, and check it as a whole.
+    """Read and check an engine's `engine.json`.
 
     Raises:
-        EngineError: it is missing, unreadable, too large, or makes no sense.
+        EngineError: the file is missing, unreadable, too large, or inconsistent.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -209,31 +210,32 @@ def read_manifest(folder: Path) -> Manifest:
             "`python3 -m build engine --config …`"
         ) from error
     if len(text) > _MAX_BYTES:
-        raise EngineError(f"{path} has more than {_MAX_BYTES:,} bytes; {_ADVICE}")
+        raise EngineError(f"{path} has too many bytes; expected at most {_MAX_BYTES:,}; {_ADVICE}")
     manifest = manifest_from_json(text, str(path))
     check_manifest(manifest, str(path))
     return manifest
 
 
 def manifest_from_json(text: str | bytes, where: str) -> Manifest:
-    """Read `engine.json`.
+    """Parse the text of `engine.json`.
 
     Raises:
-        EngineError: not JSON, another format version, or a missing, surplus or malformed field.
+        EngineError: it is not JSON, it has another format version, or a field is missing, unknown
+            or malformed.
     """
     require_version(text, where, FORMAT_VERSION, error=EngineError, advice=_ADVICE)
     return from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Refuse a manifest whose fields do not fit each other.
+    """Reject a manifest with inconsistent fields.
 
     Args:
-        manifest: as it was read.
-        where: stands at the start of an error's message.
+        manifest: the manifest.
+        where: the start of the error message.
 
     Raises:
-        EngineError: names the field, what it says and what was expected.
+        EngineError: a field does not fit the others.
     """
     for problems in (_files, _heads, _tokens, _alignment_heads):
         for problem in problems(manifest):
@@ -242,14 +244,14 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 def _files(manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
-        # Compiled engines have folders of files.
+        # Compiled engines have files in folders.
         parts = name.split("/")
         if any(part in (".", "..") or not _FILE_NAME.fullmatch(part) for part in parts):
-            yield f"files holds {shown(name)}; expected names of files in the engine's folder"
+            yield f"files has {shown(name)}; expected names of files in the engine's folder"
     needed = [TOKENIZER_FILE, *([WEIGHTS_FILE] if manifest.runtime == "native" else [])]
     for name in needed:
         if name not in manifest.files:
-            yield f"files does not hold {name}, which every {manifest.runtime} engine has"
+            yield f"files lacks {name}; expected it in a {manifest.runtime} engine"
 
 
 def _heads(manifest: Manifest) -> Iterator[str]:
@@ -258,18 +260,18 @@ def _heads(manifest: Manifest) -> Iterator[str]:
         state, heads = getattr(dims, f"n_{side}_state"), getattr(dims, f"n_{side}_head")
         if state != heads * HEAD_DIM:
             yield (
-                f"dims.n_{side}_head = {heads}; expected n_{side}_state = {state} in heads of "
-                f"{HEAD_DIM}, as in every Whisper"
+                f"dims.n_{side}_head = {heads}; expected n_{side}_state = {state} divided by "
+                f"{HEAD_DIM}, the size of a head in every Whisper"
             )
     if dims.n_audio_state != dims.n_text_state:
         yield (
             f"dims.n_text_state = {dims.n_text_state}; expected n_audio_state = "
-            f"{dims.n_audio_state}, which the decoder attends to"
+            f"{dims.n_audio_state}, because the decoder attends to the encoder's output"
         )
 
 
 def _tokens(manifest: Manifest) -> Iterator[str]:
-    """Refuse ids beyond the vocabulary, which would read beyond a tensor."""
+    """Report ids beyond the vocabulary, which would be read beyond the end of a tensor."""
     facts, n_vocab = manifest.tokenizer, manifest.dims.n_vocab
     last = facts.timestamp_begin + facts.max_initial_timestamp_index
     ids = {

@@ -1,7 +1,4 @@
-"""A transcriber's requests and answers: plain frozen data, no behaviour.
-
-But for `AudioFile`, which is read where bytes would be.
-"""
+"""The requests and answers of a transcriber, as frozen dataclasses."""
 
 import dataclasses
 import os
@@ -19,15 +16,15 @@ from serve.contract.options import Switch, option
 Task = Literal["transcribe", "translate"]
 Mode = Literal["parallel", "sequential"]
 Channels = Literal["mix", "split"]
-Priority = Literal["live", "file", "job"]  # of which the first goes first
+Priority = Literal["live", "file", "job"]  # from highest to lowest
 Samples = npt.NDArray[np.float32]
 
 
 class AudioFile:
-    """An open file whose bytes are read when they are asked for, as slices; its end closes it.
+    """An open file that is read by slices, in place of its bytes; its finalizer closes it.
 
     Args:
-        descriptor: of the file, which must not change; its owner is this from now on.
+        descriptor: the file's descriptor, which this object owns. The file must not change.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -43,152 +40,156 @@ class AudioFile:
         return os.pread(self._descriptor, max(0, end - begin), begin)
 
     def let_go(self) -> None:
-        """Give its bytes' room back to the disk, whoever still holds this: they are needed no more.
+        """Free the file's disk space, even if the object is still referenced.
 
-        The traceback of an error may, until garbage is collected. The descriptor is not closed
-        meanwhile, for a worker may be about to read from it: it has nothing more to read.
+        The traceback of an error may keep a reference until the next garbage collection. The
+        descriptor stays open, because a worker may still read from it; it then reads nothing.
         """
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(nothing, self._descriptor, inheritable=False)
         os.close(nothing)
 
     def fileno(self) -> int:
-        """Return the descriptor, which stays this object's."""
+        """Return the descriptor; this object still owns it."""
         return self._descriptor
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
-    """Options of the search for a window's best text; they mean what faster-whisper's do.
+    """Options of decoding a window, as in faster-whisper.
 
     `transcriber.beam_size` is the default of `beam_size` and `best_of`.
     """
 
     beam_size: Beams = option(1, "1 to 8 hypotheses, at temperature 0; 1: greedy")
-    patience: Factor = option(  # rounded
+    patience: Factor = option(  # the product is rounded
         1.0,
-        "the search ends with BEAM_SIZE * PATIENCE of them",
+        "the search ends with BEAM_SIZE * PATIENCE finished hypotheses",
     )
-    length_penalty: Power = option(1.0, "they rank by log-probability / length ** this")
-    best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # the best is the answer
-    repetition_penalty: Factor = option(1.0, "above 1: said tokens become less likely")
+    length_penalty: Power = option(1.0, "hypotheses rank by log-probability / length ** this")
+    best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # keeps the best
+    repetition_penalty: Factor = option(1.0, "above 1: repeated tokens become less likely")
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
         0,
-        "never so many tokens twice in a row",
+        "never repeat an n-gram of this many tokens",
     )
-    suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
-    suppress_numerals: bool = option(False, "no token with a digit, %, $ or £: numbers are words")
+    suppress_blank: bool = option(
+        True, "no space at the start of a window's text, and no empty text"
+    )
+    suppress_numerals: bool = option(False, "no tokens with digits, %, $ or £: numbers are words")
 
 
 SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchOptions))
-"""The options of a request that are `SearchOptions`'s fields."""
+"""Options of a request that are fields of `SearchOptions`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeechOptions:
-    """Bounds of what counts as speech.
+    """Options of voice activity detection (VAD).
 
-    The values are those with which faster-whisper packs windows for a batch, but for the shortest
-    speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
-    23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
+    The defaults are those of faster-whisper's batched pipeline, except `vad_min_speech_s`, which is
+    0 there. In the recordings of `python -m eval long`, 0.1 s removes 13 of 23 false detections,
+    and 30 ms of 39 minutes of speech.
     """
 
-    vad_threshold: Fraction = option(0.5, "0 to 1; a frame that is likelier begins speech")
-    vad_min_speech_s: Moment = option(0.1, "seconds; what is no longer is no speech")
+    vad_threshold: Fraction = option(0.5, "0 to 1; a frame with a higher probability starts speech")
+    vad_min_speech_s: Moment = option(0.1, "seconds; discard speech that is not longer")
     vad_min_silence_s: Moment = option(0.16, "seconds of silence that end speech")
-    vad_pad_s: Moment = option(0.4, "seconds that stay on either side of speech")
+    vad_pad_s: Moment = option(0.4, "seconds of padding on either side of speech")
 
 
 SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechOptions))
-"""The options of a request that are `SpeechOptions`'s fields."""
+"""Options of a request that are fields of `SpeechOptions`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One transcription asked for; None = as configured, where nothing else is said.
+    """A transcription request; None means the configured value, unless stated otherwise.
 
-    Each option is declared here once, or in `SearchOptions` or `SpeechOptions`.
+    Each option is declared once, here or in `SearchOptions` or `SpeechOptions`.
     """
 
-    # A file's bytes, in memory or not, or mono samples in [-1, 1] at `sample_rate`.
+    # The bytes of a file, or mono samples in [-1, 1] at `sample_rate`.
     audio: bytes | AudioFile | Samples
-    sample_rate: int | None = option(None, "Hz; needed with SAMPLES, not allowed with AUDIO")
+    sample_rate: int | None = option(None, "Hz; required with SAMPLES, not allowed with AUDIO")
     language: str | None = option(
         None, 'such as "en", "English" or "en-US"; default, and "auto": detected', max_bytes=64
     )
     languages: Sequence[str] = option(  # codes or names
         (),
-        "codes among which it is detected; default: as configured",
+        "codes of the languages to detect; default: as configured",
         max_bytes=2**12,
     )
-    multilingual: bool = option(False, "detect it for each window; default: false")
+    multilingual: bool = option(False, "detect the language of each window; default: false")
     task: Task = option("transcribe", '"transcribe" (default) or "translate"', max_bytes=64)
     prompt: str = option("", "text before the audio: names, spelling, style", max_bytes=2**18)
-    hotwords: str = option("", "names and terms that any window may hold", max_bytes=2**18)
-    # Each with a weight behind it, or 1. Unlike hotwords, there may be many. (): as configured.
+    hotwords: str = option("", "names and terms for the prompt of every window", max_bytes=2**18)
+    # Unlike hotwords, there may be many. (): as configured.
     phrases: Sequence[str] = option(
-        (), 'names to come out right; "name^2": weight 2; default: as configured', max_bytes=2**18
+        (), 'names to boost; "name^2": weight 2; default: as configured', max_bytes=2**18
     )
-    prefix: str = option("", "words that the audio begins with; not answered", max_bytes=2**18)
-    # How the windows of long audio are decoded: all at once, or one after another.
+    prefix: str = option(
+        "", "first words of the audio; the answer leaves them out", max_bytes=2**18
+    )
+    # Decode the windows of long audio all at once, or one after another.
     mode: Mode = option("parallel", '"parallel" (default) or "sequential"', max_bytes=64)
-    # With a warning; where it is false such a file is refused.
-    partial: bool = option(False, "take what is there of a cut file; default: false")
+    # The answer then has a warning; without the option, a truncated file is rejected.
+    partial: bool = option(False, "accept a truncated file; default: false")
     audio_track: str | None = option(
         None,
-        "number from 1 on, or language, of the file's audio track; default: the file's own",
+        "number (from 1) or language of the audio track; default: the file's default track",
         max_bytes=64,
     )
     timestamps: bool = option(True, "whether the model marks times; default: true")
-    word_timestamps: bool = option(False, "whether segments hold timed words; default: false")
-    try_word_timestamps: bool = option(False, "the same, if the engine can time words")
-    token_logprobs: bool = option(False, "and their tokens' log-probabilities")
+    word_timestamps: bool = option(False, "whether segments have timed words; default: false")
+    try_word_timestamps: bool = option(False, "timed words, if the engine supports them")
+    token_logprobs: bool = option(False, "whether segments have token log-probabilities")
     low_confidence: float | None = option(
-        None, "0 to 1: timed words are marked whose confidence is lower; default: none are"
+        None, "0 to 1: mark timed words with a lower confidence; default: mark none"
     )
     channels: Channels = option(
         "mix",
-        '"mix" (default), or "split": each channel of the audio is a speaker\'s own',
+        '"mix" (default), or "split": one speaker per channel',
         max_bytes=64,
     )
-    # Of these all but `diarize` say what is known of the speakers, who get letters else.
-    diarize: bool = option(False, "tell speakers apart by their voices; default: false")
-    num_speakers: int | None = option(None, "with DIARIZE: how many there are")
-    min_speakers: int | None = option(None, "with DIARIZE: at least so many")
-    max_speakers: int | None = option(None, "with DIARIZE: at most so many")
+    diarize: bool = option(False, "label speakers by their voices; default: false")
+    num_speakers: int | None = option(None, "with DIARIZE: the number of speakers")
+    min_speakers: int | None = option(None, "with DIARIZE: the minimum number of speakers")
+    max_speakers: int | None = option(None, "with DIARIZE: the maximum number of speakers")
+    # Speakers without a name get letters.
     known_speaker_names: Sequence[str] = option(
         (), "with DIARIZE: names of speakers", max_bytes=2**12
     )
     known_speaker_references: Sequence[str] = option(
-        (), "2 to 10 s of each of these alone, as data URLs in base64", max_bytes=2**25
+        (), "2 to 10 s of each named speaker alone, as data URLs in base64", max_bytes=2**25
     )
-    # The last end may be missing, for the end of the audio. (): all of it.
+    # The last end may be missing: the end of the audio. (): all of the audio.
     clip_timestamps: Sequence[float] = option(
-        (), "start, end, start, … s: decode these stretches", max_bytes=2**14
+        (), "start, end, start, … s: decode only these intervals", max_bytes=2**14
     )
     hallucination_silence_threshold: float = option(
-        0.0, "seconds: odd segments between longer silences are left out; default: 0, none are"
+        0.0, "seconds: drop implausible segments between longer silences; default: 0, off"
     )
     vad: Switch | bool | None = option(
         None,
-        '"on" or true: decode speech alone; "off" or false: all; "auto": speech alone in audio of '
+        '"on" or true: decode only speech; "off" or false: all; "auto": only speech in audio of '
         "more than 30 s; default: as configured",
         max_bytes=64,
     )
-    # By whom has listened already: all is decoded, as without `vad`, and nobody listens again.
-    # (): nobody has.
+    # The result of a VAD that has run already: no VAD runs again, and all audio is decoded. (): no
+    # VAD has run.
     voice: Sequence[float] = option(
-        (), "start, end, start, … s: where somebody speaks, if known", max_bytes=2**14
+        (), "start, end, start, … s: intervals of speech, if known", max_bytes=2**14
     )
     vad_threshold: float | None = None
     vad_min_speech_s: float | None = None
     vad_min_silence_s: float | None = None
     vad_pad_s: float | None = None
-    temperature: float | None = option(  # a number: only that
+    temperature: float | None = option(  # a number turns the fallback off
         None,
         "0 to 1; default: 0, with the configured fallback",
     )
-    max_tokens: int | None = option(None, "most new tokens per window of at most 30 s")
+    max_tokens: int | None = option(None, "maximum of new tokens per window of at most 30 s")
     beam_size: int | None = None
     patience: float | None = None
     length_penalty: float | None = None
@@ -197,59 +198,58 @@ class Request:
     no_repeat_ngram_size: int | None = None
     suppress_blank: bool | None = None
     suppress_numerals: bool | None = None
-    # True: the encoder sees a window's audio and a second of silence. Checkpoints are not trained
-    # so; measure what it costs. False: it sees 30 s.
+    # True: encode a window's audio and a second of silence. Checkpoints are not trained for this,
+    # so measure the accuracy. False: encode 30 s.
     short_encoder: bool | None = option(
-        None, "do not encode a window's silence up to 30 s; default: where it costs nothing"
+        None, "do not pad short windows to 30 s; default: if it costs no accuracy"
     )
-    # The audio breaks off, in a word perhaps: text that repeats itself ends at once, without the
-    # repetition that showed it.
-    unfinished: bool = option(False, "more of this audio will be asked for; default: false")
-    # `Transcript.tokens`: a guess at what the first window says. It changes how long greedy
-    # decoding takes, never the answer.
+    # The audio may end within a word. Repetitive text ends at once, without the repetition.
+    unfinished: bool = option(False, "more of this audio follows in later requests; default: false")
+    # `Transcript.tokens` of an earlier answer, as draft tokens of the first window. They change the
+    # time of greedy decoding, and never the answer.
     draft: tuple[int, ...] = option(
-        (), "TOKENS of this audio when it was shorter: saves time", max_bytes=2**12
+        (), "TOKENS of the answer to a shorter part of this audio: saves time", max_bytes=2**12
     )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alignment:
-    """The attention of a window's n text tokens to the frames of 20 ms that its audio has.
+    """The attention of a window's n text tokens to the 20 ms frames of its audio.
 
-    Row i weighs the frames in which token i may have been said, row n those after the last token.
-    Where the window's text was begun by a prefix of k tokens, k rows for these come first.
+    Row i has the weights of token i, row n those of the end token. If the text starts with a prefix
+    of k tokens, their k rows come first.
     """
 
-    token_probs: npt.NDArray[np.float32]  # (n,), of each token among all text tokens
-    matrix: npt.NDArray[np.float32] | None  # (k + n + 1, frames); None where `begins` is known
-    # (n + 1,), the frame at which each row begins on the way through its largest weights
+    token_probs: npt.NDArray[np.float32]  # (n,), the probability of each token among text tokens
+    matrix: npt.NDArray[np.float32] | None  # (k + n + 1, frames); None if `begins` is known
+    # (n + 1,), the first frame of each row on the best monotonic path
     begins: npt.NDArray[np.int64] | None = None
     prefix: int = 0  # k
 
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """A word with its times in the whole audio, and the punctuation beside it."""
+    """A word with its adjacent punctuation, and its times in the whole audio."""
 
     start: float  # s
     end: float  # s
-    word: str  # as it stands in the text, with the space that begins it
+    word: str  # with the leading space
     probability: float
-    confidence: float | None = None  # how likely it is right; None: the engine cannot say
-    low_confidence: bool | None = None  # True: below what the request asked for; else None
+    confidence: float | None = None  # probability that it is right; None: not supported
+    low_confidence: bool | None = None  # True: below the request's threshold; else None
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprob:
-    """A token of a segment's text, or the several of which one character is made."""
+    """A token of a segment's text, or several tokens that form one character."""
 
     token: str
-    logprob: float  # natural, among all text tokens; of several the sum
+    logprob: float  # natural logarithm, among all text tokens; the sum of several tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A stretch of text with its times in the whole audio."""
+    """A segment of the text, with its times in the whole audio."""
 
     start: float  # s
     end: float  # s
@@ -259,19 +259,19 @@ class Segment:
     no_speech_prob: float | None
     temperature: float
     compression_ratio: float
-    words: tuple[Word, ...] | None = None  # None: not asked for
-    # Its window's, where windows have languages of their own; else None. A segment that is sent
-    # before its transcript has one only if it is not the language of all, or with `multilingual`.
+    words: tuple[Word, ...] | None = None  # None: not requested
+    # The language of its window, if windows have different languages; else None. A segment that is
+    # sent before the transcript has it only if it differs, or with `multilingual`.
     language: str | None = None
-    token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not asked for
-    speaker: str | None = None  # who says it, where speakers are told apart; else None
+    token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not requested
+    speaker: str | None = None  # None: not requested
 
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """The parts of a request's time, in seconds."""
+    """The durations of a request's phases, in seconds."""
 
-    queue_s: float  # accepted -> its first window begun by the runtime, or found to have none
+    queue_s: float  # accepted -> the runtime starts its first window, or there is none
     encode_s: float
     decode_s: float
     total_s: float  # accepted -> final answer
@@ -279,36 +279,34 @@ class Timings:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of a request's time, by the clock of the wall: seconds since 1970."""
+    """A phase of a request, by the wall clock: seconds since 1970."""
 
     name: str  # "queue.decoder", "decode", "queue.slot", "encode", "steps", "words", "speakers"
     begin: float
     end: float
-    busy_s: float  # of all windows' parts, which may be at the same time
-    windows: int  # attempts, where one is decoded again
+    busy_s: float  # the sum over all windows, which may overlap
+    windows: int  # counts repeated attempts, too
 
 
 @dataclasses.dataclass(frozen=True)
 class Transcript:
-    """The whole answer."""
+    """The final answer of a request."""
 
     text: str
-    # None where nobody speaks, and the client named none; of several that of most speech
+    # The language with most speech; None if there is no speech and the client named no language.
     language: str | None
-    language_prob: float | None  # None where the client named the language, and with None
-    duration: float  # s of audio; with `clip_timestamps` up to the last one's end
+    language_prob: float | None  # None if the client named the language, or there is none
+    duration: float  # s of audio; with `clip_timestamps`, up to the end of the last clip
     segments: tuple[Segment, ...]
     timings: Timings
-    tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them
-    warnings: tuple[
-        str, ...
-    ] = ()  # sentences for the client: what was left out, guessed or ignored
+    tokens: tuple[int, ...] = ()  # of the first window, with timestamp tokens
+    warnings: tuple[str, ...] = ()  # sentences for the client
     phases: tuple[Phase, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class SegmentReady:
-    """A segment that will not change any more; segments come in order of time."""
+    """A final segment; segments arrive in order of time."""
 
     segment: Segment
 
@@ -322,7 +320,7 @@ class RequestFinished:
 
 @dataclasses.dataclass(frozen=True)
 class RequestFailed:
-    """The last event of a request that did not; `error` is an EarshotError."""
+    """The last event of a request that failed; `error` is an EarshotError."""
 
     error: Exception
 
@@ -333,7 +331,7 @@ OnEvent = Callable[[TranscriberEvent], None]
 
 @dataclasses.dataclass(frozen=True)
 class RequestHandle:
-    """A submitted request, for whoever submitted it."""
+    """The handle of a submitted request."""
 
     cancel: Callable[[], None]
-    """End the request with a CancelledError; does nothing once it has ended. Never blocks."""
+    """End the request with a CancelledError, unless it has ended. Does not block."""

@@ -1,7 +1,7 @@
-"""The one declaration of a field that users may set: tensors, flags, forms are made of it.
+"""Declare the options that users may set; tensors, flags and forms are generated from them.
 
-The fields are those of `serve.contract.messages.Request`, some of which
-`serve.contract.config` declares, and those of `serve.speech.cues.CueOptions`.
+Options are fields of `serve.contract.messages.Request`, of its `SearchOptions` and `SpeechOptions`,
+and of `serve.speech.cues.CueOptions`.
 """
 
 import contextlib
@@ -28,29 +28,29 @@ _SWITCHED: dict[str, Switch] = {
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A field as those see it who let users set it."""
+    """The declaration of an option."""
 
     name: str
-    kind: type  # bool, int, float or str: of its value, or of each of `many`
+    kind: type  # bool, int, float or str: the type of the value, or of each item if `many`
     meaning: str
     many: bool = False
     choices: tuple[str, ...] = ()  # (): any value
     default: Any = None  # None: as configured, or nothing
-    max_bytes: int | None = None  # of its tensor; None: as many as a request may have
+    max_bytes: int | None = None  # the largest tensor; None: as large as a request may be
 
 
 def option(default: T, meaning: str, *, max_bytes: int | None = None) -> T:
-    """Declare a dataclass's field as an option; see `Option`."""
+    """Declare a field of a dataclass as an option; see `Option`."""
     metadata = {"meaning": meaning, "max_bytes": max_bytes}
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field
 
 
 def as_switch(name: str, value: object) -> Switch:
-    """Return the choice of `SWITCH` that a client's text or boolean names.
+    """Convert a client's text or boolean to a choice of `SWITCH`.
 
     Raises:
-        OptionError: it names none.
+        OptionError: the value is not one of them.
     """
     chosen = _SWITCHED.get(str(value).lower()) if isinstance(value, bool | str) else None
     if chosen is None:
@@ -62,11 +62,11 @@ def parse(option: Option, text: str) -> Any:
     """Read an option's value from a form or a command line.
 
     Args:
-        option: names the type; of `many`, a tuple is read, with commas between its items.
-        text: as the client wrote it.
+        option: the option; if it is `many`, the items are separated by commas.
+        text: the client's text.
 
     Raises:
-        OptionError: the text is no such value.
+        OptionError: the text is not a value of the option.
     """
     if option.many:
         item = dataclasses.replace(option, many=False)
@@ -105,11 +105,11 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def options_of(kind: Any, *others: Any) -> dict[str, Option]:
-    """Collect a dataclass's options by their names, in their order.
+    """Return the options of a dataclass by name, in the order of its fields.
 
     Args:
-        kind: has a field of each.
-        others: dataclasses that declare the options of their fields where `kind` does not.
+        kind: the dataclass with the fields.
+        others: dataclasses that declare fields of the same names as options.
     """
     hints = typing.get_type_hints(kind)
     declared = {field.name: field for other in others for field in dataclasses.fields(other)}
@@ -122,7 +122,7 @@ def options_of(kind: Any, *others: Any) -> dict[str, Option]:
 
 
 def _form(hint: Any) -> dict[str, Any]:
-    """Read a field's type, as arguments of `Option`."""
+    """Convert a field's type to arguments of `Option`."""
     inner = typing.get_args(hint)
     if type(None) in inner:
         return _form(inner[0])

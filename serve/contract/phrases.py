@@ -1,9 +1,9 @@
-"""Phrases that are to come out right, as a trie over tokens: what each token that goes on earns.
+"""Compile boosted phrases into a trie over tokens, with the boost of each edge.
 
-Boosting by shallow fusion: a phrase's boost is spread over its tokens, and what a match that breaks
-off has earned is taken back, so that a sequence is only worth more where it holds whole phrases. A
-match that breaks off may be within another, as in Aho and Corasick's automaton: such edges are
-found here, so that who follows the trie looks at a node and at the root, and no further.
+This is contextual biasing by shallow fusion. A phrase's boost is spread over its tokens. If a match
+breaks off, its boost is taken back, so only complete phrases raise a sequence's score. As in an
+Aho-Corasick automaton, a match that breaks off may continue as another match. These edges are
+precomputed: to follow the trie, look only at the current node and at the root.
 """
 
 import dataclasses
@@ -15,35 +15,35 @@ from numpy.typing import NDArray
 MAX_PHRASES = 1000  # of a list
 MAX_NODES = 1 << 15
 """The most nodes of a list of phrases, and the most edges."""
-BOOST = 3.0  # nats that a phrase of weight 1 earns
+BOOST = 3.0  # nats for a phrase of weight 1
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a list is equal to itself alone
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity
 class Trie:
-    """The phrases of one list; node 0 is the root. Edges are in order of their node and token."""
+    """The trie of a list of phrases; node 0 is the root. Edges are sorted by node and token."""
 
     nodes: NDArray[np.int64]  # (edges,)
     tokens: NDArray[np.int64]  # (edges,)
     targets: NDArray[np.int32]  # (edges,)
     gains: NDArray[np.float32]  # (edges,): nats
-    refunds: NDArray[np.float32]  # (nodes,): nats, at most 0, for a token that leaves
+    refunds: NDArray[np.float32]  # (nodes,): nats, at most 0, if the match breaks off here
 
 
 def build_trie(phrases: Iterable[tuple[tuple[int, ...], float]]) -> Trie:
-    """Build the trie of token sequences, each with its boost in nats; of equal ones the highest.
+    """Build the trie of token sequences and their boosts in nats; duplicates get the highest.
 
-    Each token of a phrase earns the same. If one phrase is a prefix of another, the longer one adds
-    only the difference of the two boosts.
+    Each token of a phrase gets the same share. If one phrase is a prefix of another, the longer one
+    adds only the difference of the two boosts.
 
     Args:
-        phrases: read one by one, and no further once the trie is too large.
+        phrases: the sequences; reading stops when the trie is too large.
 
     Raises:
         ValueError: the trie has more than `MAX_NODES` nodes or edges.
     """
     children: list[dict[int, int]] = [{}]
-    worth = [0.0]  # earned on the way from the root
-    ends = [0.0]  # boost of the phrase that ends there; 0: none
+    worth = [0.0]  # the sum of boosts on the path from the root
+    ends = [0.0]  # the boost of the phrase that ends at the node; 0: none
     for ids, boost in phrases:
         node = 0
         for i, token in enumerate(ids, 1):
@@ -60,13 +60,13 @@ def build_trie(phrases: Iterable[tuple[tuple[int, ...], float]]) -> Trie:
 
 
 def _with_shortcuts(children: list[dict[int, int]], worth: list[float], ends: list[float]) -> Trie:
-    """Build the trie, with edges from a match that breaks off to another that it is within."""
-    kept = [0.0] * len(children)  # the part of `worth` that stays when the match breaks off
+    """Build the trie, with edges from a match that breaks off to its longest suffix match."""
+    kept = [0.0] * len(children)  # the part of `worth` that stays if the match breaks off
     fails, parents = [0] * len(children), [0] * len(children)
     goes = list(children)
     order, count = [0], 0
-    for node in order:  # which grows
-        # What begins at the root is looked up there.
+    for node in order:  # the list grows during the loop
+        # Edges of the root are not copied; readers look them up at the root.
         inherited = goes[fails[node]] if fails[node] else {}
         _require_room(count + len(inherited) - 1)
         goes[node] = inherited | children[node]
@@ -98,6 +98,6 @@ def _with_shortcuts(children: list[dict[int, int]], worth: list[float], ends: li
 
 
 def _require_room(count: int) -> None:
-    """Refuse one more node or edge beside so many."""
+    """Raise an error if `count` nodes or edges are already the maximum."""
     if count >= MAX_NODES:
-        raise ValueError(f"phrases have more than {MAX_NODES} tokens that differ")
+        raise ValueError(f"phrases have more than {MAX_NODES} different tokens")

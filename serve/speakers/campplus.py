@@ -5,9 +5,13 @@ the surrounding frames gates each of its layers. Mean and standard deviation ove
 vector. The weights of a convolution include a normalisation that follows it.
 """
 
+import functools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from serve.speech.rate import SAMPLE_RATE
 
 BANDS = 80  # bands of the log-mel energies
 SIZE = 192  # size of a vector
@@ -17,6 +21,51 @@ _GROWTH = 32  # channels that a dense layer adds
 _BOTTLENECK = 128
 _BLOCKS = ((12, 1), (24, 2), (16, 2))  # number and dilation of each block's dense layers
 _CONTEXT = 100  # frames in the mean that gates a layer
+
+FRAME = 400  # samples per frame
+HOP = 160  # samples between the starts of frames
+
+_FFT = 512
+_PREEMPHASIS = 0.97
+_LOWEST_HZ, _HIGHEST_HZ = 20.0, SAMPLE_RATE / 2
+
+
+def fbank(samples: Tensor) -> Tensor:
+    """Compute log-mel energies of whole frames.
+
+    Args:
+        samples: float32 (..., n) in [-1, 1] at 16 kHz, n >= FRAME.
+
+    Returns:
+        float32 (..., (n - FRAME) // HOP + 1, BANDS).
+    """
+    frames = samples.unfold(-1, FRAME, HOP) * 32768.0
+    frames = frames - frames.mean(-1, keepdim=True)
+    before = functional.pad(frames, (1, 0), mode="replicate")[..., :-1]
+    frames = (frames - _PREEMPHASIS * before) * _window(samples.device)
+    power = torch.fft.rfft(frames, _FFT).abs().square()[..., :-1]
+    energies: Tensor = power @ _bands(samples.device)
+    return energies.clamp_min(torch.finfo(torch.float32).eps).log()
+
+
+@functools.cache
+def _window(device: torch.device) -> Tensor:
+    return torch.hann_window(FRAME, periodic=False, device=device).pow(0.85)
+
+
+@functools.cache
+def _bands(device: torch.device) -> Tensor:
+    """Return triangular filters, evenly spaced on the mel scale, (_FFT // 2, BANDS)."""
+    lowest, highest = (_mel(torch.tensor(hertz)) for hertz in (_LOWEST_HZ, _HIGHEST_HZ))
+    step = (highest - lowest) / (BANDS + 1)
+    mels = _mel(torch.arange(_FFT // 2) * (SAMPLE_RATE / _FFT))[:, None]
+    left = lowest + torch.arange(BANDS) * step
+    rise, fall = (mels - left) / step, (left + 2 * step - mels) / step
+    return torch.minimum(rise, fall).clamp_min(0).to(device)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz / 700.0)
 
 
 class _Residual(nn.Module):
@@ -90,7 +139,7 @@ class Embedding(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Compute vectors, (batch, SIZE), from log-mel energies, (batch, frames, BANDS).
 
-        The energies come from `serve.speakers.fbank`, minus their mean over time.
+        The energies come from `fbank`, minus their mean over time.
         """
         x = functional.relu(self.enter(features.transpose(1, 2)[:, None]))
         x = functional.relu(self.leave(self.residuals(x))).flatten(1, 2)

@@ -14,13 +14,55 @@ import torch
 
 from serve.contract.errors import RequestError, shown
 from serve.contract.messages import Samples
-from serve.speakers.clusters import ClusteringSettings, Vectors, assign, centroids
+from serve.speakers.clusters import ClusteringSettings, Labels, Vectors, assign, centroids
 from serve.speakers.inference import DiarizationModels, InferenceSettings, SpeakerEmbeddings
-from serve.speakers.timeline import Smoothing, turns
+from serve.speakers.segmentation import HOP, OFFSET
 from serve.speech.rate import SAMPLE_RATE
 
 REFERENCE_S = (2.0, 10.0)  # minimum and maximum seconds of a known speaker's reference
 _VOICE_S = 1.0  # minimum seconds of speech in a reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Smoothing:
+    """The thresholds of turns, tuned with `python -m eval speakers`."""
+
+    early_s: float = 0.045  # start a turn earlier by this much, because the network is late
+    gap_s: float = 0.2  # fill shorter pauses of a speaker
+    turn_s: float = 0.15  # drop shorter turns
+
+
+def turns(
+    pieces: SpeakerEmbeddings, labels: Labels, smoothing: Smoothing
+) -> list[tuple[float, float, int]]:
+    """Join pieces of speech to turns.
+
+    Args:
+        pieces: the m pieces of speech.
+        labels: (m,), the voice of each piece.
+        smoothing: the thresholds of turns.
+
+    Returns:
+        Start and end in seconds and the voice of each turn, in order of time.
+    """
+    joined = dict[int, list[tuple[float, float]]]()
+    for start, end, voice in sorted(
+        (start, end, int(voice))
+        for spans, voice in zip(pieces.spans, labels, strict=True)
+        for start, end in spans
+    ):
+        start_s, end_s = ((OFFSET + HOP * frame) / SAMPLE_RATE for frame in (start, end))
+        start_s = max(0.0, start_s - smoothing.early_s)
+        own = joined.setdefault(voice, [])
+        if own and start_s - own[-1][1] < smoothing.gap_s:
+            start_s, end_s = own[-1][0], max(end_s, own.pop()[1])
+        own.append((start_s, min(end_s, pieces.seconds)))
+    return sorted(
+        (start_s, end_s, voice)
+        for voice, own in joined.items()
+        for start_s, end_s in own
+        if end_s - start_s >= smoothing.turn_s
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +93,16 @@ class DiarizationSettings:
     named: float = 0.5  # minimum cosine similarity of a voice to a known speaker
 
 
-def open_diarizer(device: str) -> "Diarizer":
-    """Load both networks onto a device, such as "cpu" or "cuda:0"."""
-    return Diarizer(device)
-
-
 class Diarizer:
-    """A diarizer of recordings. Thread-safe.
+    """A diarizer of recordings, which loads its networks. Thread-safe.
 
     Args:
-        device: the networks' device.
-        settings: thresholds and rules; None: the tuned ones.
+        device: the networks' device, such as "cpu" or "cuda:0".
     """
 
-    def __init__(self, device: str, settings: DiarizationSettings | None = None) -> None:
-        self._settings = settings or DiarizationSettings()
-        self._ear = DiarizationModels(torch.device(device), self._settings.listening)
+    def __init__(self, device: str) -> None:
+        self._settings = DiarizationSettings()
+        self._models = DiarizationModels(torch.device(device), self._settings.listening)
 
     def diarize(
         self,
@@ -95,7 +131,7 @@ class Diarizer:
         """
         least, most = _bounds(num_speakers, min_speakers, max_speakers)
         references = [self._reference(speaker) for speaker in known]
-        pieces = self._ear.hear([samples] if isinstance(samples, np.ndarray) else samples)
+        pieces = self._models.hear([samples] if isinstance(samples, np.ndarray) else samples)
         if not len(pieces.vectors):
             return ()
         voices = self._voices(pieces, least, most)
@@ -125,7 +161,7 @@ class Diarizer:
             raise RequestError(
                 f"{subject} lasts {seconds:.1f} s; expected {shortest_s:g} to {longest_s:g} s"
             )
-        pieces = self._ear.hear([known.samples])
+        pieces = self._models.hear([known.samples])
         if pieces.speech_s.sum() < _VOICE_S:
             raise RequestError(f"{subject} has no speech; expected at least {_VOICE_S:g} s of it")
         rules = dataclasses.replace(self._settings.rules, least_s=_VOICE_S)

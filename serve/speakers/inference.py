@@ -19,10 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve.contract.messages import Samples
-from serve.speakers.campplus import SIZE, Embedding
+from serve.speakers.campplus import FRAME, SIZE, Embedding, fbank
+from serve.speakers.campplus import HOP as FBANK_HOP
 from serve.speakers.clusters import Vectors, unit
-from serve.speakers.fbank import FRAME, fbank
-from serve.speakers.fbank import HOP as FBANK_HOP
 from serve.speakers.segmentation import FRAMES, HOP, OFFSET, SAMPLES, SPEAKERS, Segmentation
 from serve.speech.rate import SAMPLE_RATE
 

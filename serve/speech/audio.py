@@ -13,7 +13,7 @@ A file may consist of several joined files (`serve.speech.joined`). A stream may
 rate and its channels. Each part is resampled separately, and the limits apply to all parts
 together. An audio size that a recorder left incomplete is corrected with a warning
 (`serve.speech.sizes`). A stream may begin inside a frame, which gives a warning
-(`serve.speech.mpeg_frames`), or with an HTTP header (`serve.speech.captured`).
+(`serve.speech.mpeg_frames`), or with an HTTP header (`serve.speech.sources`).
 
 A truncated file is rejected if the truncation can be detected, because its text would look
 complete. With `AudioLimits.partial` the remaining audio is decoded, with a warning. Detection by

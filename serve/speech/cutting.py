@@ -84,7 +84,7 @@ class Cutter:
 
 
 def _first_cut(samples: Samples) -> int:
-    """Return the end of the first window; `samples` has more than 30 s, of which 31 s are used."""
+    """Return the end of the first window of more than 30 s of samples; it depends on 31 s."""
     latest = min(WINDOW_SAMPLES, len(samples) - _SHORTEST_REST)
     return _EARLIEST_CUT + _quiet_place(samples[_EARLIEST_CUT:latest])
 

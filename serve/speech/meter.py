@@ -44,7 +44,7 @@ def never() -> bool:
 
 
 def ignore(text: str) -> None:
-    """Ignore a warning."""
+    """Ignore a warning; a default for callbacks."""
 
 
 class DecodeBudget:

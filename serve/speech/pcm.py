@@ -17,7 +17,7 @@ BLOCK_VALUES = 1 << 16  # samples per block, all channels together
 
 
 class AudioSource(Protocol):
-    """An opened file."""
+    """An opened audio file."""
 
     rate: int  # the rate of the first block; later blocks may have another
     channels: int

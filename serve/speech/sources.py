@@ -5,14 +5,16 @@ formats. FFmpeg (`serve.speech.ffmpeg`) reads the formats of phones, browsers, b
 corpora: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others. It also reads joined MP3 files.
 Libraries read the file through a meter, which ends it for them if reading costs too much.
 
-Before a library sees a file, the header of an HTTP answer is taken off (`captured`), joined files
-are separated (`joined`), and a wrong size of the sound is corrected (`sizes`).
+Before a library sees a file, the header of an HTTP response is removed, joined files are separated
+(`joined`), and a wrong size of the sound is corrected (`sizes`).
 
 Malicious files can make these C libraries use much memory and time, so `serve.speech.sandbox` runs
 this module in one process per file.
 """
 
+import io
 import math
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +23,6 @@ import soundfile
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
 from serve.speech import (
-    captured,
     containers,
     file_types,
     joined,
@@ -32,6 +33,7 @@ from serve.speech import (
     truncation,
 )
 from serve.speech.audio import samples_of
+from serve.speech.containers import Bytes, FileSlice
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, AudioSource, Pcm16
@@ -50,6 +52,40 @@ _LAYOUTS = {
     "WAVEX": layouts.wav_layout,
     "FLAC": layouts.flac_layout,
 }
+
+_MAX_HEADER_BYTES = 1 << 16
+_MAX_HEADERS = 10  # consecutive headers: redirections, then the response
+_MIN_METADATA_BYTES = 1 << 10  # minimum audio between two blocks; servers use 8,192 to 32,768
+_BEGIN = (b"HTTP/", b"ICY ")
+_END = re.compile(rb"\r?\n\r?\n")
+_METADATA = re.compile(rb"(?im)^icy-metaint: *([0-9]{1,9})\r?$")
+_UNIT = 16  # bytes per unit of a metadata block's length
+
+
+def without_http_header(audio: Bytes) -> Bytes:
+    """Remove a file's HTTP header and the metadata blocks that the header announces."""
+    for _ in range(_MAX_HEADERS):
+        if not audio[:5].startswith(_BEGIN):
+            break
+        head = audio[:_MAX_HEADER_BYTES]
+        if (end := _END.search(head)) is None:
+            break
+        audio = FileSlice(audio, end.end(), len(audio))
+        if found := _METADATA.search(head, 0, end.start()):
+            audio = _without_metadata(audio, int(found[1]))
+    return audio
+
+
+def _without_metadata(audio: Bytes, every: int) -> Bytes:
+    """Remove the metadata blocks; each is a length byte followed by 16 times as many bytes."""
+    if every < _MIN_METADATA_BYTES:
+        return audio
+    sound, at = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
+    while at < len(audio):
+        piece = audio[at : at + every + 1]
+        sound.write(piece[:every])
+        at += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
+    return sound.getvalue()
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -80,7 +116,7 @@ def decode(
 
 
 def _decoded(audio: containers.Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
-    parts = joined.split(captured.body(audio), meter.check)
+    parts = joined.split(without_http_header(audio), meter.check)
     yield from samples_of(_opened_parts(parts, meter), meter)
 
 

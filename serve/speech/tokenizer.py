@@ -29,12 +29,11 @@ _parsed = functools.lru_cache(maxsize=1)(tokenizers.Tokenizer.from_str)
 
 
 class Tokenizer:
-    """One engine's tokenizer."""
+    """The tokenizer of an engine; `Tokenizer.open` makes it."""
 
     def __init__(
         self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int, n_vocab: int
     ) -> None:
-        """Use `Tokenizer.open`."""
         self._pieces = pieces
         self._facts = facts
         self._n_vocab = n_vocab

@@ -1,1 +1,1 @@
-"""Triton and its gateway as one server: started, watched, started again, drained and stopped."""
+"""Start, watch, restart, drain and stop Triton and its gateway as one server."""

@@ -19,10 +19,10 @@ from serve.wire.folder import CONFIG, CONTROL, runs
 
 _ORDER_BYTES = 2**20
 _CONNECT_S = 5.0
-_POLL_S = 0.1  # the longest that closing waits
+_POLL_S = 0.1  # longest wait of closing
 
 
-MAX_CER = 0.25  # share of wrong characters in the clips that a new engine hears
+MAX_CER = 0.25  # character error rate of a new engine on the clips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def order_for(
 
 
 class Control:
-    """Accepts reload requests in threads of its own until it is closed.
+    """A server of reload requests, with a thread for each request, until it is closed.
 
     Args:
         folder: the folder of the run.
@@ -79,7 +79,7 @@ class Control:
             timeout = _CONNECT_S
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has gone
+                with contextlib.suppress(OSError):  # the client has disconnected
                     _answer(self, take)
 
         self._server = _ControlServer(str(folder / CONTROL), ControlHandler)
@@ -108,7 +108,10 @@ def _answer(
 ) -> None:
     news: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
     try:
-        take(from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the order"), news.put)
+        take(
+            from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the reload request"),
+            news.put,
+        )
     except EarshotError as error:
         news.put(ReloadProgress(str(error), done=True, failed=True))
     last = False
@@ -135,7 +138,7 @@ def give(order: ReloadRequest, say: Callable[[str], object]) -> None:
             say(news.text)
             if news.done:
                 return
-    raise UnavailableError("the server ended before it had exchanged its engine; see its log")
+    raise UnavailableError("the server ended before it had replaced its engine; see its log")
 
 
 def _connected(config: Config) -> socket.socket:
@@ -149,6 +152,6 @@ def _connected(config: Config) -> socket.socket:
                 connection.settimeout(None)  # the server limits the time of each step
                 return connection
     raise UnavailableError(
-        f"no server of this user runs at {config.server.host}:{config.server.http_port}; name the "
-        "config that it was started with, as the same user and with the same TMPDIR"
+        f"no server of this user runs at {config.server.host}:{config.server.http_port}; expected "
+        "the config, the user and the TMPDIR of the running server"
     )

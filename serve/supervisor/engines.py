@@ -1,8 +1,7 @@
 """Manage the engines of a server, one per device: their processes, reloads and idle unloads.
 
-A chore is a task that takes long: a generator that the supervisor's thread resumes at each poll.
-One chore runs at a time. It replaces, unloads or loads the engines of all devices, so they never
-differ.
+A chore is a long task: a generator that the supervisor's thread resumes at each poll. One chore
+runs at a time. It replaces, unloads or loads the engines of all devices, so they never differ.
 
 In a reload each new Triton gets a folder of its own, and its engine transcribes some clips. Then
 the device's symbolic link is set to the new folder, and new requests go there. The previous Triton
@@ -21,9 +20,15 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import DevicePlacement, placements
 from serve.contract.errors import ConfigError, EarshotError
-from serve.supervisor.clips import ReloadClip, hear, read_clips, require_right
 from serve.supervisor.control import ReloadProgress, ReloadRequest, Tell
-from serve.supervisor.reload_checks import check_reload, require_memory
+from serve.supervisor.reload_checks import (
+    ReloadClip,
+    check_reload,
+    hear,
+    read_clips,
+    require_memory,
+    require_right,
+)
 from serve.supervisor.server import TritonLaunch, TritonServer, prepare
 from serve.supervisor.supervised_process import SupervisedProcess
 from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder
@@ -51,12 +56,11 @@ class EngineProcess:
 
     @property
     def name(self) -> str:
-        """The device's name."""
         return self.place.name
 
     @property
     def restarts(self) -> int:
-        """The number of restarts."""
+        """Return the number of restarts, with those of earlier engines."""
         return self.former_restarts + self.part.restarts
 
 
@@ -98,7 +102,7 @@ class EngineManager:
         self.reloads = {"ok": 0, "failed": 0}
         self._unloaded_s = 0.0  # time of the last unload
         self._others: list[SupervisedProcess] = []  # starting, or draining their requests
-        self._orders: list[tuple[ReloadRequest, Tell]] = []
+        self._requests: list[tuple[ReloadRequest, Tell]] = []
         self._chore: Chore[None] | None = None
         self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
         touch_heartbeat(self._used)
@@ -107,7 +111,7 @@ class EngineManager:
 
     def ask(self, order: ReloadRequest, tell: Tell) -> None:
         """Queue a reload of the engines."""
-        self._orders.append((order, tell))
+        self._requests.append((order, tell))
 
     @property
     def parts(self) -> tuple[SupervisedProcess, ...]:
@@ -162,13 +166,13 @@ class EngineManager:
             part.kill()
         if self._chore is not None:
             self._chore.close()
-        while self._orders:
-            self._orders.pop(0)[1](ReloadProgress("the server stops", done=True, failed=True))
+        while self._requests:
+            self._requests.pop(0)[1](ReloadProgress("the server stops", done=True, failed=True))
         self._threads.shutdown(wait=False)
 
     def _next_chore(self, draining: bool) -> Chore[None] | None:
-        if self._orders and not draining and all(engine.part.ever_ready for engine in self.all):
-            return self._obey(*self._orders.pop(0))
+        if self._requests and not draining and all(engine.part.ever_ready for engine in self.all):
+            return self._reload(*self._requests.pop(0))
         idle_s, most_s = heartbeat_age_s(self._used), self._config.server.idle_unload_s
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
@@ -179,25 +183,22 @@ class EngineManager:
 
     # ------------------------------------------------------------ chores
 
-    def _obey(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
+    def _reload(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
         """Reload the engines and report the outcome."""
         refusal = "the server stops"
         try:
-            refusal = yield from self._exchange(order, lambda text: tell(ReloadProgress(text)))
+            refusal = yield from self._try_reload(order, lambda text: tell(ReloadProgress(text)))
         finally:
             self.reloads["failed" if refusal else "ok"] += 1
             if refusal:
-                logger.warning("the engine %s is not taken: %s", order.engine, refusal)
-                tell(
-                    ReloadProgress(
-                        f"{order.engine} is not taken: {refusal}", done=True, failed=True
-                    )
-                )
+                logger.warning("the engine %s was rejected: %s", order.engine, refusal)
+                text = f"{order.engine} was rejected: {refusal}"
+                tell(ReloadProgress(text, done=True, failed=True))
             else:
                 logger.warning("the engine is now %s", order.engine)
-                tell(ReloadProgress(f"{order.engine} has taken over", done=True))
+                tell(ReloadProgress(f"the engine is now {order.engine}", done=True))
 
-    def _exchange(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
+    def _try_reload(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         before = [engine.launch for engine in self.all]
@@ -215,7 +216,7 @@ class EngineManager:
                 say("loading the old engine again")
                 yield from self._load()
             return str(error)
-        say("new requests go to the new engine; the old one answers what it has")
+        say("new requests go to the new engine; the old one finishes its requests")
         yield from self._end(self._replace(launches, parts))
         self._discard(before)
         return ""
@@ -233,13 +234,13 @@ class EngineManager:
         if any(clip.text is None for clip in clips):
             if not self._loaded:
                 raise ConfigError(
-                    f"{order.clips} has clips without a text, and the engine that would say it is "
-                    "unloaded; give each a text"
+                    f"{order.clips} has clips without a text, and the present engine, which could "
+                    "transcribe them, is unloaded; add a text to each clip"
                 )
-            heard = yield from self._hear(self.all[0].launch, clips)
+            texts = yield from self._transcribe_clips(self.all[0].launch, clips)
             clips = [
                 dataclasses.replace(clip, text=text if clip.text is None else clip.text)
-                for clip, text in zip(clips, heard, strict=True)
+                for clip, text in zip(clips, texts, strict=True)
             ]
         return clips
 
@@ -264,14 +265,14 @@ class EngineManager:
                 part.look()
                 yield
             try:
-                heard = yield from self._hear(launch, clips)
+                texts = yield from self._transcribe_clips(launch, clips)
             except EarshotError as error:
                 raise EarshotError(_failure(part) or str(error)) from error
             if clips:
-                cer = require_right(clips, heard, order.max_cer)
+                cer = require_right(clips, texts, order.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
-                say(f"{engine.name}: open; no clips (--clips) say what it understands")
+                say(f"{engine.name}: open; not checked, because there are no clips (--clips)")
         for reason in filter(None, map(_failure, parts)):
             raise EarshotError(reason)
         return parts
@@ -311,11 +312,13 @@ class EngineManager:
         for _, part in old:
             self._others.remove(part)
 
-    def _hear(self, launch: TritonLaunch, clips: Sequence[ReloadClip]) -> Chore[list[str]]:
-        (heard,) = yield from self._wait(
+    def _transcribe_clips(
+        self, launch: TritonLaunch, clips: Sequence[ReloadClip]
+    ) -> Chore[list[str]]:
+        (texts,) = yield from self._wait(
             [self._threads.submit(hear, launch.folder, clips, self._timeout_s)]
         )
-        return heard
+        return texts
 
     @staticmethod
     def _wait(futures: Sequence[Future[T]]) -> Chore[list[T]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.processes import Child, log_tail
+from serve.supervisor.processes import Child
+from serve.supervisor.supervised_process import ManagedProcess
 from serve.wire.folder import gateway_alive, gateway_door
 from serve.wire.liveness import heartbeat_age_s
 from serve.wire.tensors import MODEL
@@ -24,7 +25,7 @@ _INTERVAL_S = 1.0  # seconds between health checks
 _GRACE_S = 5.0  # time beyond the drain timeout, which the gateway itself keeps
 
 
-class GatewayProcess:
+class GatewayProcess(ManagedProcess):
     """A started process of the gateway.
 
     Args:
@@ -46,27 +47,24 @@ class GatewayProcess:
         self._config = config
         kept = () if requests_to is None else (requests_to,)
         option = () if requests_to is None else ("--requests-to", str(requests_to))
-        self._child = Child([*command(folder, number), *option], log_path, folder=_ROOT, kept=kept)
-        self._door = gateway_door(folder, number)
+        words = [*command(folder, number), *option]
+        super().__init__(Child(words, log_path, folder=_ROOT, kept=kept))
+        self._socket = gateway_door(folder, number)
         self._alive = gateway_alive(folder, number)
         self._answers = False
         self._has_answered = False
         self._next_look = 0.0
 
     def ready(self) -> bool:
-        """Return whether the process listens and answers; the engine may not be ready yet.
-
-        The check runs at most once a second, over a socket of its own that clients cannot crowd.
-        """
+        # At most once a second, over a separate socket that clients cannot block.
         now = time.monotonic()
         if now >= self._next_look:
-            self._answers = is_live(self._door) and (self._has_answered or self._listens)
+            self._answers = is_live(self._socket) and (self._has_answered or self._listens)
             self._next_look = now + _INTERVAL_S
             self._has_answered |= self._answers
         return self._answers
 
     def failure(self) -> str | None:
-        """Return why the process has failed; None while it works or starts."""
         status = self._child.status()
         if status is not None:
             errors = [line for line in self._child.log() if line.startswith("error: ")]
@@ -74,23 +72,15 @@ class GatewayProcess:
                 return errors[-1].removeprefix("error: ")
             return f"it ended with status {status}; its log ends:\n{self.log_tail()}"
         silent_s = heartbeat_age_s(self._alive) if self._has_answered else 0.0
-        if silent_s > self._config.stall_timeout_s:  # a slow loop is no failure
-            return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
+        if silent_s > self._config.stall_timeout_s:  # a slow loop is not a failure
+            return f"its event loop was blocked for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
-
-    def log_tail(self) -> str:
-        """Return the end of the log."""
-        return log_tail(self._child.log())
 
     def drain(self) -> bool:
         """Drain and end the process; return whether every accepted request was answered."""
         status = self._child.terminate(self._config.drain_timeout_s + _GRACE_S)
-        # A process that the signal itself ends did not listen yet, so it has accepted nothing.
+        # If the signal itself ended the process, it did not listen yet and has accepted nothing.
         return status in (0, -signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._child.kill()
 
     @property
     def _listens(self) -> bool:
@@ -127,17 +117,17 @@ def is_ready(at: str, tls: bool = False) -> bool:
     return False
 
 
-def is_live(door: Path) -> bool:
+def is_live(path: Path) -> bool:
     """Return whether a gateway answers on this Unix socket."""
     try:
-        ask(door, "/v2/health/live", _LOOK_S)
+        ask(path, "/v2/health/live", _LOOK_S)
     except OSError:
         return False
     return True
 
 
 def listens(host: str, port: int) -> bool:
-    """Return whether any process listens there."""
+    """Return whether a process listens on an address."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_LOOK_S):
         return True
     return False
@@ -158,6 +148,6 @@ def check_ports(server: ServerConfig) -> None:
                 probe.bind((server.host, port))
             except OSError as error:
                 raise UnavailableError(
-                    f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs "
-                    f"there or set another server.{key} in the config"
+                    f"cannot listen on {server.host}:{port}: {error.strerror}; stop the other "
+                    f"process, or set another server.{key} in the config"
                 ) from error

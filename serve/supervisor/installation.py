@@ -27,7 +27,7 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": 
 
 @dataclasses.dataclass(frozen=True)
 class Installation:
-    """An installed tritonserver."""
+    """The program and the folders of an installed tritonserver."""
 
     binary: Path
     backends: Path  # the folder of backends
@@ -38,7 +38,7 @@ class Installation:
         return {
             **_ALLOCATOR,
             **os.environ,
-            # For processes that the model starts with an interpreter of its own.
+            # For processes that the model starts with another interpreter.
             "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "LD_LIBRARY_PATH": _joined(self.libraries, "LD_LIBRARY_PATH"),
             "PATH": _joined((str(Path(sys.executable).parent),), "PATH"),

@@ -15,7 +15,7 @@ class SupervisorMetrics:
     """The supervisor's metrics file, written when it changes.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class SupervisorMetrics:
             new.replace(self._path)
         except OSError as error:  # for example a full disk; the next poll tries again
             if page != self._unwritten:
-                logger.warning("the supervisor's metrics stay as they were: %s", error)
+                logger.warning("cannot write the supervisor's metrics: %s", error)
             self._unwritten = page
         else:
             self._page = page
@@ -47,7 +47,7 @@ def page_of(
     gateways, every = tuple(gateways), engines.all
     up = any(part.up for part in gateways) and any(map(engines.works, every))
     return (
-        "# HELP earshot_restarts_total Times that a process had to be started again\n"
+        "# HELP earshot_restarts_total Restarts of a process\n"
         "# TYPE earshot_restarts_total counter\n"
         + "".join(
             f'earshot_restarts_total{{part="server",device="{engine.name}"}} {engine.restarts}\n'
@@ -57,14 +57,14 @@ def page_of(
         + f'earshot_restarts_total{{part="gateway"}} {sum(part.restarts for part in gateways)}\n'
         "# HELP earshot_up Whether the gateway and at least one engine work\n"
         f"# TYPE earshot_up gauge\nearshot_up {int(up)}\n"
-        "# HELP earshot_engine_up Whether the engine of a device works, or is unloaded and will\n"
+        "# HELP earshot_engine_up Whether the engine of a device works, or is unloaded while idle\n"
         "# TYPE earshot_engine_up gauge\n"
         + _by_device("earshot_engine_up", engines, engines.works)
         + _of_reference("earshot_engine_up", "", reference, "up")
         + "# HELP earshot_engine_loaded Whether the engine of a device is in memory\n"
         "# TYPE earshot_engine_loaded gauge\n"
         + _by_device("earshot_engine_loaded", engines, engines.loaded)
-        + "# HELP earshot_reloads_total Times that another engine was to take over\n"
+        + "# HELP earshot_reloads_total Reloads of the engine\n"
         "# TYPE earshot_reloads_total counter\n"
         + "".join(
             f'earshot_reloads_total{{outcome="{outcome}"}} {count}\n'

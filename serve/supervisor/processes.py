@@ -41,13 +41,13 @@ class Child:
 
     Args:
         command: the program's full path and its arguments.
-        log_path: what it writes is appended there.
-        environment: None is this process's own.
-        folder: that it works in; None is this process's own.
-        kept: descriptors that it has as this process does.
+        log_path: the log file; the process's output is appended.
+        environment: the environment; None: that of this process.
+        folder: the working folder; None: that of this process.
+        kept: file descriptors that the process inherits.
 
     Raises:
-        UnavailableError: it cannot be started.
+        UnavailableError: the process cannot be started.
     """
 
     def __init__(

@@ -9,9 +9,11 @@ import dataclasses
 import os
 import re
 import secrets
+import string
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -26,11 +28,11 @@ from serve.supervisor.processes import (
     memory_bytes,
     peak_memory_bytes,
 )
-from serve.supervisor.repository import write_repository
+from serve.supervisor.supervised_process import ManagedProcess
 from serve.wire import folder as names
 from serve.wire.client import TritonClient
 from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s
-from serve.wire.numpy_version import require_numpy_1
+from serve.wire.tensors import INPUTS, MODEL, OUTPUTS, TensorSpec, require_numpy_1
 from serve.wire.unix_http import ask
 
 _MAX_PATH = 85  # the path of a Unix socket has at most 107 bytes
@@ -47,11 +49,64 @@ _STOP_S = 5.0  # time to close the model before the process is killed
 _LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
 # Lines with which Triton explains itself but does not mean its end.
 _NOISE = ("CudaDriverHelper has not been initialized",)
+_SERVE = Path(__file__).resolve().parents[1]
+_TEMPLATE = _SERVE / "triton" / "model_repository" / MODEL
+
+
+def write_repository(folder: Path, toml: Path, engine: Path) -> Path:
+    """Write `<folder>/models` with the model `whisper`.
+
+    The package `serve` is linked beside the model's code, because the Python backend's stub looks
+    for packages there.
+
+    Args:
+        folder: the folder of the run.
+        toml: the configuration file that the model reads.
+        engine: the engine's folder.
+
+    Returns:
+        The repository.
+    """
+    repository = folder / "models"
+    code = repository / MODEL / "1"
+    code.mkdir(parents=True)
+    values = {
+        "name": MODEL,
+        "config": toml,
+        "engine": engine.resolve(),
+        "folder": folder,
+    }
+    text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
+    (repository / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
+    (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
+    (code / "serve").symlink_to(_SERVE)
+    return repository
+
+
+def _tensor_lists() -> str:
+    """Return the inputs and outputs of config.pbtxt, which `serve.wire.tensors` lists."""
+    # A client may omit any input; `wire.request_from_inputs` checks which belong together.
+    inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
+    outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
+    return inputs + outputs
+
+
+def _fields(spec: TensorSpec) -> str:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return f'name: "{spec.name}" data_type: TYPE_{datatype} dims: {list(spec.dims)}'
+
+
+def _filled(template: Path, values: Mapping[str, Any]) -> str:
+    """Fill in the $-names of a template, escaped for strings of config.pbtxt."""
+    escaped = {
+        key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
+    }
+    return string.Template(template.read_text(encoding="utf-8")).substitute(escaped)
 
 
 @dataclasses.dataclass(frozen=True)
 class TritonLaunch:
-    """What is needed to start Triton, any number of times; `prepare` makes it."""
+    """The command and the files to start Triton repeatedly; made by `prepare`."""
 
     folder: Path
     config: Config
@@ -132,26 +187,24 @@ def config_to_toml(config: Config) -> str:
     return tomli_w.dumps(table_of(config))
 
 
-class TritonServer:
-    """A started tritonserver, which may become ready, fail, or both in turn."""
+class TritonServer(ManagedProcess):
+    """A started tritonserver, which may become ready and may fail."""
 
     def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
+        super().__init__(child)
         self.pid = child.pid
         self._folder = folder
         self._config = config
-        self._child = child
         self._has_been_ready = False
         self._given_up = 0.0  # abandoned requests at the last reading while the model was healthy
 
     def ready(self) -> bool:
-        """Return whether it can answer: the model is loaded, and its process has a heartbeat."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
         return self._has_been_ready and self._silent_s() < STALE_S
 
     def failure(self) -> str | None:
-        """Return why it has failed; None while it works or starts."""
         if reason := self._written_failure():
             return reason
         status = self._child.status()
@@ -160,10 +213,6 @@ class TritonServer:
         if self._has_been_ready:
             return self._breakdown()
         return None
-
-    def log_tail(self) -> str:
-        """Return the end of the log."""
-        return log_tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
         """Return the sum of the peak resident memory of the server and its model."""
@@ -174,13 +223,9 @@ class TritonServer:
         return sum(memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
-        """End it; its requests are lost."""
+        """End Triton; its requests are lost."""
         self._child.terminate(_STOP_S)
         self.kill()
-
-    def kill(self) -> None:
-        """Kill it and its model."""
-        self._child.kill()
 
     def _loaded(self) -> bool:
         present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
@@ -207,7 +252,7 @@ class TritonServer:
             since_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
             text = path.read_text(encoding="utf-8")
             if text or since_s > _TELLING_S:  # empty if the disk is full
-                return text or "a model's process cannot go on; its log says why"
+                return text or "a model's process has failed; see its log"
         return None
 
     def _breakdown(self) -> str | None:
@@ -217,8 +262,8 @@ class TritonServer:
         silent_s = self._silent_s()
         if silent_s > self._config.stall_timeout_s:
             return (
-                f"a model's process said nothing for {silent_s:.0f} s; server.stall_timeout_s is "
-                f"{self._config.stall_timeout_s:g}"
+                f"a model's process had no heartbeat for {silent_s:.0f} s; the maximum is "
+                f"server.stall_timeout_s = {self._config.stall_timeout_s:g}"
             )
         return self._abandoned_requests(silent_s)
 
@@ -234,7 +279,7 @@ class TritonServer:
         if silent_s < INTERVAL_S:  # nothing since the last heartbeat can be abandoned yet
             self._given_up = given_up
         elif silent_s > STALE_S and given_up > self._given_up:
-            return "a model's process stood still, and Triton gave up requests that it still has"
+            return "a model's process was stopped, and Triton abandoned requests that it still has"
         return None
 
 
@@ -256,7 +301,7 @@ def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
     """Check that shared memory can hold the requests in flight.
 
     Args:
-        inflight_mib: the most MiB of requests, for all engines together.
+        inflight_mib: the maximum MiB of requests, for all engines together.
         regions_mib: the MiB that the engines need in addition.
 
     Raises:
@@ -267,12 +312,12 @@ def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
     needed = inflight_mib + regions_mib
     if free < needed:
         raise UnavailableError(
-            f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
-            f"{needed} MiB, which is server.max_inflight_mb and {regions_mib} more; enlarge it "
-            f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
+            f"{names.SHARED_MEMORY}, which holds requests, has {free} MiB free; expected {needed} "
+            f"MiB (server.max_inflight_mb and {regions_mib} more); enlarge it (containers: "
+            f"--shm-size {needed}m or more) or lower server.max_inflight_mb"
             if inflight_mib
-            else f"{names.SHARED_MEMORY} has {free} MiB free, and another engine takes "
-            f"{needed} of them; enlarge it, or exchange the engine with --in-place"
+            else f"{names.SHARED_MEMORY} has {free} MiB free; expected {needed} for another "
+            "engine; enlarge it, or reload with --in-place"
         )
 
 

@@ -1,11 +1,12 @@
 """Supervise a process: restart it after a failure with growing delays, and give up in the end."""
 
+import abc
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from serve.contract.errors import EarshotError
+from serve.supervisor.processes import Child, log_tail
 
 logger = logging.getLogger("earshot")
 
@@ -15,20 +16,31 @@ _SETTLED_S = 60.0  # without a failure for this time, the delays start over
 MAX_FAILED_STARTS = 5
 
 
-class ManagedProcess(Protocol):
-    """A started process."""
+class ManagedProcess(abc.ABC):
+    """A started process of the server.
 
+    Args:
+        child: the process.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    @abc.abstractmethod
     def ready(self) -> bool:
-        """Return whether the process does its work now."""
+        """Return whether the process works now."""
 
+    @abc.abstractmethod
     def failure(self) -> str | None:
         """Return why the process has failed; None while it works or starts."""
 
     def log_tail(self) -> str:
         """Return the end of the log."""
+        return log_tail(self._child.log())
 
     def kill(self) -> None:
-        """Kill the process, if it has not ended."""
+        """Kill the process and its descendants, if they have not ended."""
+        self._child.kill()
 
 
 class SupervisedProcess:
@@ -80,7 +92,7 @@ class SupervisedProcess:
             self._fail(reason)
 
     def kill(self) -> None:
-        """Kill the process for good; its end is then no failure."""
+        """Kill the process for good; its end does not count as a failure."""
         self._killed = True
         self._end()
 
@@ -103,7 +115,8 @@ class SupervisedProcess:
     def _check(self, running: ManagedProcess) -> EarshotError | None:
         reason = running.failure()
         if reason is not None:
-            return EarshotError(f"{self._title} {self._verb()}: {reason}")
+            verb = "failed" if self._ready else "did not start"
+            return EarshotError(f"{self._title} {verb}: {reason}")
         self.up = running.ready()
         age_s = self._clock() - self._started
         if self.up:
@@ -118,9 +131,6 @@ class SupervisedProcess:
             )
         return None
 
-    def _verb(self) -> str:
-        return "failed" if self._ready else "did not start"
-
     def _fail(self, reason: EarshotError) -> None:
         self.up = False
         self._end()
@@ -132,7 +142,7 @@ class SupervisedProcess:
         if not self.ever_ready:
             raise reason
         if self._failed_starts >= MAX_FAILED_STARTS and self._needed():
-            raise EarshotError(f"gave up after {self._failed_starts} starts in a row: {reason}")
+            raise EarshotError(f"gave up after {self._failed_starts} failed starts: {reason}")
         self.restarts += 1
         logger.warning("%s; it restarts in %g s", reason, self._delay_s)
         self._due = self._clock() + self._delay_s

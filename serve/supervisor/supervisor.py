@@ -5,12 +5,12 @@ request to the engine with the fewest requests. One Triton with an instance of `
 would have fewer processes, but three disadvantages:
 
 - It would end as a whole, with all requests, when one engine fails.
-- It would send a request to any idle instance, and ours are always idle, since they answer later.
+- It sends requests to any idle instance, and decoupled instances always count as idle.
 - A process that sees all GPUs takes memory on each of them.
 
-The reference engine of the shadow monitor has a Triton too; the server goes on without it if it
-fails. The first engine starts alone and compiles the kernels. The others then start together and
-find them compiled.
+The reference engine of the shadow monitor has a Triton, too. If it fails, the server continues
+without it. The first engine starts alone and compiles the kernels. The others then start together
+and use the compiled kernels.
 
 One thread, the supervisor, starts and ends all processes: a process that should die with its parent
 dies with the thread that started it.
@@ -32,16 +32,16 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import counted
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.fields import MAX_BEAMS
 from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, ReloadRequest
 from serve.supervisor.engines import TRITON, EngineManager
 from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
-from serve.supervisor.launches import from_here, prepare_reference
 from serve.supervisor.page import SupervisorMetrics, page_of
-from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml
+from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
 from serve.supervisor.supervised_process import SupervisedProcess
-from serve.wire.folder import CONFIG, run_folder
+from serve.wire.folder import CONFIG, reference_folder, run_folder
 
 logger = logging.getLogger("earshot")
 
@@ -49,6 +49,58 @@ _LOOK_S = 0.1
 _PORTS = range(10_000, 32_768)
 
 T = TypeVar("T")
+
+_REFERENCE_MEMORY_SHARE = 0.2  # of a GPU's memory
+_REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
+
+
+def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
+    """Prepare the Triton of the shadow monitor's reference; None if it has no engine of its own.
+
+    Raises:
+        EarshotError: see `prepare`.
+    """
+    shadow, runtime = config.shadow, config.runtime
+    if not shadow.opens_engine:
+        return None
+    own = reference_folder(folder)
+    own.mkdir(mode=0o700)
+    runtime = dataclasses.replace(
+        runtime,
+        device=shadow.device,
+        memory_share=_REFERENCE_MEMORY_SHARE,
+        slots=_REFERENCE_SLOTS,
+        rows=_REFERENCE_SLOTS * MAX_BEAMS,
+        encoder_batch=1,
+        draft_tokens=0,
+        # In full precision, and without options that only a GPU has.
+        kernels="auto",
+        compute_type="float32" if shadow.device == "cpu" else "auto",
+        cuda_graph=runtime.cuda_graph and shadow.device.startswith("cuda"),
+        cross_kv="full",
+        encoder_precision="full",
+    )
+    live = dataclasses.replace(config.live, short_encoder="auto")
+    config = dataclasses.replace(config, runtime=runtime, live=live)
+    return prepare(own, config, shadow.engine)
+
+
+def from_here(config: Config) -> Config:
+    """Return the config with absolute paths."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).absolute()) if path else ""
+
+    return dataclasses.replace(
+        config,
+        server=dataclasses.replace(
+            config.server,
+            keys_file=absolute(config.server.keys_file),
+            usage_file=absolute(config.server.usage_file),
+            tls_certificate=absolute(config.server.tls_certificate),
+            tls_key=absolute(config.server.tls_key),
+        ),
+    )
 
 
 class Supervisor:
@@ -88,7 +140,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
     def _shadow(self, launch: TritonLaunch) -> SupervisedProcess:
-        """Make the process of the shadow monitor's reference, which the server can do without."""
+        """Make the process of the shadow monitor's reference, which the server does not need."""
         log = Path(f"{self.log_path}.shadow")
         log.write_bytes(b"")
         title, start = f"{TRITON} of shadow.engine", functools.partial(launch.start, log)
@@ -128,7 +180,9 @@ class Supervisor:
             EarshotError: a process has failed, even if it was restarted.
         """
         if self.restarts:
-            raise EarshotError(f"the server failed and was started again; see {self.log_path}")
+            raise EarshotError(
+                f"a process of the server failed and was restarted; see {self.log_path}"
+            )
 
     def peak_memory_bytes(self) -> int:
         """Return the sum of the peak resident memory of Triton and its model."""
@@ -172,16 +226,15 @@ class Supervisor:
         self._ended.wait()
         if not self._complete:
             raise DeadlineError(
-                "requests that had been accepted were ended without an answer when the server "
-                "stopped; server.drain_timeout_s is how long it waits for them"
+                "accepted requests were not answered before the server stopped; to wait longer, "
+                "raise server.drain_timeout_s"
             )
 
     def kill(self) -> None:
-        """Kill the server."""
         self._killed.set()
         self._stopping.set()
         for part in (*self._engines.parts, *self._others):
-            part.kill()  # so that the supervisor waits for nothing
+            part.kill()  # so that the supervisor's thread does not wait for it
         if self._thread.ident is not None:
             self._ended.wait()
 
@@ -253,8 +306,8 @@ def running_server(
     Args:
         config: the config of the server, the model and the gateway.
         engine: the engine's folder; None: `config.engine`.
-        log_path: the log file; None: the logs exist only while the server runs. Several engines
-            have files of their own beside it, whose names end in the engine's number.
+        log_path: the log file; None: the logs exist only while the server runs. With several
+            engines, each has its own log beside it, with the engine's number as suffix.
         requests_to: file descriptor for the access log; None: it goes to the log file.
 
     Raises:
@@ -283,10 +336,10 @@ def running_server(
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Find free ports for servers that need no well-known address.
+    """Find free ports for servers without a fixed address.
 
-    The ports are below the range of outgoing connections, one of which could otherwise take a port
-    before its server listens there.
+    The ports are below the range of outgoing connections; otherwise a connection could take a port
+    before its server listens.
 
     Raises:
         UnavailableError: too few of a thousand random ports were free.

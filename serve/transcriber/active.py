@@ -29,6 +29,7 @@ from serve.speech.judging import (
     LOOP_START,
     AttemptDecision,
     best_attempt,
+    compression_ratio,
     decide,
     loop_tokens,
 )
@@ -38,6 +39,7 @@ from serve.speech.windows import (
     AudioWindow,
     DecodedWindow,
     join_text,
+    split_segments,
     spoken,
     stitch,
     written,
@@ -49,7 +51,6 @@ from serve.speech.words import (
     time_words,
     truncate_alignment,
 )
-from serve.transcriber.attempts import attempt_of, options_at
 from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.fair_queue import Rank, rank_of
 from serve.transcriber.languages import Languages, note_scores
@@ -60,9 +61,52 @@ from serve.transcriber.window_info import WindowInfo
 _MOST_RESTS = 4  # maximum number of remainders decoded after one window
 
 
+_SEEDS_PER_WINDOW = 1000
+
+
+def options_at(options: DecodingOptions, number: int, temperature: float) -> DecodingOptions:
+    """Return a window's options at a temperature: beam search at 0, `best_of` samples above.
+
+    The seed depends only on the window's number and the temperature. The same request therefore
+    gets the same answer, independent of the requests beside it.
+    """
+    seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+    options = dataclasses.replace(options, temperature=temperature, seed=seed)
+    if temperature > 0:
+        return dataclasses.replace(options, beam_size=1)
+    return dataclasses.replace(options, best_of=1)
+
+
+def attempt_of(
+    tokens: tuple[int, ...],
+    scores: Scores,
+    tokenizer: Tokenizer,
+    duration_s: float,
+    temperature: float,
+    alignment: Alignment | None,
+    looped: bool,
+) -> Attempt:
+    """Build an attempt from the tokens sampled for a window of `duration_s` seconds."""
+    pieces = split_segments(tokens, tokenizer.facts, duration_s)
+    return Attempt(
+        tokens=tokens,
+        pieces=tuple(pieces),
+        avg_logprob=scores.avg_logprob,
+        no_speech_prob=scores.no_speech_prob,
+        temperature=temperature,
+        # One looping sentence hardly changes the ratio of 30 seconds of text: check each segment.
+        compression_ratio=max(
+            compression_ratio(tokenizer.decode(text))
+            for text in (tokens, *(piece.tokens for piece in pieces))
+        ),
+        looped=looped,
+        alignment=alignment,
+    )
+
+
 @dataclasses.dataclass(eq=False)  # compared by identity
 class ActiveRequest:
-    """The state of one accepted request; the ledger sets the first six fields."""
+    """The state of one accepted request; the request tracker sets the first six fields."""
 
     id: int  # unique in the transcriber
     plan: DecodingPlan  # how to decode its windows
@@ -82,7 +126,7 @@ class ActiveRequest:
     _waiting: collections.deque[tuple[int, AudioWindow]] = dataclasses.field(
         default_factory=collections.deque
     )
-    _spans: list[WindowInfo] = dataclasses.field(default_factory=list)  # by window index
+    _infos: list[WindowInfo] = dataclasses.field(default_factory=list)  # by window index
     _order: list[int] = dataclasses.field(default_factory=list)  # indices in order of time
     _windows: dict[int, AudioWindow] = dataclasses.field(
         default_factory=dict
@@ -139,18 +183,18 @@ class ActiveRequest:
     @property
     def complete(self) -> bool:
         """Whether all windows are decoded and stitched, and diarization, if wanted, is done."""
-        whole = self._all_came and self._stitched == len(self._spans)
+        whole = self._all_came and self._stitched == len(self._infos)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
     def add_window(self, window: AudioWindow) -> None:
         """Add the next window of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # empty if the window has no speech
-            index = len(self._spans)
+            index = len(self._infos)
             self._waiting.append((index, window))
             self._order.append(index)
-            number = self._spans[self._order[-2]].number + 1 if index else 0
-            self._spans.append(WindowInfo.of(window, number))
+            number = self._infos[self._order[-2]].number + 1 if index else 0
+            self._infos.append(WindowInfo.of(window, number))
         self._all_came = window.last
         if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
@@ -160,7 +204,7 @@ class ActiveRequest:
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
         index, window = self._waiting.popleft()
-        if index and window.channel != self._spans[index - 1].channel:
+        if index and window.channel != self._infos[index - 1].channel:
             self._prompts.restart()
         if window.voice:
             self._windows[index] = window
@@ -173,15 +217,15 @@ class ActiveRequest:
 
     def options(self, index: int, temperature: float) -> DecodingOptions:
         """Return a window's options at a temperature."""
-        return options_at(self.plan.options, self._spans[index].number, temperature)
+        return options_at(self.plan.options, self._infos[index].number, temperature)
 
     def align_frames(self, index: int) -> int:
         """Return the number of encoder frames to align words in; 0 if no words are wanted."""
-        return self._spans[index].word_frames if self.plan.words else 0
+        return self._infos[index].word_frames if self.plan.words else 0
 
     def loop_tokens(self, index: int) -> int:
         """Return how many repeated tokens end a window; see `Job.loop_tokens`."""
-        max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
+        max_tokens, duration_s = self.plan.options.max_tokens, self._infos[index].duration_s
         if self.plan.unfinished:
             return LOOP_START
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
@@ -189,7 +233,7 @@ class ActiveRequest:
     def encoder_frames(self, index: int) -> int:
         """Count the log-mel frames of a window that the encoder sees."""
         whole = index in self._doubted or self.plan.short_encoder == "off"
-        return N_FRAMES if whole else self._spans[index].encoder_frames(self.plan.short_encoder)
+        return N_FRAMES if whole else self._infos[index].encoder_frames(self.plan.short_encoder)
 
     def judge_attempt(
         self,
@@ -212,13 +256,13 @@ class ActiveRequest:
         self.phases.note_scores(scores)
         if looped and self.plan.unfinished:
             tokens, looped = tokens[:-LOOP_START], False
-        span = self._spans[index]
+        info = self._infos[index]
         attempt = attempt_of(
-            tokens, scores, tokenizer, span.duration_s, temperature, alignment, looped
+            tokens, scores, tokenizer, info.duration_s, temperature, alignment, looped
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
-        fixed_temperature = self.plan.fixed_temperature or span.narrow
-        verdict = decide(attempt, config, fixed_temperature, span.voice_s)
+        fixed_temperature = self.plan.fixed_temperature or info.narrow
+        verdict = decide(attempt, config, fixed_temperature, info.voice_s)
         if self._is_doubted(index, attempt, verdict):
             self._doubted.add(index)
             return temperature
@@ -245,25 +289,25 @@ class ActiveRequest:
 
     def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
-        window, span = self._windows.pop(index, None), self._spans[index]
+        window, info = self._windows.pop(index, None), self._infos[index]
         pieces = () if outcome == "silence" else attempt.pieces
         kept, rests = len(pieces), list[AudioWindow]()
         if window is not None:  # VAD found speech in it
-            if span.rests < _MOST_RESTS:
+            if info.rests < _MOST_RESTS:
                 kept, rests = find_uncovered(window, pieces)
             if not rests:
                 self.untold_s += uncovered_s(window, pieces)
         place = self._order.index(index) + 1
         for rest in reversed(rests):
-            after = len(self._spans)
-            self._spans.append(WindowInfo.of(rest, span.number, span.rests + 1))
+            after = len(self._infos)
+            self._infos.append(WindowInfo.of(rest, info.number, info.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
             self._languages.set_rest(after, index)
             self._waiting.appendleft((after, rest))
         self._decoded[index] = DecodedWindow(
-            timeline=span.timeline,
-            duration_s=span.duration_s - sum(rest.duration_s for rest in rests),
+            timeline=info.timeline,
+            duration_s=info.duration_s - sum(rest.duration_s for rest in rests),
             attempt=attempt,
             pieces=pieces[:kept],
             language=self._languages.own(index),
@@ -291,7 +335,7 @@ class ActiveRequest:
         translated = tokenizer.facts.translate in self.plan.start
         language = "en" if translated else self._languages.of(index)
         logprobs = self.plan.tells_logprobs
-        voice = self._spans[index].voice or ()
+        voice = self._infos[index].voice or ()
         return functools.partial(
             time_words, alignment, text, tokenizer.decode, language, logprobs, voice
         )
@@ -306,14 +350,14 @@ class ActiveRequest:
         self._by_speaker = by_speaker
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
-        """Return newly final segments: those of done windows without an unfinished one before."""
+        """Return the new segments of done windows; no unfinished window precedes them."""
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
             window = self._decoded.get(index)
             if window is None or index in self._untimed:
                 break
-            channel, before = self._spans[index].channel, self._order[: self._stitched]
-            if before and channel != self._spans[before[-1]].channel:
+            channel, before = self._infos[index].channel, self._order[: self._stitched]
+            if before and channel != self._infos[before[-1]].channel:
                 self._spoken_until_s = 0.0
             stitched = stitch(window, tokenizer.decode)
             if (words := self._words.pop(index, None)) is not None:
@@ -346,8 +390,8 @@ class ActiveRequest:
 
     def _times_of_text(self) -> dict[int, tuple[float, float]]:
         """Return start and end of each window with text, in seconds of the whole audio."""
-        spans = [(i, self._spans[i]) for i in self._order if self._decoded[i].pieces]
-        return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in spans}
+        infos = [(i, self._infos[i]) for i in self._order if self._decoded[i].pieces]
+        return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in infos}
 
     def _settle(self, window: DecodedWindow, segments: list[Segment]) -> list[Segment]:
         """Drop hallucinated segments, and words that the client did not ask for.
@@ -383,7 +427,7 @@ class ActiveRequest:
         }
         language, language_prob = self._languages.of_most(spoken_s)
         # Only audio without speech has no window, and thus no language.
-        assert language is not None or not self._spans
+        assert language is not None or not self._infos
         now = time.monotonic()
         timings = Timings(
             queue_s=(now if self.started_s is None else self.started_s) - self.accepted_s,

@@ -40,7 +40,7 @@ _AHEAD_PER_SLOT = 2  # maximum windows ahead per slot, all requests, without fir
 
 @dataclasses.dataclass(eq=False)
 class _AudioTask:
-    """A request in decoding; the intake's lock guards all fields but `windows`."""
+    """A request in decoding; the pool's lock guards all fields but `windows`."""
 
     active: ActiveRequest
     size: int  # bytes of its audio as sent

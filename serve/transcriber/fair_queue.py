@@ -77,7 +77,6 @@ class FairQueue(Generic[T]):
         self._waiting.pop(id, None)
 
     def clear(self) -> None:
-        """Remove all items."""
         self._waiting.clear()
         self._by_rank.clear()
 

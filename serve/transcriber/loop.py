@@ -1,6 +1,6 @@
 """Transcribe the requests of many clients through one runtime.
 
-    submit ──> intake ──────────> device thread ──────────────────────────────> on_event
+    submit ──> decoder pool ────> device thread ──────────────────────────────> on_event
                decode, cut        log-mel, jobs, poll, judge, retry, stitch
 
 The device thread owns the runtime and the state of every request; its loop is
@@ -29,6 +29,7 @@ from serve.contract.messages import (
     RequestFailed,
     RequestFinished,
     RequestHandle,
+    Segment,
     SegmentReady,
     TranscriberEvent,
     Transcript,
@@ -44,16 +45,16 @@ from serve.transcriber.audio import memory_bytes
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
 from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
-from serve.transcriber.guard import guarded
+from serve.transcriber.guard import GuardedPool, guarded
 from serve.transcriber.prompts import texts_of
 from serve.transcriber.request_tracker import RequestTracker
 from serve.transcriber.speakers import SpeakerWorker
 from serve.transcriber.stats import Outcome, Stats, stats_of
-from serve.transcriber.timing import WordTimer
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
+_WORD_THREADS = 2  # a window takes milliseconds, most of them outside the GIL
 _STALLED_S = 60.0  # a loop iteration that takes longer is unhealthy
 
 
@@ -91,16 +92,16 @@ class Transcriber:
         self._runtime = runtime
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ledger = RequestTracker(config)
+        self._tracker = RequestTracker(config)
         slots = self.capabilities.max_windows
         self._post_failure = self._posts(self._fail)
-        self._intake = AudioDecoderPool(
+        self._decoders = AudioDecoderPool(
             config, slots, self._posts(self._take), self._post_failure, self._tokenize
         )
-        self._timer = WordTimer(self._posts(self._take_words), self._post_failure)
+        self._word_pool = GuardedPool("words", _WORD_THREADS, self._post_failure)
         self._speakers = SpeakerWorker(
             self.capabilities.device,
-            self._intake.blocks,
+            self._decoders.blocks,
             self._posts(self._take_turns),
             self._post_failure,
         )
@@ -108,7 +109,7 @@ class Transcriber:
         # Only the device thread writes these; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
-        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters(), self._intake.taken)
+        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters(), self._decoders.taken)
 
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
         self._thread.start()
@@ -137,11 +138,11 @@ class Transcriber:
         try:
             tokenizer, capabilities = self.tokenizer, self.capabilities
             plan = plan_request(request, tokenizer, capabilities, self._config, self._manifest)
-            active = self._ledger.accept(plan, on_event, memory_bytes(request), priority)
+            active = self._tracker.accept(plan, on_event, memory_bytes(request), priority)
         except EarshotError:
-            self._ledger.reject()
+            self._tracker.reject()
             raise
-        self._intake.add(active, request)
+        self._decoders.add(active, request)
         if plan.speakers is not None:
             self._speakers.add(active, request)
         # Wake the device thread, which must now keep one more deadline.
@@ -151,10 +152,16 @@ class Transcriber:
 
     def reject(self) -> None:
         """Count a request that was too malformed to be submitted."""
-        self._ledger.reject()
+        self._tracker.reject()
 
-    def transcribe(self, request: Request) -> Transcript:
+    def transcribe(
+        self, request: Request, on_segment: Callable[[Segment], object] = lambda segment: None
+    ) -> Transcript:
         """Transcribe and wait for the answer.
+
+        Args:
+            request: the audio and the options.
+            on_segment: called on the device thread with each final segment, so it must be quick.
 
         Raises:
             EarshotError: the error of `submit`, or the one that the request ended with.
@@ -166,6 +173,8 @@ class Transcriber:
                 answer.set_result(event.transcript)
             elif isinstance(event, RequestFailed):
                 answer.set_exception(event.error)
+            else:
+                on_segment(event.segment)
 
         handle = self.submit(request, on_event)
         limit_s = self._config.request_timeout_s + self._grace_s
@@ -180,26 +189,26 @@ class Transcriber:
     def healthy(self) -> bool:
         """Whether requests can be answered: the device thread runs and makes progress."""
         limit_s = max(_STALLED_S, self._config.request_timeout_s)
-        busy = self._ledger.oldest() is not None
+        busy = self._tracker.oldest() is not None
         stalled = busy and time.monotonic() - self._last_turn_s > limit_s
-        return not self._ledger.closed and self._thread.is_alive() and not stalled
+        return not self._tracker.closed and self._thread.is_alive() and not stalled
 
     def stats(self) -> Stats:
         """Return the current counters and gauges."""
-        counters, pending = self._ledger.counters()
+        counters, pending = self._tracker.counters()
         return stats_of(counters, pending, self._dispatcher, self._gauges)
 
     def drain(self, timeout_s: float) -> None:
         """Reject new requests and wait until the accepted ones have ended, or the timeout."""
-        self._ledger.drain(timeout_s)
+        self._tracker.drain(timeout_s)
 
     def close(self) -> None:
         """End pending requests with a CancelledError, stop the threads and close the runtime.
 
         Repeated calls do nothing.
         """
-        self._ledger.close()
-        self._intake.close()
+        self._tracker.close()
+        self._decoders.close()
         self._inbox.put(_wake_up)
         self._thread.join(self._join_s)
         if self._thread.is_alive():
@@ -232,7 +241,7 @@ class Transcriber:
 
     def _serve(self) -> None:
         """Run the loop: each iteration is one step of the runtime, or a sleep if idle."""
-        while not self._ledger.closed:
+        while not self._tracker.closed:
             self._run_inbox()  # decoded audio, cancellations, stop; sleeps if idle
             self._expire()
             for active, error in self._dispatcher.submit_windows():
@@ -252,15 +261,15 @@ class Transcriber:
         except Exception as error:
             logger.exception("the device thread failed")
             failure = DeviceError(f"internal error: {shown(error)}")
-        self._ledger.close(failure)
-        _, pending = self._ledger.counters()
+        self._tracker.close(failure)
+        _, pending = self._tracker.counters()
         if failure is not None:
             logger.error("the device failed, and %d requests with it: %s", len(pending), failure)
         self._dispatcher.clear()
         for active in pending:
             self._fail(active, failure or CancelledError("the server has shut down"))
-        self._intake.close()
-        self._timer.close()
+        self._decoders.close()
+        self._word_pool.close()
         self._speakers.close()
         self._runtime.close()
 
@@ -269,7 +278,7 @@ class Transcriber:
         wait_s = 0.0
         if self._dispatcher.idle:
             self._check_invariants()
-            oldest = self._ledger.oldest()
+            oldest = self._tracker.oldest()
             wait_s = self._idle_s if oldest is None else oldest.deadline_s - time.monotonic()
             wait_s = min(max(wait_s, 0.0), self._idle_s)
         with contextlib.suppress(queue.Empty):
@@ -279,13 +288,13 @@ class Transcriber:
 
     def _expire(self) -> None:
         limit_s = self._config.request_timeout_s
-        while (active := self._ledger.oldest()) and active.deadline_s <= time.monotonic():
+        while (active := self._tracker.oldest()) and active.deadline_s <= time.monotonic():
             self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
     def _take(self, active: ActiveRequest, window: AudioWindow) -> None:
         if not active.ended:
             if window.last:
-                self._ledger.mark_decoded(active)
+                self._tracker.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
             if active.complete:  # the audio has no speech
@@ -349,7 +358,9 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            self._timer.add(active, decoding.index, work)
+            what = f"timing words of window {decoding.index} of request {active.id}"
+            take = functools.partial(self._posts(self._take_words), active, decoding.index)
+            self._word_pool.add(active, what, work, take)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments = active.stitch_ready(self.tokenizer)
@@ -375,10 +386,10 @@ class Transcriber:
     ) -> None:
         """Send a request's terminal event and free its resources."""
         active.ended = True
-        self._ledger.remove(active, outcome)
+        self._tracker.remove(active, outcome)
         self._deliver(active, event)
-        self._ledger.mark_answered()
-        self._intake.release(active)
+        self._tracker.mark_answered()
+        self._decoders.release(active)
         self._dispatcher.cancel(active)
 
     def _deliver(self, active: ActiveRequest, event: TranscriberEvent) -> bool:
@@ -395,9 +406,9 @@ class Transcriber:
 
         A broken invariant stops the server, because the state of all requests may be wrong.
         """
-        # Read the intake first: `submit` adds a request to the ledger before the intake.
-        held = self._intake.held_ids()
-        counters, requests = self._ledger.counters()
+        # Read the pool first: `submit` adds a request to the tracker before the pool.
+        held = self._decoders.held_ids()
+        counters, requests = self._tracker.counters()
         pending = {active.id for active in requests}
         assert counters.accepted == counters.ended + len(pending), f"{counters}, {pending}"
         assert held <= pending, f"audio of the ended requests {held - pending} is kept"

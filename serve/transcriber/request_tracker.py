@@ -127,7 +127,7 @@ class RequestTracker:
 
     @property
     def closed(self) -> bool:
-        """Whether the ledger is closed, so that no request can be answered any more."""
+        """Whether the tracker is closed, so that no request can be answered any more."""
         with self._changed:
             return self._state == "closed"
 

@@ -4,20 +4,18 @@ The networks are loaded with the first request that asks for diarization. The au
 second time, block by block, so that hours of audio never occupy memory.
 """
 
-import concurrent.futures
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Generator
 
 from serve.contract.errors import AudioError, EarshotError, RequestError
 from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.contract.messages import Request, Samples
-from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn, open_diarizer
+from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.guard import guarded
+from serve.transcriber.guard import GuardedPool
 
 Blocks = Callable[[ActiveRequest, Request, Callable[[], bool]], Generator[Samples, None, None]]
 """A function that yields a request's samples until it is stopped; see `AudioDecoderPool.blocks`."""
@@ -42,31 +40,22 @@ class SpeakerWorker:
     ) -> None:
         self._device = device
         self._blocks = blocks
-        self._on_turns, self._on_error = on_turns, on_error
-        self._worker = concurrent.futures.ThreadPoolExecutor(
-            1, thread_name_prefix="earshot-speakers"
-        )
+        self._on_turns = on_turns
+        self._pool = GuardedPool("speakers", 1, on_error)
 
     def add(self, active: ActiveRequest, request: Request) -> None:
         """Queue a request for diarization; returns at once."""
-        self._worker.submit(self._tell, active, request)
+        work = functools.partial(self._turns, active, request)
+        self._pool.add(
+            active,
+            f"diarizing request {active.id}",
+            functools.partial(run_in_fresh_thread, work),
+            functools.partial(self._on_turns, active),
+        )
 
     def close(self) -> None:
         """Start no more work; work in progress ends with its next block."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
-
-    def _tell(self, active: ActiveRequest, request: Request) -> None:
-        if active.ended:
-            return
-        work = functools.partial(self._turns, active, request)
-        began_s = time.monotonic()
-        what = f"diarizing request {active.id}"
-        turns = guarded(what, functools.partial(run_in_fresh_thread, work))
-        active.phases.note("speakers", began_s)
-        if isinstance(turns, EarshotError):
-            self._on_error(active, turns)
-        else:
-            self._on_turns(active, turns)
+        self._pool.close()
 
     def _turns(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         speakers = active.plan.speakers
@@ -83,7 +72,7 @@ class SpeakerWorker:
 
     @functools.cached_property
     def _diarizer(self) -> Diarizer:
-        return open_diarizer(self._device)
+        return Diarizer(self._device)
 
 
 def _reference(name: str, file: bytes) -> Samples:

@@ -63,7 +63,7 @@ class Stats(Counters):
 def stats_of(
     counters: Counters, pending: Sequence[ActiveRequest], dispatcher: Dispatcher, gauges: Gauges
 ) -> Stats:
-    """Collect a snapshot from the ledger's, the dispatcher's and the runtime's counters."""
+    """Collect a snapshot from the counters of the tracker, the dispatcher and the runtime."""
     return Stats(
         **dataclasses.asdict(counters),
         pending=len(pending),

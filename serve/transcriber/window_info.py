@@ -33,7 +33,6 @@ class WindowInfo:
 
     @classmethod
     def of(cls, window: AudioWindow, number: int, rests: int = 0) -> "WindowInfo":
-        """Describe a window."""
         times = window.timeline, window.duration_s
         heard = window.voice, window.voice_s
         return cls(*times, *heard, number, rests, window.channel, window.narrow)

@@ -39,10 +39,10 @@ class EngineBackend:
     """The transcriber of the model, and its running requests by key.
 
     Args:
-        transcriber: ready to work; closed by `close`.
-        drain_s: longest wait at the end for what was accepted.
-        folder: of the run; its file `FAILURE` gets the reason when the device has failed.
-        metric_family: makes Triton's metrics.
+        transcriber: the transcriber; `close` closes it.
+        drain_s: longest wait for accepted requests at the end.
+        folder: the folder of the run; if the device fails, its file `FAILURE` gets the reason.
+        metric_family: Triton's class of metrics.
     """
 
     def __init__(
@@ -69,11 +69,14 @@ class EngineBackend:
 
         Args:
             inputs: the request's tensors.
-            on_event: called as `Transcriber.submit` calls it.
-            key: by which it can be cancelled; see `serve.triton.cancellation`.
+            on_event: receives the events; see `Transcriber.submit`.
+            key: the request's key for cancelling; see `serve.triton.cancellation`.
             priority: see `Transcriber.submit`.
         """
-        work = functools.partial(self._start, inputs, on_event, key, priority)
+        submit = functools.partial(self._submit, inputs, key, priority)
+        work = functools.partial(submit, on_event)
+        if key is not None:
+            work = functools.partial(self._keys.submit, key, on_event, submit)
         handle = guarded("starting a request", work)
         if isinstance(handle, EarshotError):
             raise handle
@@ -90,17 +93,11 @@ class EngineBackend:
         self._transcriber.close()
 
     def _stats(self) -> Stats:
-        """Return the transcriber's; look at its health as often as these are asked for."""
+        """Return the transcriber's statistics; report a failure of the device."""
         failure = self._folder / names.FAILURE
         if not self._transcriber.healthy and not failure.exists():
-            failure.write_text("the device failed, see the log", encoding="utf-8")
+            failure.write_text("the device failed; see the log", encoding="utf-8")
         return self._transcriber.stats()
-
-    def _start(
-        self, inputs: Inputs, on_event: OnEvent, key: str | None, priority: Priority
-    ) -> RequestHandle:
-        submit = functools.partial(self._submit, inputs, key, priority)
-        return submit(on_event) if key is None else self._keys.submit(key, on_event, submit)
 
     def _submit(
         self, inputs: Inputs, key: str | None, priority: Priority, on_event: OnEvent
@@ -144,8 +141,7 @@ def open_transcriber(config: Config, engine: str) -> "Transcriber":
     Raises:
         EarshotError: the engine or its runtime cannot be opened.
     """
-    # Loads torch, which nothing else here needs.
-    from serve.transcriber import open as opening  # noqa: PLC0415
+    from serve.transcriber import open as opening  # noqa: PLC0415 - loads torch
 
     began = time.monotonic()
     transcriber = opening.open_transcriber(config, engine)

@@ -7,7 +7,7 @@ request then ends with a CancelledError. The two requests may arrive in any orde
 
 A key is the number of a gateway process, the name of the sender and a number, joined by dashes.
 Each process has one sender at a time. If a process was replaced, the first cancel of its successor
-ends the requests that it has left behind.
+ends the remaining requests of the replaced process.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A thread that shows that the model's process is alive, and ends the process with Triton."""
+"""A thread that reports that the model's process is alive, and ends the process with Triton."""
 
 import os
 import select
@@ -15,12 +15,12 @@ _JOIN_S = 5.0
 
 
 class Heartbeat:
-    """Touches a file every second in a thread of its own, from now until it is closed.
+    """A thread that touches a file every second until it is closed.
 
-    It also ends this process as soon as the parent has ended. Triton's stub checks for that too,
-    three times a second, but its shutdown can hang while Python threads run, and it takes a zombie
-    for a running process. The shutdown may even keep the interpreter's lock for ever; SIGALRM then
-    ends the process.
+    It also ends this process as soon as the parent has ended. Triton's stub checks for that, too,
+    three times a second. But its shutdown can hang while Python threads run, and it takes a zombie
+    for a running process. The shutdown may even hold the GIL for ever; SIGALRM then ends the
+    process.
 
     Args:
         path: the file to touch.
@@ -36,7 +36,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop before the process ends, which SIGALRM ensures. May be called again."""
+        """Stop the thread; may be called again. SIGALRM still ends a process that hangs."""
         if self._thread.is_alive():
             os.eventfd_write(self._stop, 1)
             self._thread.join(timeout=_JOIN_S)

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 from serve.transcriber.stats import Outcome, Stats
 
 MetricFamily = Any
-"""Triton's class of that name, `triton_python_backend_utils.MetricFamily`, or a stand-in."""
+"""The class `triton_python_backend_utils.MetricFamily`, or a stand-in."""
 
-INTERVAL_S = 1.0  # seconds between two readings of the statistics
+INTERVAL_S = 1.0  # between two updates
 _JOIN_S = 10.0
 
 
@@ -21,31 +21,31 @@ class EngineMetric:
     name: str  # after `earshot_`
     kind: Literal["counter", "gauge"]
     description: str
-    fields: tuple[str, ...]  # several fields have different labels `outcome`
+    fields: tuple[str, ...]  # several fields get the label `outcome`
 
 
-_OUTCOMES = "Requests by how they ended, the warm-up included; rejected = refused at once"
+_OUTCOMES = "Requests by outcome, including the warm-up; rejected: not accepted"
 FAMILIES = (
     EngineMetric("requests_total", "counter", _OUTCOMES, (*get_args(Outcome), "rejected")),
-    EngineMetric("accepted_total", "counter", "Requests taken in", ("accepted",)),
-    EngineMetric("windows_total", "counter", "Windows decoded, first tries", ("windows",)),
+    EngineMetric("accepted_total", "counter", "Requests accepted", ("accepted",)),
+    EngineMetric("windows_total", "counter", "Windows decoded, without retries", ("windows",)),
     EngineMetric(
         "retries_total", "counter", "Windows decoded again at a higher temperature", ("retries",)
     ),
-    EngineMetric("loops_total", "counter", "Windows ended as they repeated themselves", ("loops",)),
+    EngineMetric("loops_total", "counter", "Windows ended early for repetition", ("loops",)),
     EngineMetric("tokens_total", "counter", "Tokens sampled", ("tokens",)),
-    EngineMetric("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
-    EngineMetric("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),
-    EngineMetric("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
-    EngineMetric("untold_seconds_total", "counter", "Voice of which no text came", ("untold_s",)),
+    EngineMetric("drafted_tokens_total", "counter", "Draft tokens proposed", ("drafted",)),
+    EngineMetric("drafted_right_total", "counter", "Draft tokens accepted", ("drafted_right",)),
+    EngineMetric("audio_seconds_total", "counter", "Audio transcribed, unpadded", ("audio_s",)),
+    EngineMetric("untold_seconds_total", "counter", "Speech without text", ("untold_s",)),
     EngineMetric("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
     EngineMetric("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),
     EngineMetric("decode_seconds_total", "counter", "Time spent decoding", ("decode_s",)),
-    EngineMetric("pending_requests", "gauge", "Requests not yet ended", ("pending",)),
-    EngineMetric("queue_depth", "gauge", "Requests not yet started", ("queued",)),
+    EngineMetric("pending_requests", "gauge", "Requests accepted and not answered", ("pending",)),
+    EngineMetric("queue_depth", "gauge", "Requests accepted and not started", ("queued",)),
     EngineMetric("busy_slots", "gauge", "Windows decoding now", ("busy_slots",)),
     EngineMetric("batch_size", "gauge", "Mean windows in a decoder step", ("mean_batch",)),
-    EngineMetric("rtfx", "gauge", "Seconds of audio answered for each busy second", ("rtfx",)),
+    EngineMetric("rtfx", "gauge", "Seconds of audio transcribed per busy second", ("rtfx",)),
 )
 
 
@@ -55,18 +55,18 @@ class EngineAbilities:
 
     languages: tuple[str, ...]  # codes
     detects_language: bool
-    words: bool  # with times
-    beams: int  # the most beams of a request
-    slots: int  # the most windows that decode at the same time
+    words: bool  # word timestamps
+    beams: int  # the largest beam size
+    slots: int  # the maximum number of windows that decode concurrently
 
 
 class Publisher:
-    """Copies statistics into Triton's metrics once a second.
+    """A thread that copies statistics into Triton's metrics once a second.
 
     Args:
-        stats: gives the numbers of this moment.
-        metric_family: makes the metrics.
-        offers: published once, as labels of a metric that is always 1, but for the slots.
+        stats: returns the current statistics.
+        metric_family: Triton's class of metrics.
+        offers: published once, as labels of a metric that is always 1; slots have their own metric.
     """
 
     def __init__(
@@ -128,6 +128,6 @@ def _facts(offers: EngineAbilities) -> list[tuple[str, str, float, dict[str, str
         "beams": str(offers.beams),
     }
     return [
-        ("engine_info", "1; its labels say what the engine can do", 1, labels),
-        ("slots", "Windows that can decode at the same time", offers.slots, {}),
+        ("engine_info", "1; the labels have the engine's features", 1, labels),
+        ("slots", "Maximum number of windows that decode concurrently", offers.slots, {}),
     ]

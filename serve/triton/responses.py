@@ -18,15 +18,15 @@ from serve.wire import tensors
 logger = logging.getLogger("earshot")
 
 _TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # statuses whose names differ from gRPC's
-_FLUSH_S = 10.0  # the longest that `close` waits for queued responses
+_FLUSH_S = 10.0  # longest wait of `close` for queued responses
 
 
 class Sender:
     """Triton's response sender of one request, which also makes its responses.
 
     Args:
-        sender: from the request.
-        backend_utils: the module `triton_python_backend_utils`, which exists in Triton alone.
+        sender: the request's response sender.
+        backend_utils: the module `triton_python_backend_utils`, which exists only in Triton.
     """
 
     def __init__(self, sender: Any, backend_utils: Any) -> None:
@@ -52,12 +52,12 @@ class Sender:
 
 
 class Responder:
-    """Answers one request; only its last response is final.
+    """The sender of one request's responses; only the last response is final.
 
     Args:
         sender: the request's response sender.
-        stream: whether to send each segment by itself.
-        phases: whether the answer has the phases of its time.
+        stream: whether to send each segment separately.
+        phases: whether the answer has PHASES.
     """
 
     def __init__(self, sender: Sender, stream: bool, phases: bool = False) -> None:
@@ -67,15 +67,15 @@ class Responder:
         self._phases = phases
         self._lock = threading.Lock()
         self._handle: RequestHandle | None = None
-        self._lost = False  # whether a response could not be sent, so that the request should end
+        self._lost = False  # a response could not be sent; the request should end
 
     @property
     def done(self) -> bool:
-        """Whether the last response has been sent."""
+        """Return whether the last response has been sent."""
         return self._sender is None
 
     def set_handle(self, handle: RequestHandle) -> None:
-        """Set the function that cancels the request if its client cannot be answered."""
+        """Set the handle that cancels the request if a response cannot be sent."""
         with self._lock:
             self._handle = handle
             lost = self._lost
@@ -126,10 +126,10 @@ class Responder:
 
 
 class ResponseQueue:
-    """Sends responses in a thread of its own.
+    """A thread that sends responses.
 
-    Triton takes a millisecond or more to take one, which the device thread must not wait for. One
-    thread, so that a request's responses keep their order.
+    Triton needs a millisecond or more to accept a response, and the device thread must not wait for
+    that. A single thread keeps a request's responses in order.
     """
 
     def __init__(self) -> None:

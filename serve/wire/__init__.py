@@ -1,1 +1,1 @@
-"""The messages between a run's processes, and the client that asks them."""
+"""The messages between the processes of a run, and the client of the server."""

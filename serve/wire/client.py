@@ -1,4 +1,4 @@
-"""A client of the models `whisper` and `whisper_stream`, by gRPC."""
+"""A gRPC client of the models `whisper` and `whisper_stream`."""
 
 import contextlib
 import queue
@@ -24,7 +24,7 @@ State = Literal["ready", "not ready", "silent", "absent"]
 
 
 class PendingTranscript:
-    """A request that was sent, and its future answer; made by `Client.start`."""
+    """A request that was sent, and its future answer; made by `TritonClient.start`."""
 
     def __init__(self, answer: "Future[Transcript]", context: Any, timeout_s: float) -> None:
         self._answer = answer
@@ -35,10 +35,10 @@ class PendingTranscript:
         """Wait for the answer; an interrupted wait cancels the request.
 
         Raises:
-            EarshotError: whatever the server answered, as the class that it named.
-            UnavailableError: there is no server.
-            DeadlineError: no answer in time.
-            CancelledError: `cancel` came first.
+            EarshotError: the server's error, in its class.
+            UnavailableError: the server is not reachable.
+            DeadlineError: the timeout expired.
+            CancelledError: the request was cancelled.
         """
         try:
             return self._answer.result(self._timeout_s + _GRACE_S)
@@ -55,12 +55,12 @@ class PendingTranscript:
 
 
 class TritonClient:
-    """Sends requests to one server. Thread-safe.
+    """A client of one server. Thread-safe.
 
     Args:
-        address: of the gRPC endpoint, host:port.
-        timeout_s: longest wait for one answer.
-        key: the API key, where the server wants one.
+        address: the gRPC endpoint, host:port.
+        timeout_s: the timeout of a request.
+        key: the API key, if the server needs one.
     """
 
     def __init__(self, address: str, timeout_s: float = _REQUEST_S, key: str | None = None) -> None:
@@ -122,13 +122,13 @@ class TritonClient:
     def stream(
         self, request: Request, model: str = tensors.STREAM_MODEL
     ) -> Iterator[SegmentReady | RequestFinished]:
-        """Yield each segment as soon as it is known, then the whole answer.
+        """Yield each segment as soon as it is final, then the complete answer.
 
-        Closing the iterator early cancels the request. Triton itself, behind a gateway, has the
-        model `tensors.MODEL` alone, by such calls, which answers once.
+        Closing the iterator early cancels the request. Triton itself, without a gateway, has only
+        the model `tensors.MODEL`, which sends no segments.
 
         Raises:
-            EarshotError: as `PendingTranscript.result`.
+            EarshotError: see `PendingTranscript.result`.
         """
         messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._streams.add(messages)
@@ -167,11 +167,9 @@ class TritonClient:
         self._client.close()
 
     def __enter__(self) -> Self:
-        """Return the client; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def _next(

@@ -46,8 +46,8 @@ def engine_links(run: Path, count: int) -> tuple[Path, ...]:
 def triton_folder(run: Path, number: int) -> Path:
     """Return the folder of a run's Triton by its number.
 
-    Their names are different for all runs and Tritons, and none begins with another: shared memory
-    is named after them.
+    The names of all runs and Tritons differ, and no name is a prefix of another, because shared
+    memory is named after them.
     """
     return run / f"{run.name}-{number:05}"
 
@@ -56,7 +56,7 @@ def hold(folder: Path) -> int:
     """Lock a Triton's folder for sending requests; closing the returned descriptor unlocks it.
 
     Raises:
-        OSError: it has gone, or is about to.
+        OSError: the folder was removed, or is being removed.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -82,7 +82,7 @@ def is_held(folder: Path) -> bool:
 def runs() -> Iterator[Path]:
     """Yield the folders of this user's runs; some may have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # removed meanwhile, or of another user
+        with contextlib.suppress(OSError):  # removed meanwhile, or owned by another user
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
                 yield folder
 
@@ -93,7 +93,7 @@ def reference_folder(run: Path) -> Path:
 
 
 def gateway_door(run: Path, number: int = 0) -> Path:
-    """Return the socket for health and metrics, by HTTP, of one of the gateway's processes."""
+    """Return the HTTP socket of a gateway process for health and metrics."""
     return run / f"gateway-{number}.sock"
 
 
@@ -123,7 +123,7 @@ def grpc_target(folder: Path) -> str:
 def run_folder() -> Iterator[Path]:
     """Make the folder of a run for a `with` block, and remove it afterwards.
 
-    Removes first what runs left behind that could not do so themselves.
+    Remove abandoned folders of other runs first.
     """
     _remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -150,7 +150,7 @@ def remove_shared_memory(folder: Path) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders that this user's runs left behind, as after SIGKILL."""
+    """Remove the folders of this user's killed runs."""
     for folder in runs():
         with contextlib.suppress(OSError):  # removed meanwhile, or in use
             _remove_if_abandoned(folder)

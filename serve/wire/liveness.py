@@ -10,9 +10,9 @@ STALE_S = 3.0  # an older heartbeat means that the process does not work
 
 
 def touch_heartbeat(path: Path) -> None:
-    """Touch the heartbeat file, with the time of the monotonic clock.
+    """Set the heartbeat file's modification time to the monotonic clock.
 
-    It counts from the machine's start, and all processes of the machine have the same.
+    The clock counts from the machine's start and is the same in all processes.
     """
     now_ns = time.monotonic_ns()
     try:

@@ -14,7 +14,7 @@ An error's text is the name of its class in `serve.contract.errors`, a colon and
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,12 @@ import numpy.typing as npt
 from serve.contract import errors
 from serve.contract.codec import from_json, to_json
 from serve.contract.config import OPTIONS
-from serve.contract.errors import AudioError, EarshotError, OptionError, shown
+from serve.contract.errors import AudioError, EarshotError, OptionError, UnavailableError, shown
 from serve.contract.messages import (
     AudioFile,
     Phase,
     Request,
     Segment,
-    Task,
     Timings,
     Transcript,
 )
@@ -38,8 +37,8 @@ Tensor = npt.NDArray[Any]
 T = TypeVar("T")
 
 _MAX_ERROR_CHARS = 2000
-_TOO_MANY = 2**31  # for an INT32
-_OTHER_VERSION = "is the server an Earshot of this version?"
+_TOO_MANY = 2**31  # the first integer that INT32 cannot hold
+_OTHER_VERSION = "expected a server of this Earshot version"
 
 MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
@@ -54,6 +53,19 @@ PHASES_PARAMETER = "earshot_phases"
 
 PRIORITY_PARAMETER = "earshot_priority"
 """The request parameter with a priority other than a file's; clients cannot set it."""
+
+
+def require_numpy_1() -> None:
+    """Reject a numpy version that Triton's Python backend was not compiled for.
+
+    Raises:
+        UnavailableError: the version is 2 or later.
+    """
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise UnavailableError(
+            f"numpy {np.__version__} is installed; expected numpy 1, for which Triton Inference "
+            "Server's Python backend was compiled: it would corrupt tensors; install numpy below 2"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,22 +97,20 @@ INPUTS = _by_name(
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     *map(_input, OPTIONS.values()),
-    TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
+    TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: a message per segment; default: true"),
 )
 OUTPUTS = _by_name(
-    TensorSpec("TEXT", "BYTES", (1,), "the whole text, or that of one segment"),
+    TensorSpec("TEXT", "BYTES", (1,), "the whole text, or the text of one segment"),
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.contract.messages.Segment"),
-    TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out if nobody was heard and none was named"),
-    TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), "code; absent without speech and a requested language"),
+    TensorSpec("LANGUAGE_PROB", "FP32", (1,), "absent if the request has a language"),
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio; up to the last of CLIP_TIMESTAMPS"),
     TensorSpec(
         "TIMINGS", "BYTES", (1,), "JSON object; fields of serve.contract.messages.Timings, seconds"
     ),
-    TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
-    TensorSpec(
-        "WARNINGS", "BYTES", (-1,), "what was left out or guessed; left out where nothing was"
-    ),
-    TensorSpec("PHASES", "BYTES", (1,), "left out where the request is not traced: JSON list"),
+    TensorSpec("TOKENS", "INT32", (-1,), "tokens of the first window, with timestamps"),
+    TensorSpec("WARNINGS", "BYTES", (-1,), "sentences about skipped or guessed parts, if any"),
+    TensorSpec("PHASES", "BYTES", (1,), "JSON list; absent if the request is not traced"),
 )
 _PYTHON: dict[type, tuple[type, str]] = {
     str: (str, "text"),
@@ -118,7 +128,7 @@ NUMPY_TYPES = {
 
 
 def describe() -> str:
-    """Describe the tensors for people, one per line, inputs first."""
+    """Describe the tensors, one per line, inputs first."""
     lines = []
     for title, specs in (("Inputs", INPUTS), ("Outputs", OUTPUTS)):
         lines.append(f"{title}:")
@@ -133,8 +143,8 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """Convert a request to tensors; options with their default values are omitted.
 
     Raises:
-        OptionError: a value is not of its input's type, is no text, or is longer than its input may
-            be; whether it makes sense the server knows.
+        OptionError: a value has the wrong type, is not valid text, or is too long; the server
+            checks everything else.
     """
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
@@ -161,7 +171,7 @@ def _check_size(name: str, tensor: Tensor) -> None:
 
 
 def _checked(option: Option, value: object) -> object:
-    """Return a value that fits the option's tensor, which NumPy would convert silently."""
+    """Check that a value has the type of the option; NumPy would convert it silently."""
     if option.choices == SWITCH:
         return as_switch(option.name, value)
     kind, expected = _PYTHON[option.kind]
@@ -182,11 +192,11 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
 
     Args:
         inputs: the tensors.
-        file: its audio, where that came beside them.
+        file: the audio, if it came as an upload instead of a tensor.
 
     Raises:
-        AudioError: no audio, or two.
-        OptionError: text that is too long or not UTF-8, or an unknown task.
+        AudioError: there is no audio, or more than one.
+        OptionError: a text is too long or not UTF-8.
     """
     if file is None and ("AUDIO" in inputs) == ("SAMPLES" in inputs):
         sources = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
@@ -197,9 +207,6 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
     for name, tensor in inputs.items():
         if name not in ("AUDIO", "SAMPLES", "STREAM"):
             options[name.lower()] = _option(name, tensor)
-    task = options.get("task", "transcribe")
-    if task not in get_args(Task):
-        raise OptionError(f"TASK = {shown(task)}; expected one of {', '.join(get_args(Task))}")
     if file is not None:
         return Request(audio=file, **options)
     audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
@@ -224,7 +231,7 @@ def segment_outputs(segment: Segment) -> dict[str, Tensor]:
 
 
 def transcript_outputs(transcript: Transcript, phases: bool = False) -> dict[str, Tensor]:
-    """Convert a complete answer to tensors, with `phases` also the phases of its time."""
+    """Convert a complete answer to tensors; `phases`: also its PHASES."""
     values = {
         "TEXT": transcript.text,
         "SEGMENTS": to_json(transcript.segments),
@@ -243,7 +250,7 @@ def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segme
     """Return the segments of an answer, or of one message of a stream.
 
     Raises:
-        EarshotError: they are missing, or are not what this version calls segments.
+        EarshotError: the segments are missing or malformed.
     """
     return _json(tuple[Segment, ...], "SEGMENTS", output)
 
@@ -252,7 +259,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
     """Read a complete answer; `output` returns an output by name, or None.
 
     Raises:
-        EarshotError: an output is missing, or is not what this version expects.
+        EarshotError: an output is missing or malformed.
     """
     language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
     warnings = () if output("WARNINGS") is None else _present("WARNINGS", output)
@@ -270,7 +277,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
 
 
 def is_whole(output: Callable[[str], Tensor | None]) -> bool:
-    """Return whether a stream's message is its answer, rather than one more segment."""
+    """Return whether a stream's message is the complete answer and not a segment."""
     return output("TIMINGS") is not None
 
 
@@ -287,8 +294,8 @@ def error_from_text(text: str, status: str) -> EarshotError:
     """Return the error in a server's answer.
 
     Args:
-        text: from `error_to_text`, or Triton's own words.
-        status: name of the gRPC status, which decides where the text names no class.
+        text: a text of `error_to_text`, or Triton's own message.
+        status: the name of the gRPC status, used if the text names no class.
     """
     name, _, message = text.partition(": ")
     named = vars(errors).get(name)
@@ -313,7 +320,7 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
 def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
     tensor = output(name)
     if tensor is None:
-        raise EarshotError(f"the answer holds no {name}; {_OTHER_VERSION}")
+        raise EarshotError(f"the answer lacks {name}; {_OTHER_VERSION}")
     return tensor
 
 
@@ -327,7 +334,7 @@ def _bytes(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise OptionError(f"{name} = {shown(text)} is no text: {error}") from error
+        raise OptionError(f"{name} = {shown(text)}; expected valid Unicode: {error}") from error
 
 
 def _text(name: str, tensor: Sequence[bytes] | Tensor) -> str:

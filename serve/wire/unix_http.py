@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket, for small requests between the processes of a run."""
+"""Send small HTTP requests over Unix sockets between the processes of a run."""
 
 import contextlib
 import http.client
@@ -21,12 +21,12 @@ def ask(path: Path, address: str, timeout_s: float) -> bytes:
     """Send a GET request over a Unix socket.
 
     Args:
-        path: of the socket.
-        address: such as /metrics.
-        timeout_s: most that connecting takes, and that each piece of the page is waited for.
+        path: the socket.
+        address: the URL path, such as /metrics.
+        timeout_s: the timeout of connecting and of each read.
 
     Raises:
-        OSError: there is nobody, or no page.
+        OSError: the connection fails, or the status is not 200.
     """
     with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
         try:

@@ -38,7 +38,7 @@ def take(run: Path, key: str) -> AudioFile | None:
     """Open and unlink the file of a request; return None if there is none.
 
     Raises:
-        EarshotError: it cannot be opened.
+        EarshotError: the file cannot be opened.
     """
     named = _KEY.fullmatch(key)
     if not named:
@@ -49,7 +49,7 @@ def take(run: Path, key: str) -> AudioFile | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise EarshotError(f"the upload cannot be opened: {error.strerror}") from error
+        raise EarshotError(f"cannot open the uploaded audio: {error.strerror}") from error
     path.unlink(missing_ok=True)
     return AudioFile(descriptor)
 

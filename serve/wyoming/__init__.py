@@ -1,4 +1,4 @@
-"""A bridge for Home Assistant: the Wyoming protocol in front of a running server.
+"""A bridge from the Wyoming protocol (Home Assistant) to a running server.
 
 https://github.com/OHF-Voice/wyoming
 """

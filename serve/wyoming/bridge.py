@@ -1,4 +1,4 @@
-"""The bridge's own server: takes connections in, as many as there may be, and lets them end."""
+"""The server of the bridge: it accepts connections up to a maximum, and drains them."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ class Bridge:
     """A server of the Wyoming protocol.
 
     Args:
-        settings: of its sessions.
+        settings: the settings of its sessions.
     """
 
     def __init__(self, settings: BridgeSettings) -> None:
@@ -25,25 +25,25 @@ class Bridge:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port, which 0 leaves to the system.
+        """Listen; return the port, which the system chooses for port 0.
 
         Raises:
-            UnavailableError: it cannot.
+            UnavailableError: the address cannot be used.
         """
         try:
             self._server = await asyncio.start_server(self._take, host, port, limit=MAX_LINE_BYTES)
         except OSError as error:
             raise UnavailableError(
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what runs there, or name "
-                "another port with --listen"
+                f"cannot listen on {host}:{port}: {error.strerror}; stop the other process, or "
+                "choose another port with --listen"
             ) from error
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, drain_s: float) -> None:
-        """Take nobody in any more, and let utterances that are under way become text.
+        """Stop accepting connections, and finish the current utterances.
 
         Args:
-            drain_s: how long that may take.
+            drain_s: the longest wait for them.
         """
         assert self._server is not None
         self._server.close()
@@ -70,7 +70,7 @@ class Bridge:
             self._sessions[task] = session
             await session.run()
             await _hear_out(reader, writer)
-        except asyncio.CancelledError:  # by `stop`; asyncio would log it
+        except asyncio.CancelledError:  # from `stop`; asyncio would log it
             return
         finally:
             self._sessions.pop(task, None)
@@ -81,7 +81,7 @@ class Bridge:
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Let a client that still sends read why nobody listens: closed now, it might lose that."""
+    """Read until the client closes; closing while it sends could discard our last event."""
     with contextlib.suppress(OSError, TimeoutError):
         writer.write_eof()
         async with asyncio.timeout(_CLOSE_S):

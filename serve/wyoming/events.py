@@ -1,8 +1,8 @@
-"""Events of the Wyoming protocol: a line of JSON, more JSON if it tells of some, and a payload.
+"""Events of the Wyoming protocol: a line of JSON, optional further JSON, and a payload.
 
     {"type": "audio-chunk", "data": {…}, "data_length": 49, "payload_length": 2048}
 
-`data` may stand in the line, behind it, or in part in either.
+`data` is in the line, in the JSON after it, or partly in both.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class WyomingEvent:
-    """A message from one side to the other."""
+    """A message of the protocol."""
 
     type: str
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     payload: bytes = b""
 
     def write(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the bytes of the event."""
         data = to_json(self.data).encode()
         head = {"type": self.type, "data_length": len(data), "payload_length": len(self.payload)}
         return b"".join((to_json(head).encode(), b"\n", data, self.payload))
 
 
 def data_of(event: WyomingEvent, kind: type[T]) -> T:
-    """Read an event's data as a dataclass; keys that are no field of it are passed over.
+    """Read an event's data as a dataclass; unknown keys are ignored.
 
     Raises:
         RequestError: a value is missing or wrong.
@@ -55,13 +55,13 @@ class _EventHeader:
 
 
 async def read_event(reader: asyncio.StreamReader) -> WyomingEvent | None:
-    """Read the next event; None where the client has gone.
+    """Read the next event; return None if the client has disconnected.
 
     Args:
-        reader: whose limit is `MAX_LINE_BYTES`.
+        reader: a reader with the limit `MAX_LINE_BYTES`.
 
     Raises:
-        RequestError: what came is no event, or too large.
+        RequestError: the input is not an event, or too large.
     """
     try:
         line = await _line(reader)
@@ -82,8 +82,7 @@ async def read_event(reader: asyncio.StreamReader) -> WyomingEvent | None:
 async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
-    except ValueError as error:  # as StreamReader has it
+    except ValueError as error:  # StreamReader raises it if the line is too long
         raise RequestError(
-            f"an event's line is longer than {MAX_LINE_BYTES} bytes; expected JSON, and a line's "
-            "end behind it"
+            f"an event's line is longer than {MAX_LINE_BYTES} bytes; expected JSON and a newline"
         ) from error

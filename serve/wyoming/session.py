@@ -1,7 +1,7 @@
-"""One client's connection: its events, and the answers to them.
+"""The session of one client: handle its events.
 
-A connection ends with its first fault, which is an event `error`: Home Assistant waits on for a
-transcript, whatever else it is told.
+The first error ends the connection, after an event `error`: Home Assistant would otherwise keep
+waiting for a transcript.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ class BridgeSettings:
     """The settings that all sessions share."""
 
     upstream: SpeechApiClient
-    languages: tuple[str, ...]  # codes that clients are told of
-    language: str | None  # of whoever names none; None: it is detected
-    idle_s: float  # that a client may say nothing
-    budget: Budget = dataclasses.field(default_factory=Budget)  # of all sessions' audio
+    languages: tuple[str, ...]  # codes that clients may choose from
+    language: str | None  # if the client names none; None: detect it
+    idle_s: float  # timeout between a client's events
+    budget: Budget = dataclasses.field(default_factory=Budget)  # for the audio of all sessions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,12 @@ class _Ping:
 
 
 class WyomingSession:
-    """A connection.
+    """A client's connection.
 
     Args:
-        reader: whose limit is `serve.wyoming.events.MAX_LINE_BYTES`.
-        writer: of the same connection.
-        settings: of all of them.
+        reader: a reader with the limit `serve.wyoming.events.MAX_LINE_BYTES`.
+        writer: the writer of the same connection.
+        settings: the settings of all sessions.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class WyomingSession:
 
     @property
     def busy(self) -> bool:
-        """Tell whether an utterance is under way."""
+        """Return whether an utterance has started and has no transcript yet."""
         return self._utterance is not None
 
     def finish(self) -> None:
-        """End with the utterance that is under way."""
+        """End the session after the current utterance."""
         self._last = True
 
     async def run(self) -> None:
-        """Answer until the client goes, or a fault ends it."""
+        """Handle events until the client disconnects or an error ends the session."""
         try:
             while (self.busy or not self._last) and (event := await self._next()) is not None:
-                if handle := self._HANDLERS.get(event.type):  # what is unknown says nothing
+                if handle := self._HANDLERS.get(event.type):  # ignore unknown events
                     await handle(self, event)
         except EarshotError as error:
             logger.warning("%s", error)
@@ -82,7 +82,7 @@ class WyomingSession:
                 await asyncio.wait((self._ahead,))
 
     async def refuse(self, error: EarshotError) -> None:
-        """Tell the client what is wrong, if it still listens."""
+        """Send an error to the client, if it is still connected."""
         try:
             await self._say("error", {"text": str(error), "code": error.status.grpc})
         except EarshotError as deaf:
@@ -95,7 +95,7 @@ class WyomingSession:
                 event = await self._ahead
         except TimeoutError:
             raise DeadlineError(
-                f"no whole event in {self._settings.idle_s:g} s; connect again to go on"
+                f"no complete event within {self._settings.idle_s:g} s; connect again to continue"
             ) from None
         self._ahead = None
         return event
@@ -107,9 +107,9 @@ class WyomingSession:
                 await self._writer.drain()
         except TimeoutError:
             self._writer.transport.abort()
-            raise DeadlineError(f"the client has taken nothing for {_WRITE_S:g} s") from None
+            raise DeadlineError(f"the client has read nothing for {_WRITE_S:g} s") from None
         except ConnectionError:
-            pass  # it has gone, which the next read tells
+            pass  # the next read reports the disconnection
 
     # ---------------------------------------------------------------- events
 
@@ -157,7 +157,7 @@ class WyomingSession:
 
     async def _audio_stop(self, event: WyomingEvent) -> None:
         if self._utterance is None:
-            raise RequestError("audio-stop came without audio; expected audio-start before it")
+            raise RequestError("found audio-stop without audio; expected audio-start before it")
         options = self._options
         if not options.language:
             options = dataclasses.replace(options, language=self._settings.language)
@@ -174,9 +174,9 @@ class WyomingSession:
     async def _while_client_waits(
         self, utterance: WyomingUtterance, options: TranscribeOptions
     ) -> SpeechApiAnswer | None:
-        """Return the server's answer; None where the client has gone, and the server knows it."""
+        """Return the server's answer; if the client disconnects, cancel and return None."""
         if not utterance.seconds:
-            return SpeechApiAnswer("")  # nothing was said
+            return SpeechApiAnswer("")  # no audio
         answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, options))
         self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
         try:

@@ -1,16 +1,14 @@
-"""The server that the bridge asks, by OpenAI's API over HTTP."""
+"""A client of OpenAI's speech API over HTTP."""
 
 import asyncio
-import contextlib
 import dataclasses
 import http.client
-import io
 import re
 import secrets
 import ssl
 import urllib.parse
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 from serve.contract.codec import from_json
 from serve.contract.errors import (
@@ -35,7 +33,7 @@ class SpeechApiAnswer:
     """The server's answer to an utterance."""
 
     text: str
-    language: str | None = None  # a code; None: not known
+    language: str | None = None  # a code; None: unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,40 +57,40 @@ class _ErrorBody:
 
 
 class SpeechApiClient:
-    """A server.
+    """A client of one server.
 
     Args:
-        url: http://host:port or https://host:port; /v1 may follow.
-        key: an API key; empty: none.
-        timeout_s: that an answer may take.
+        url: http://host:port or https://host:port, with or without /v1.
+        key: the API key; empty: none.
+        timeout_s: the timeout of a request.
 
     Raises:
-        ConfigError: the URL or the key is none.
+        ConfigError: the URL or the key is invalid.
     """
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
         try:
             parts = urllib.parse.urlsplit(url)
-            host, port = parts.hostname, parts.port
+            host, _ = parts.hostname, parts.port  # the port may be out of range
         except ValueError:
-            host = port = None
+            host = None
         if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
-            raise ConfigError(f"--server {shown(url)}; expected such as http://127.0.0.1:8000")
+            raise ConfigError(
+                f"--server {shown(url)}; expected a URL such as http://127.0.0.1:8000"
+            )
         if not _HEADER_VALUE.fullmatch(key):
-            raise ConfigError("the API key has characters that no key has; expected one key alone")
+            raise ConfigError("the API key has invalid characters; expected only one key")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._path = urllib.parse.urlsplit(self.url).path
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = host, port or (443 if self._tls else 80)
-        self._netloc = parts.netloc
-        self._key = key
+        self._headers = {"Accept-Encoding": "identity"}
+        self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else False
         self._timeout_s = timeout_s
 
     async def models(self) -> tuple[str, ...]:
-        """Return the names of the models that there are.
+        """Return the names of the server's models.
 
         Raises:
-            EarshotError: as of `transcribe`.
+            EarshotError: see `transcribe`.
         """
         answer = await self._ask("GET", "/v1/models")
         return tuple(model.id for model in _read(_ModelList, answer).data)
@@ -100,12 +98,13 @@ class SpeechApiClient:
     async def transcribe(
         self, utterance: WyomingUtterance, options: TranscribeOptions
     ) -> SpeechApiAnswer:
-        """Ask for an utterance's text.
+        """Transcribe an utterance.
 
         Raises:
-            UnavailableError: there is no server, it hung up, or it answered with nonsense.
-            DeadlineError: it takes too long.
-            EarshotError: it refuses; the message is its own.
+            UnavailableError: the server is not reachable, it closed the connection, or its answer
+                is malformed.
+            DeadlineError: the timeout expired.
+            EarshotError: the server rejected the request, with its message.
         """
         fields = [
             ("response_format", "verbose_json"),
@@ -124,84 +123,56 @@ class SpeechApiClient:
     async def _ask(
         self, method: str, path: str, kind: str = "", body: Sequence[bytes] = ()
     ) -> bytes:
-        head = {
-            "Host": self._netloc,
-            "Connection": "close",
-            "Content-Length": str(sum(map(len, body))),
-        }
-        head |= {"Content-Type": kind} if kind else {}
-        head |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        lines = (f"{name}: {value}\r\n" for name, value in head.items())
-        request = f"{method} {self._path}{path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                received = await self._exchange((request, *body))
-        except TimeoutError:
-            raise DeadlineError(f"{self.url} has not answered in {self._timeout_s:g} s") from None
-        except OSError as error:
-            raise UnavailableError(
-                f"{self.url} cannot be reached: {error.strerror or error}; start the server there, "
-                "or name another with --server"
-            ) from error
-        status, answer = _parsed(received, self.url)
-        if status != http.client.OK:
-            raise _refusal(status, answer, self.url)
-        return answer
+        import httpx2  # noqa: PLC0415 - other commands do not load it
 
-    async def _exchange(self, parts: Iterable[bytes]) -> bytes:
-        """Send a request, and receive all until the server hangs up."""
-        async with asyncio.timeout(_CONNECT_S):
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        received = bytearray()
+        headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
+        headers |= {"Content-Type": kind} if kind else {}
+        limits = httpx2.Timeout(None, connect=_CONNECT_S)
         try:
-            # A server that refuses need not read all of a request; it may have said why.
-            with contextlib.suppress(ConnectionError):
-                for part in parts:  # piece by piece, for a transport copies what it cannot send
-                    for begin in range(0, len(part), _PIECE_BYTES):
-                        writer.write(part[begin : begin + _PIECE_BYTES])
-                        await writer.drain()
-            with contextlib.suppress(ConnectionError):
-                while len(received) <= _MAX_ANSWER_BYTES and (piece := await reader.read(2**16)):
-                    received += piece
-        finally:
-            writer.close()
-        return bytes(received)
+            async with (
+                asyncio.timeout(self._timeout_s),
+                httpx2.AsyncClient(verify=self._tls, timeout=limits, trust_env=False) as client,
+                client.stream(
+                    method, f"{self.url}{path}", headers=headers, content=_pieces(body)
+                ) as response,
+            ):
+                answer = bytearray()
+                async for piece in response.aiter_raw():
+                    answer += piece
+                    if len(answer) > _MAX_ANSWER_BYTES:
+                        raise httpx2.RemoteProtocolError(f"more than {_MAX_ANSWER_BYTES} bytes")
+        except TimeoutError:
+            raise DeadlineError(f"{self.url} did not answer in {self._timeout_s:g} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise UnavailableError(
+                f"cannot reach {self.url}: {error}; start the server there, or name another with "
+                "--server"
+            ) from error
+        except httpx2.HTTPError as error:
+            raise UnavailableError(
+                f"{self.url} did not answer with valid HTTP: {error}; expected Earshot, or another "
+                "server with OpenAI's API"
+            ) from error
+        if response.status_code != http.client.OK:
+            raise _refusal(response.status_code, bytes(answer), self.url)
+        return bytes(answer)
+
+
+async def _pieces(body: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield a body in small pieces, because a transport copies unsent bytes."""
+    for part in body:
+        for begin in range(0, len(part), _PIECE_BYTES):
+            yield part[begin : begin + _PIECE_BYTES]
 
 
 def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str, list[bytes]]:
-    """Make a multipart form: its media type, and its body in pieces."""
+    """Return the media type of a multipart form, and its body in pieces."""
     boundary = secrets.token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     texts = (f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields)
     head = f'{part}file"; filename="speech.wav"\r\nContent-Type: audio/wav\r\n\r\n'
     body = ["".join((*texts, head)).encode(), *file, f"\r\n--{boundary}--\r\n".encode()]
     return f"multipart/form-data; boundary={boundary}", body
-
-
-class _Received:
-    """Stands for a socket from which an answer can be read that has been received already."""
-
-    def __init__(self, received: bytes) -> None:
-        self._received = received
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        """Return the file that `http.client` reads from."""
-        return io.BytesIO(self._received)
-
-
-def _parsed(received: bytes, url: str) -> tuple[int, bytes]:
-    """Return status and body of an answer."""
-    response = http.client.HTTPResponse(cast(Any, _Received(received)))
-    try:
-        if len(received) > _MAX_ANSWER_BYTES:
-            raise http.client.HTTPException("too long")
-        response.begin()
-        return response.status, response.read()
-    except (http.client.HTTPException, ValueError) as error:
-        fault = "hung up without an answer" if not received else "did not answer as HTTP has it"
-        raise UnavailableError(
-            f"{url} {fault}; expected an Earshot, or another server of OpenAI's API"
-        ) from error
 
 
 def _read(kind: Any, answer: bytes) -> Any:
@@ -214,4 +185,4 @@ def _refusal(status: int, answer: bytes, url: str) -> EarshotError:
     try:
         return kind(_read(_ErrorBody, answer).error.message)
     except UnavailableError:
-        return kind(f"{url} answered with status {status}")
+        return kind(f"{url} returned status {status}")

@@ -1,4 +1,4 @@
-"""An utterance, between audio-start and audio-stop, and the options of its transcription."""
+"""An utterance: the audio between audio-start and audio-stop, and its options."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from serve.speech.raw import wav_header
 MAX_S = 300.0
 MAX_BYTES = 2**25
 
-_PIECE_BYTES = 2**16  # at which a piece grows no more
+_PIECE_BYTES = 2**16  # a piece of this size is complete
 
 
 class Budget:
@@ -33,8 +33,8 @@ class Budget:
         """
         if self._bytes + size > self.max_bytes:
             raise OverloadedError(
-                f"{self._bytes} bytes of audio of all connections wait for audio-stop or a text; "
-                f"expected at most {self.max_bytes}: try again later"
+                f"the audio of all connections has {self._bytes} bytes; expected at most "
+                f"{self.max_bytes}: try again later"
             )
         self._bytes += size
 
@@ -47,63 +47,63 @@ class Budget:
 class TranscribeOptions:
     """The options of the event `transcribe`, which may precede an utterance."""
 
-    name: str | None = None  # of a model
+    name: str | None = None  # the model
     language: str | None = None
-    transcript_names: tuple[str, ...] | None = None  # that may be said
+    transcript_names: tuple[str, ...] | None = None  # to boost
     transcript_terms: tuple[str, ...] | None = None
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Words that may be said; names come first."""
+        """Return the words to boost, names first."""
         words = (*(self.transcript_names or ()), *(self.transcript_terms or ()))
         return tuple(word for word in words if word.strip())
 
 
 @dataclasses.dataclass(frozen=True)
 class AudioFormat:
-    """The format of samples; it stands in the events audio-start and audio-chunk."""
+    """The format of samples, from the events audio-start and audio-chunk."""
 
     rate: Annotated[int, Field(ge=1_000, le=384_000)]  # Hz
-    width: Literal[1, 2, 3, 4]  # bytes of a sample; of one byte it has no sign
+    width: Literal[1, 2, 3, 4]  # bytes per sample; one byte is unsigned
     channels: Annotated[int, Field(ge=1, le=8)]
 
     @property
     def bytes_per_s(self) -> int:
-        """Bytes a second, of all channels."""
+        """Return the bytes per second, of all channels."""
         return self.rate * self.width * self.channels
 
 
 class WyomingUtterance:
-    """Samples as they come.
+    """The samples of an utterance.
 
     Args:
-        format: the samples' format.
-        budget: pays for their memory until `close`.
+        format: the format of the samples.
+        budget: the memory budget that is charged until `close`.
     """
 
     def __init__(self, format: AudioFormat, budget: Budget) -> None:
         self._format = format
         self._budget = budget
-        # One array that grows to 32 MiB would be copied again and again, and leave holes behind.
+        # A single growing array would be copied repeatedly and fragment the memory.
         self._pieces: list[bytes] = []
         self._bytes = 0
 
     @property
     def seconds(self) -> float:
-        """Seconds that it has so far."""
+        """Return the seconds of audio so far."""
         return self._bytes / self._format.bytes_per_s
 
     def add(self, format: AudioFormat, samples: bytes) -> None:
-        """Add a piece that goes on from the last.
+        """Append samples.
 
         Raises:
-            AudioError: it is of another format.
-            AudioLimitError: it is too much.
-            OverloadedError: the budget has no room.
+            AudioError: the format differs from that of the utterance.
+            AudioLimitError: the utterance is too long.
+            OverloadedError: the budget is exhausted.
         """
         if format != self._format:
             raise AudioError(
-                f"audio-chunk holds {format}, the audio began as {self._format}; expected the same"
+                f"audio-chunk has {format}; expected {self._format}, as at the start of the audio"
             )
         self._budget.take(len(samples))
         self._bytes += len(samples)
@@ -118,7 +118,7 @@ class WyomingUtterance:
             )
 
     def close(self) -> None:
-        """Drop the samples; may be called again."""
+        """Release the samples; may be called again."""
         self._budget.give_back(self._bytes)
         self._pieces, self._bytes = [], 0
 
@@ -126,7 +126,7 @@ class WyomingUtterance:
         """Return a WAV file in pieces.
 
         Raises:
-            AudioError: it ends within a sample.
+            AudioError: the audio ends within a sample.
         """
         frame, size = self._format.width * self._format.channels, self._bytes
         if size % frame:

@@ -21,7 +21,7 @@ from build.native import CALIBRATE_CLIPS
 from deploy.images import earshot
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
-from serve.wire.numpy_version import require_numpy_1
+from serve.wire.tensors import require_numpy_1
 from tests.deploy.dockerfiles import IMAGES, ROOT, all_of, copied, environment
 
 NATIVE = IMAGES / "native.Dockerfile"

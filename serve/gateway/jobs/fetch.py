@@ -20,7 +20,7 @@ import httpcore2
 
 from serve.contract.config import Config
 from serve.contract.errors import UnavailableError, shown
-from serve.contract.jobs_config import PLACE, JobsConfig
+from serve.contract.server_config import PLACE, JobsConfig
 from serve.gateway import errors
 from serve.gateway.errors import ApiError, field_error
 

@@ -28,7 +28,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError
-from serve.contract.jobs_config import POSTGRESQL
+from serve.contract.server_config import POSTGRESQL
 from serve.gateway.usage import use_wal
 
 FILE = "jobs.sqlite"

@@ -119,7 +119,7 @@ def measured(monkeypatch, meetings, tmp_path):
     """Measures a system that says some turns of each recording."""
 
     def measure(told, texts=False):
-        monkeypatch.setattr(eval.speakers.run, "open_diarizer", lambda device: Told(told))
+        monkeypatch.setattr(eval.speakers.run, "Diarizer", lambda device: Told(told))
         monkeypatch.setattr(
             eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
         )

@@ -152,7 +152,7 @@ def test_a_node_that_is_killed_half_way_loses_no_file_and_doubles_none(
         _, errors = run.communicate(timeout=WAIT_S + count)
     assert run.returncode == 1, errors
     assert "Traceback" not in errors
-    assert f"2 of {count} files failed: {tmp_path}/failed.jsonl" in errors
+    assert f"2 of {count} files failed; see {tmp_path}/failed.jsonl" in errors
     failed = names(tmp_path / "failed.jsonl")
     assert [Path(file).name for file in failed] == [f"{count - 2}.wav", f"{count - 1}.wav"]
     check_every_file_once(
@@ -176,7 +176,7 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_fo
     with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
         _, errors = run.communicate(timeout=WAIT_S)
     assert run.returncode == 1, errors
-    assert f"{SHARDS} shards, of which {len(done)} are done" in errors
+    assert f"{SHARDS} shards, {len(done)} of them done" in errors
     assert {path: path.stat().st_mtime_ns for path in done} == done
     heard = parquet.read_table(tmp_path / "transcripts").column("file").to_pylist()
     check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
@@ -189,7 +189,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(command, count, ray_folder, tmp_path)
         run.send_signal(signal.SIGTERM)
         _, errors = run.communicate(timeout=WAIT_S)
     assert run.returncode == 130, errors
-    assert errors.endswith("the same command does the others\ninterrupted\n"), errors
+    assert errors.endswith("the same command continues with the rest\ninterrupted\n"), errors
     assert "Traceback" not in errors
     wait_until(
         lambda: not {process.pid for process in running(ray_folder)} - before,

@@ -65,12 +65,12 @@ def test_a_file_is_written_as_a_whole_and_replaced(tmp_path, scheme):
 
 
 def test_what_cannot_be_reached_says_so(tmp_path):
-    with pytest.raises(FileError, match=r"cannot reach 'nosuch://bucket'.*expected a folder or a"):
+    with pytest.raises(FileError, match=r"cannot reach 'nosuch://bucket'.*expected a folder, or a"):
         store.read("nosuch://bucket/a.wav")
-    with pytest.raises(FileError, match=r"cannot read /no/such.wav: .*name a file that exists"):
+    with pytest.raises(FileError, match=r"cannot read /no/such.wav: .*expected a file that exists"):
         store.read("/no/such.wav")
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match=r"cannot write .*name another --output"):
+    with pytest.raises(FileError, match=r"cannot write .*expected a writable --output"):
         store.write(f"{tmp_path}/file/below", b"")
 
 
@@ -119,24 +119,24 @@ def test_another_run_never_mixes_with_one(tmp_path):
     with pytest.raises(ConfigError) as refused:
         keep_or_compare(output, other)
     assert str(refused.value) == (
-        f"{tmp_path} holds another run: files was 3 and is now 4; options.language was null and is "
-        'now "en"; name another --output, or ask the same'
+        f"{tmp_path} has a run with other settings: files was 3 and is now 4; options.language was "
+        'null and is now "en"; choose another --output, or use the same settings'
     )
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--input", "/no/such"], "there is no /no/such; expected a folder of audio, or a"),
-        (["--input", "{empty}"], "{empty} holds no audio; expected a folder"),
-        (["--input", "{twice}"], "{twice}:3: a.wav stands in line 1, too"),
+        (["--input", "/no/such"], "/no/such does not exist; expected a folder of audio, or a"),
+        (["--input", "{empty}"], "{empty} has no audio; expected a folder"),
+        (["--input", "{twice}"], "{twice}:3: a.wav is also in line 1; expected it once"),
         (["--input", "{folder}/notes.txt"], "{folder}/notes.txt:1 is not JSON"),
         (["--input", "{folder}", "--shard-files", "0"], "--shard-files 0; expected at least 1"),
         (["--input", "{folder}", "--cpus", "0"], "--cpus 0; expected at least 1"),
-        (["--input", "{folder}", "--output", "{folder}/b.wav/x"], "name another --output"),
+        (["--input", "{folder}", "--output", "{folder}/b.wav/x"], "expected a writable --output"),
         (["--input", "{folder}", "--format", "srt,xml"], "--format srt,xml; expected jsonl or pa"),
         (["--input", "{folder}", "--format", "jsonl,parquet"], "expected jsonl or parquet, and"),
-        (["--input", "{folder}", "--cue", "max_line_width=9"], "is for --format srt and vtt"),
+        (["--input", "{folder}", "--cue", "max_line_width=9"], "needs --format srt or vtt"),
         (["--input", "nosuch://x"], "cannot reach 'nosuch://x'"),
     ],
 )
@@ -182,7 +182,7 @@ def test_s3_is_where_the_environment_says(monkeypatch):
         store._opened.cache_clear()
         try:
             assert store.read("s3://calls/a b.wav") == b"audio"
-            with pytest.raises(FileError, match="there is none"):
+            with pytest.raises(FileError, match="it does not exist"):
                 store.read("s3://calls/c.wav")
             store._opened.cache_clear()
             monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")
@@ -198,4 +198,4 @@ def test_where_packages_are_missing_they_are_named(tmp_path, capsys, monkeypatch
     (tmp_path / "some.toml").touch()
     words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path]
     assert main(["bulk", *map(str, words)]) == 2
-    assert "missing here: no_such_package; expected" in capsys.readouterr().err
+    assert "not installed: no_such_package; install" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_file_that_ends_its_process_twice_is_found_and_set_aside(start, files)
     assert (report["files"], report["failed"], report["refused"]) == (5, 3, "")
     failed = {line["file"]: line["error"] for line in lines(output.failed(3))}
     assert set(failed) == {files[1], files[2], files[3]}
-    assert "ended the process that transcribed it 2 times" in failed[files[2]]
+    assert "the process ended 2 times while it transcribed" in failed[files[2]]
     assert output.done() == {3} and output.tries(3) == {}
 
 
@@ -149,7 +149,7 @@ def test_what_is_no_file_or_too_long_is_set_aside_unread(start, tmp_path):
     do, output, transcriber = start()
     do({"number": 0, "files": [str(pipe), str(tmp_path), str(long)]})
     errors = [line["error"] for line in lines(output.failed(0))]
-    expected = ["it is no ordinary file", "it is a folder", "more than 1 MiB"]
+    expected = ["it is not a regular file", "it is a folder", "more than 1 MiB"]
     assert all(text in error for text, error in zip(expected, errors, strict=True))
     assert transcriber.requests == []
 
@@ -158,7 +158,7 @@ def test_an_output_that_takes_nothing_ends_the_run(start, files, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "transcripts").touch()  # where a folder should be
     do, _, _ = start()
-    assert "name another --output" in do({"number": 0, "files": files})["refused"]
+    assert "expected a writable --output" in do({"number": 0, "files": files})["refused"]
 
 
 def test_an_option_that_cannot_be_honoured_sets_no_file_aside(start, files):

@@ -62,10 +62,10 @@ def test_standard_input_has_a_name_of_its_own(folder):
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["gone.wav", "in"], "there is no gone.wav; expected files, folders"),
-        (["*.ogg"], r"there is no \*.ogg"),
+        (["gone.wav", "in"], "not found: gone.wav; expected files, folders"),
+        (["*.ogg"], r"not found: \*.ogg"),
         ([f"{i}.wav" for i in range(7)], "0.wav, 1.wav, 2.wav, 3.wav, 4.wav and 2 more"),
-        (["texts"], "texts: no audio, 1 files of other kinds"),
+        (["texts"], "texts: no audio files, 1 other files"),
     ],
 )
 def test_what_is_not_there_is_refused(folder, names, told):
@@ -93,6 +93,6 @@ def test_a_place_is_a_name_without_suffix_unless_two_would_have_it(paths, places
 def test_no_transcript_replaces_a_recording(folder):
     (folder / "talk.txt").touch()
     recordings, _ = find_recordings(["talk.txt"])
-    with pytest.raises(ConfigError, match=r"talk.txt is one of the recordings; name another"):
+    with pytest.raises(ConfigError, match=r"talk.txt: it is one of the recordings; choose another"):
         targets_of(recordings, folder, "text")
     assert targets_of(recordings, folder, "srt") == [folder / "talk.srt"]

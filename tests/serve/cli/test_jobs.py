@@ -10,8 +10,8 @@ import pytest
 
 from serve.cli.api import ApiClient, ResponseLostError
 from serve.cli.main import main
-from serve.contract.jobs_config import JobsConfig
 from serve.contract.keys import add_key, hash_of
+from serve.contract.server_config import JobsConfig
 from serve.supervisor.server import config_to_toml
 from tests.gateways import Running, until
 
@@ -165,14 +165,14 @@ def test_a_job_whose_answer_is_lost_is_sent_again_under_the_same_key(
     command = ["jobs", "submit", "--config", str(toml), str(toml)]
     assert main(command) == 0
     written = capsys.readouterr()
-    assert (written.out, written.err.count("sent again")) == ("job_1\n", 1)
+    assert (written.out, written.err.count("sending the job again")) == ("job_1\n", 1)
     assert len(keys) == 4 and len(set(keys)) == 1 and len(keys[0]) == 32
     assert main(command) == 0  # is another job
     assert keys[-1] != keys[0]
     monkeypatch.setattr("serve.cli.jobs.AWAY_S", 0.05)
     answers[:] = [LOST]
     assert main(command) == 1
-    assert "`jobs list` tells" in capsys.readouterr().err
+    assert "check with `jobs list`" in capsys.readouterr().err
 
 
 def test_a_job_that_is_refused_is_not_sent_again(answering, capsys):
@@ -218,8 +218,8 @@ def test_a_job_is_cancelled(jobs, running, talk):
 @pytest.mark.parametrize(
     ("arguments", "exit_status", "says"),
     [
-        (("submit",), 2, "name files, or URLs with --url"),
-        (("submit", "nowhere.wav"), 2, "there is no nowhere.wav"),
+        (("submit",), 2, "expected files, or URLs with --url"),
+        (("submit", "nowhere.wav"), 2, "not found: nowhere.wav"),
         (("submit", "TALK", "--format", "doc"), 1, "expected one of json, text, srt"),
         (("submit", "TALK", "--output", "texts"), 2, "--wait"),
         (("submit", "--url", "https://elsewhere.example.org/a.mp3"), 1, "allowed_hosts"),
@@ -240,7 +240,7 @@ def test_a_server_that_keeps_no_jobs_or_none_at_all(jobs, running, tmp_path, cap
             (other.config.server, "this server keeps no jobs"),
             (
                 dataclasses.replace(running.config.server, http_port=1),
-                "no server answers at http://127.0.0.1:1/v1/audio/jobs",
+                "cannot connect to http://127.0.0.1:1/v1/audio/jobs",
             ),
         ):
             toml = tmp_path / "other.toml"

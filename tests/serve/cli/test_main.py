@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from serve.cli.main import main
 from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
-from serve.contract.messages import Request, RequestFinished, RequestHandle, SegmentReady
+from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
 from serve.supervisor.gateway import is_ready
@@ -96,7 +95,7 @@ def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
 def test_what_is_not_there_is_told_before_anything_starts(toml, files, capsys):
     assert run(toml, "--engine", "/no/engine", files["a.wav"], "/no/such.wav", "/no/*.mp3") == 2
     errors = capsys.readouterr().err
-    assert errors.startswith("error: there is no /no/such.wav, /no/*.mp3; expected files, folders")
+    assert errors.startswith("error: not found: /no/such.wav, /no/*.mp3; expected files, folders")
 
 
 def test_a_folder_is_searched_and_other_kinds_are_counted(toml, files, fake, tmp_path, capsys):
@@ -104,7 +103,7 @@ def test_a_folder_is_searched_and_other_kinds_are_counted(toml, files, fake, tmp
     for name in ("b.MP3", "below/a.wav", "notes.txt", ".hidden.wav"):
         (tmp_path / "in" / name).write_bytes(name.encode())
     assert run(toml, "--output", str(tmp_path / "out"), str(tmp_path / "in")) == 0
-    assert "1 files of other kinds are passed over" in capsys.readouterr().err
+    assert "skipping 1 files that are not audio" in capsys.readouterr().err
     written = {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert written == {tmp_path / "out/b.txt", tmp_path / "out/below/a.txt"}
     assert {request.audio for request in fake.requests} == {b"b.MP3", b"below/a.wav"}
@@ -175,7 +174,7 @@ def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
     fake.transcribe = _and(fake.transcribe, lambda: (out / "a.txt").mkdir(exist_ok=True))
     assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
     errors = capsys.readouterr().err
-    assert f"error: cannot write {out}/a.txt: Is a directory; name another" in errors
+    assert f"error: cannot write {out}/a.txt: Is a directory; choose another" in errors
     assert "1 of 2 files transcribed, 0 skipped, 1 failed" in errors
     assert "Traceback" not in errors
     assert "goodbye" in (out / "b.txt").read_text(encoding="utf-8")
@@ -189,7 +188,7 @@ def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
     (out / "a.txt").write_text("earlier\n")
     assert run(toml, "--output", str(out), *names) == 0
     errors = capsys.readouterr().err
-    assert f"1 of 2 files have a transcript in {out} and are skipped; --again" in errors
+    assert f"skipping 1 of 2 files that have a transcript in {out}; --again" in errors
     assert "1 of 2 files transcribed, 1 skipped, 0 failed" in errors
     assert [request.audio for request in fake.requests] == [b"b.mp3"]
     assert (out / "a.txt").read_text() == "earlier\n"
@@ -199,7 +198,7 @@ def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
     assert run(toml, "--again", "--output", str(out), *names) == 0
     assert "goodbye" in (out / "a.txt").read_text()
     assert run(toml, "--again", *names) == 2
-    assert "--again is for --output FOLDER" in capsys.readouterr().err
+    assert "--again needs --output FOLDER" in capsys.readouterr().err
 
 
 def test_a_run_that_is_interrupted_tells_what_is_done(toml, files, fake, tmp_path, capsys):
@@ -223,7 +222,7 @@ def test_a_full_disk_leaves_no_file_and_no_half_of_one(toml, files, fake, tmp_pa
     with _limit_of_files(20):  # of 32 bytes
         assert run(toml, "--output", str(out), files["a.wav"]) == 1
     errors = capsys.readouterr().err
-    assert f"error: cannot write {out}/a.txt: File too large; name another --output" in errors
+    assert f"error: cannot write {out}/a.txt: File too large; choose another --output" in errors
     assert "Traceback" not in errors and list(out.iterdir()) == []
     (out / "a.txt").write_text("earlier")
     with _limit_of_files(20):
@@ -275,8 +274,8 @@ def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkey
         assert run(toml, files["a.wav"]) == 0
     told = capsys.readouterr().err
     address = f"the server at 127.0.0.1:{port} did not answer within"
-    assert f"{address} 0.2 s; waiting for it, at most 1 s\n" in told
-    assert f"{address} 1 s; in this process, with the engine engines/demo\n" in told
+    assert f"{address} 0.2 s; waiting for it for at most 1 s\n" in told
+    assert f"{address} 1 s; using the engine engines/demo in this process\n" in told
 
 
 def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
@@ -287,8 +286,8 @@ def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
     monkeypatch.setattr(TritonClient, "stream", lambda client, request: iter(answer))
     assert run(toml, files["a.wav"]) == 0
     output = capsys.readouterr()
-    assert "did not answer within 2 s; waiting for it, at most 60 s" in output.err
-    assert "through the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
+    assert "did not answer within 2 s; waiting for it for at most 60 s" in output.err
+    assert "using the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
 
 
 def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeypatch, capsys):
@@ -312,16 +311,12 @@ def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
     path.write_bytes(audio_file(75.0))
     shown = []
 
-    def transcribe(on_event):
-        on_event(SegmentReady(dataclasses.replace(SEGMENT, end=30.0)))
+    def transcribe(request, on_segment):
+        on_segment(dataclasses.replace(SEGMENT, end=30.0))
         wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
-        on_event(RequestFinished(TRANSCRIPT))
+        return TRANSCRIPT
 
-    def submit(request, on_event):
-        threading.Thread(target=transcribe, args=[on_event]).start()
-        return RequestHandle(lambda: None)
-
-    fake.submit = submit
+    fake.transcribe = transcribe
     assert run(toml, str(path)) == 0
     assert "0/1 files, 30/75 s of audio, " in "".join(shown)
 
@@ -453,7 +448,7 @@ def test_subtitles_of_words_ask_for_words(option, toml, files, fake, capsys):
     assert run(toml, *option, "--format", "vtt", files["a.wav"]) == 0
     assert fake.requests.pop().word_timestamps
     assert run(toml, *option, "--format", "json", files["a.wav"]) == 2
-    assert "is for --format srt and vtt, found json" in capsys.readouterr().err
+    assert "needs --format srt or vtt, found json" in capsys.readouterr().err
     assert run(toml, "--format", "srt", files["a.wav"]) == 0
     assert not fake.requests.pop().word_timestamps
 
@@ -544,11 +539,11 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     path = tmp_path / "usage.sqlite"
     usage = ["keys", "usage", "--config", str(toml)]
     assert main(usage) == 2
-    assert "names no server.usage_file" in capsys.readouterr().err
+    assert "server.usage_file is not set" in capsys.readouterr().err
     more = f'usage_file = "{path}"\n'
     toml.write_text(f"{toml.read_text()}{more}")
     assert main(usage) == 2
-    assert "is not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     file = UsageFile(path)
     days = ("2026-12-31", "2027-01-01", "2027-01-31", "2027-02-01")
     file.add(
@@ -616,7 +611,7 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, temporary, tmp_path, c
         assert run(nano_toml, "--format", "json", clip) == 0
         output = capfd.readouterr()
         assert json.loads(output.out)["file"] == clip
-        assert "through the server at 127.0.0.1:" in output.err
+        assert "using the server at 127.0.0.1:" in output.err
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=WAIT_S)
     assert server.returncode == 0

@@ -29,7 +29,7 @@ def test_each_phrase_is_shown_with_its_weight_and_tokens(shown):
     name, weight, tokens = first.split(maxsplit=2)
     assert status == 0
     assert (name, weight, tokens.strip().replace("|", "").strip()) == ("Whittemore", "2", name)
-    assert second.split()[:2] == ["of", "1"] and "short: it may come" in second
+    assert second.split()[:2] == ["of", "1"] and "short: it may appear" in second
     assert last.startswith("2 phrases, ")
 
 

@@ -120,12 +120,15 @@ def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_
 
 
 WRONG = {
-    "no server": ([], "no server is named; say --config TOML, or --server URL"),
-    "URL": (["--server", "localhost:8000"], "--server 'localhost:8000'; expected such as http:"),
-    "port": (["--server", "http://a:b"], "expected such as http://127.0.0.1:8000"),
-    "address": (["--listen", "here:1"], "--listen 'here:1'; expected an address and a port"),
-    "large port": (["--listen", "127.0.0.1:65536"], "expected an address and a port"),
-    "others": (["--uri", "tcp://0.0.0.0:10300"], "the Wyoming protocol knows no keys; say --open"),
+    "no server": ([], "no server is named; expected --config TOML or --server URL"),
+    "URL": (
+        ["--server", "localhost:8000"],
+        "--server 'localhost:8000'; expected a URL such as http:",
+    ),
+    "port": (["--server", "http://a:b"], "expected a URL such as http://127.0.0.1:8000"),
+    "address": (["--listen", "here:1"], "--listen 'here:1'; expected ADDRESS:PORT"),
+    "large port": (["--listen", "127.0.0.1:65536"], "expected ADDRESS:PORT"),
+    "others": (["--uri", "tcp://0.0.0.0:10300"], "the Wyoming protocol has no keys; add --open"),
     "language": (["--language", "Klingon"], "--language 'Klingon'; expected such as en"),
     "languages": (["--languages", "en,x"], "--languages 'x'; expected such as en"),
     "key file": (["--key-file", "/no/such"], "cannot read /no/such: No such file"),
@@ -146,4 +149,4 @@ def test_a_key_that_is_none(tmp_path, capsys):
     path.write_text("a\nb\n")
     server = ["--server", "http://127.0.0.1:9", "--key-file", str(path)]
     assert main(["wyoming", *server]) == 2
-    assert "the API key has characters" in capsys.readouterr().err
+    assert "the API key has invalid characters" in capsys.readouterr().err

@@ -37,7 +37,10 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
         ),
         ("[server]\nhttp_port = 8001", "three different ports"),
         ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
-        ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
+        (
+            "[build]\nengine = 'e'",
+            "the key engine has moved out of [build]; expected engine = 'e' at the top of",
+        ),
         ("[gateway]\nprice_per_audio_hour = 1", "price_per_audio_hour was removed; it was the"),
         ("[gateway]\ncurrency = 'EUR'", "gateway.currency was removed; it was the currency"),
         ("[jobs]\nstore = 's3://bucket/jobs'", "jobs.store was removed; it was an object store"),

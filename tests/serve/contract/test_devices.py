@@ -29,11 +29,11 @@ def test_a_star_is_all_gpus_that_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert counted(RuntimeConfig(device="cuda:*")).device == "cuda:0,1,2"
     assert counted(RuntimeConfig(device="cuda:0,2")).device == "cuda:0,2"
-    with pytest.raises(UnavailableError, match=r"'cuda:1,3', but 3 GPUs can be seen"):
+    with pytest.raises(UnavailableError, match=r"'cuda:1,3', but this process sees 3 GPUs"):
         counted(RuntimeConfig(device="cuda:1,3"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for device in ("cuda:*", "cuda:0,1"):
-        with pytest.raises(UnavailableError, match="but 0 GPUs can be seen"):
+        with pytest.raises(UnavailableError, match="but this process sees 0 GPUs"):
             counted(RuntimeConfig(device=device))
     assert counted(RuntimeConfig(device="cuda")).device == "cuda"  # the runtime says it better
 

@@ -55,5 +55,5 @@ def test_a_reader_that_has_gone_ends_a_command_quietly():
 def test_standard_output_on_a_full_disk_is_an_error_and_no_trace():
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", WRITES], stdout=full, stderr=subprocess.PIPE)
-    told = b"error: cannot write the output: No space left on device; make room for it\n"
+    told = b"error: cannot write the output: No space left on device; free some space\n"
     assert (ended.returncode, ended.stderr) == (1, told)

@@ -18,7 +18,9 @@ from serve.contract.files import read_bytes, read_text, write_text
 @pytest.mark.parametrize("name, reason", [("none", "No such file"), ("", "Is a directory")])
 def test_what_cannot_be_read_is_one_sentence(tmp_path, read, name, reason):
     path = tmp_path / name
-    with pytest.raises(FileError, match=rf"^cannot read {path}: {reason}.*; name a file") as caught:
+    with pytest.raises(
+        FileError, match=rf"^cannot read {path}: {reason}.*; expected a file"
+    ) as caught:
         read(path)
     assert caught.value.exit_code == 2
     with pytest.raises(FileError, match=r"; expected a song$"):
@@ -28,7 +30,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, read, name, reason):
 def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "latin"
     path.write_bytes("mañana".encode("latin-1"))
-    with pytest.raises(FileError, match=r"latin: byte 2 is not UTF-8 \(.*\); name a file"):
+    with pytest.raises(FileError, match=r"latin: byte 2 is not UTF-8 \(.*\); expected a file"):
         read_text(path)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from serve.contract.config import RuntimeConfig, load_config
 from serve.contract.errors import ConfigError, FileError
-from serve.contract.jobs_config import JobsConfig
+from serve.contract.server_config import JobsConfig
 from serve.gateway.jobs.fetch import is_private
 from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed
@@ -437,7 +437,7 @@ def test_addresses_of_the_house(address, inside):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ("workers = 3", "jobs.workers, and no jobs.folder"),
+        ("workers = 3", "jobs.workers without jobs.folder"),
         ('folder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
         ('folder = "jobs"\nallowed_hosts = ["s3://bucket"]', "allowed_hosts"),
         ('folder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),

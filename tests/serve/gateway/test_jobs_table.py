@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from serve.contract.config import Config
-from serve.contract.jobs_config import JobsConfig
+from serve.contract.server_config import JobsConfig
 from serve.gateway.jobs.table import JOBS as JOBS_TABLE
 from serve.gateway.jobs.table import JobRecord, JobTable
 from tests.gateways import FORM, form, until

@@ -6,8 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect
 
-from serve.contract.jobs_config import JobsConfig
-from serve.contract.server_config import LiveConfig
+from serve.contract.server_config import JobsConfig, LiveConfig
 from tests.fake_upstream import inputs_of
 from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Running, json_request, part
 from tests.serve.gateway.live.conftest import Talk

@@ -254,7 +254,7 @@ def test_the_command_tells_what_was_found(running, tmp_path, capsys):
     toml = tmp_path / "a.toml"
     toml.write_text(config_to_toml(running.config), encoding="utf-8")
     assert main(["shadow", "--config", str(toml)]) == 0
-    assert "compared  0; 0 wait\nCER       -\n" in capsys.readouterr().out
+    assert "compared  0; 0 pending\nCER       -\n" in capsys.readouterr().out
     infer(running, "one two|one ten")
     compared(running, 1)
     assert main(["shadow", "--config", str(toml)]) == 0
@@ -262,7 +262,7 @@ def test_the_command_tells_what_was_found(running, tmp_path, capsys):
     assert "CER       28.57 % [0.00, 100.00]\n  es      28.57 %" in told
     assert "served     one two\n  reference  one ten" in told
     assert "drift     not told" in told
-    assert "some hundreds of requests are a baseline" in told and "[shadow.baseline]" in told
+    assert "a few hundred requests are a baseline" in told and "[shadow.baseline]" in told
 
 
 def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
@@ -270,7 +270,7 @@ def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
     toml = tmp_path / "a.toml"
     for port, reason in (
         (running.config.server.http_port, "shown to the keys of shadow.readers alone"),
-        (1, "no server answers at http://127.0.0.1:1/v1/shadow"),
+        (1, "cannot connect to http://127.0.0.1:1/v1/shadow"),
     ):
         server = dataclasses.replace(running.config.server, http_port=port)
         config = dataclasses.replace(running.config, server=server)
@@ -378,7 +378,7 @@ def test_a_drift_is_told_and_logged_once(start, caplog):
     [
         ("share = 0.1", "there is no reference"),
         ('share = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
-        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected one process"),
+        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected processes = 1"),
         ("share = 2", "share"),
     ],
 )

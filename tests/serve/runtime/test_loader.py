@@ -8,8 +8,7 @@ import pytest
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import ConfigError
-from serve.contract.runtimes import RUNTIMES
-from serve.contract.tensorrt_llm import TrtllmConfig
+from serve.contract.runtimes import RUNTIMES, TrtllmConfig
 from serve.runtime import loader as opening
 
 

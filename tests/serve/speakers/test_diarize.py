@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import RequestError
-from serve.speakers.diarize import KnownSpeaker, open_diarizer
+from serve.speakers.diarize import Diarizer, KnownSpeaker
 from serve.speech.audio import decode, whole
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
@@ -32,7 +32,7 @@ def quiet(seconds):
 
 @pytest.fixture(scope="module")
 def diarizer():
-    return open_diarizer("cpu")
+    return Diarizer("cpu")
 
 
 @pytest.fixture(scope="module")

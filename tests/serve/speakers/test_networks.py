@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from serve.speakers.fbank import fbank
+from serve.speakers.campplus import fbank
 from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels, InferenceSettings
 from serve.speakers.segmentation import FRAMES, SAMPLES
 

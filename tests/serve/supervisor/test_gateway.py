@@ -60,7 +60,7 @@ def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gat
     pid = gateway._child.pid
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: gateway.failure() is not None, "it has not failed")
-    assert "its loop stood still for" in gateway.failure()
+    assert "its event loop was blocked for" in gateway.failure()
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: gateway.failure() is None, "it is given up")
     wait_until(gateway.ready, "it does not answer")

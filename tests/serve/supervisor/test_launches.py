@@ -8,8 +8,7 @@ import pytest
 
 from serve.contract.config import Config, RuntimeConfig, load_config
 from serve.contract.server_config import LiveConfig, ShadowConfig
-from serve.supervisor.launches import prepare_reference
-from serve.supervisor.supervisor import running_server
+from serve.supervisor.supervisor import prepare_reference, running_server
 from serve.wire.client import TritonClient
 from serve.wire.folder import CONFIG, reference_folder, run_folder
 from tests.serving import CLIP, metrics_page, wait_until

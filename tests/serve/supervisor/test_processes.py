@@ -133,5 +133,5 @@ def test_one_that_dies_is_started_again_and_the_other_answers_meanwhile(server):
             assert client.transcribe(CLIP).duration == 1.0
         assert time.monotonic() < until
     wait_until(lambda: len(processes(server)) == 2, "it did not come back")
-    with pytest.raises(EarshotError, match="failed and was started again"):
+    with pytest.raises(EarshotError, match="failed and was restarted"):
         server.require_unbroken()

@@ -42,7 +42,7 @@ def test_a_damaged_engine_changes_nothing_though_the_old_one_had_to_end(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(EarshotError, match=r"is not taken: .*fails its SHA-256"):
+    with pytest.raises(EarshotError, match=r"was rejected: .*fails its SHA-256"):
         exchange(config, another, in_place=True)
     assert client.transcribe(CLIP).duration == 1.0
     assert 'earshot_reloads_total{outcome="failed"} 1' in metrics_page(server)

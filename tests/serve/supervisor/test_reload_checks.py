@@ -8,9 +8,8 @@ import pytest
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.clips import ReloadClip, read_clips, require_right
 from serve.supervisor.control import give, order_for
-from serve.supervisor.reload_checks import check_reload
+from serve.supervisor.reload_checks import ReloadClip, check_reload, read_clips, require_right
 
 CONFIG = Config()
 
@@ -22,13 +21,13 @@ def order(config=CONFIG, engine="engines/none"):
 @pytest.mark.parametrize(
     "changed, named",
     [
-        ({"name": "other"}, "name is 'other' in the config and 'demo' in the server"),
+        ({"name": "other"}, "name is 'other' in the config and 'demo' in the running server"),
         ({"runtime": dataclasses.replace(CONFIG.runtime, slots=3)}, "runtime.slots is 3"),
         ({"server": ServerConfig(max_inflight=7)}, "server.max_inflight is 7"),
     ],
 )
 def test_what_else_has_changed_is_named(changed, named, nano_engine):
-    with pytest.raises(ConfigError, match=f"{named}.*restart it"):
+    with pytest.raises(ConfigError, match=f"{named}.*restart the server"):
         check_reload(CONFIG, order(dataclasses.replace(CONFIG, **changed)), nano_engine)
 
 
@@ -42,7 +41,7 @@ def test_other_tokens_are_another_product(nano_engine, tmp_path, key, value):
     manifest = json.loads((nano_engine / "engine.json").read_text())
     manifest["tokenizer"][key] = value
     (tmp_path / "engine.json").write_text(json.dumps(manifest))
-    with pytest.raises(EngineError, match=rf"its tokenizer\.{key} is .*restart it"):
+    with pytest.raises(EngineError, match=rf"its tokenizer\.{key} is .*restart the server"):
         check_reload(CONFIG, order(engine=tmp_path), nano_engine)
 
 
@@ -63,7 +62,7 @@ def test_clips_are_right_whatever_their_case_and_signs():
 
 @pytest.mark.parametrize("text", ["", "abcdefgh" * 30, "other words"])
 def test_nothing_a_loop_and_other_words_are_wrong(text):
-    with pytest.raises(EngineError, match=r"of 1\.wav it makes .*, not 'abcdefgh'"):
+    with pytest.raises(EngineError, match=r"for 1\.wav it returned .*, expected 'abcdefgh'"):
         heard(("abcdefgh", "abcdefgh"), ("abcdefgh", text), ("", ""))
 
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serve.supervisor.repository import write_repository
+from serve.supervisor.server import write_repository
 from serve.wire.tensors import INPUTS, OUTPUTS
 
 

@@ -137,7 +137,7 @@ def test_it_is_given_up_after_starts_in_a_row_of_which_none_was_ready(part, star
         fail(part, started, clock, "the engine is damaged")
     started[-1].reason = "the engine is damaged"
     with pytest.raises(
-        EarshotError, match=r"gave up after 5 starts in a row: The server did not .*damaged"
+        EarshotError, match=r"gave up after 5 failed starts: The server did not .*damaged"
     ):
         part.look()
     assert all(process.killed == 1 for process in started)

@@ -105,7 +105,7 @@ def test_requests_meet_an_exchange_and_are_answered(survivor, config, another, e
             next(leaving)
             leaving.close()
         assert call.result().duration == 75.0
-    assert asked.result()[-1] == f"{link} has taken over"
+    assert asked.result()[-1] == f"the engine is now {link}"
     assert "CER 0.0 % on 3 clips" in " ".join(asked.result())
     assert survivor.pids != pids and survivor.restarts == 0
 
@@ -124,7 +124,7 @@ def test_a_model_that_dies_is_started_again(survivor, caplog):
     comes_back(survivor)
     assert restarts(survivor) == {**before, "server": before["server"] + 1}
     assert "a model's process ended" in caplog.text and "restarts in" in caplog.text
-    with pytest.raises(EarshotError, match="failed and was started again"):
+    with pytest.raises(EarshotError, match="failed and was restarted"):
         survivor.require_unbroken()
 
 
@@ -174,7 +174,7 @@ def test_a_stall_that_no_request_meets_ends_nothing(survivor):
 @pytest.mark.nightly
 def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
     (triton,) = survivor.pids
-    (survivor.folder / "engine-0" / "failure").write_text("the device failed, see the log")
+    (survivor.folder / "engine-0" / "failure").write_text("the device failed; see the log")
     wait_until(lambda: not is_alive(triton), "it goes on")
     comes_back(survivor)
 

@@ -90,7 +90,7 @@ class Voices:
 @pytest.fixture
 def voices(monkeypatch):
     made = Voices((SpeakerTurn(0.0, 1.5, "A"), SpeakerTurn(1.5, 9.0, "B")))
-    monkeypatch.setattr(speakers, "open_diarizer", lambda device: made)
+    monkeypatch.setattr(speakers, "Diarizer", lambda device: made)
     return made
 
 

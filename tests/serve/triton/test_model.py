@@ -187,7 +187,7 @@ def test_a_key_that_is_none_is_refused(start, backend, key):
     request = asked()
     request.sent = {"earshot_key": key}
     start().execute([request])
-    assert last(request).error.message.startswith("OptionError: parameter earshot_key is ")
+    assert last(request).error.message.startswith("OptionError: parameter earshot_key = ")
     assert not backend.started
 
 

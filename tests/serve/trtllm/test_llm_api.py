@@ -17,7 +17,7 @@ from serve.contract.errors import (
     OptionError,
     UnavailableError,
 )
-from serve.contract.tensorrt_llm import TrtllmConfig
+from serve.contract.runtimes import TrtllmConfig
 from serve.runtime.loader import open_runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber

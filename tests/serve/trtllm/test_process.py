@@ -15,8 +15,8 @@ import pytest
 from serve.contract.config import Config, TranscriberConfig
 from serve.contract.errors import ConfigError, DeviceError, UnavailableError
 from serve.contract.messages import Request
+from serve.contract.runtimes import TrtllmConfig
 from serve.contract.server_config import ServerConfig
-from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.loader import open_runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.supervisor.supervisor import free_ports, running_server

@@ -200,10 +200,10 @@ async def test_an_unknown_language_of_a_transcript_is_left_out(house):
         ((401, {"error": {"message": "no API key"}}), "no API key", "UNAUTHENTICATED"),
         ((400, {"error": {"message": "language = 'x'"}}), "language = 'x'", "INVALID_ARGUMENT"),
         ((503, {"error": {"message": "it drains"}}), "it drains", "UNAVAILABLE"),
-        ((500, "oops"), "answered with status 500", "INTERNAL"),
+        ((500, "oops"), "returned status 500", "INTERNAL"),
         ((200, {"transcription": "x"}), "text is missing", "UNAVAILABLE"),
-        (b"", "hung up without an answer", "UNAVAILABLE"),
-        (b"220 mail.example.org ESMTP\r\n", "did not answer as HTTP", "UNAVAILABLE"),
+        (b"", "disconnected without sending a response", "UNAVAILABLE"),
+        (b"220 mail.example.org ESMTP\r\n", "did not answer with valid HTTP", "UNAVAILABLE"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 2**23, "did not answer", "UNAVAILABLE"),
     ],
 )
@@ -220,7 +220,7 @@ async def test_no_server(house):
     for begin in ((Describe(),), spoken()):
         async with house.client() as client:
             await say(client, *begin)
-            await refused(client, "http://127.0.0.1:9 cannot be reached: ")
+            await refused(client, "cannot reach http://127.0.0.1:9: ")
 
 
 @in_house(timeout_s=0.2)
@@ -228,7 +228,7 @@ async def test_a_server_that_never_answers(house):
     house.stub.answer = None
     async with house.client() as client:
         await say(client, *spoken())
-        await refused(client, "has not answered in 0.2 s")
+        await refused(client, "did not answer in 0.2 s")
 
 
 @in_house()
@@ -253,7 +253,7 @@ FAULTS = {
         b'{"type":"audio-start","data":{"rate":16000,"width":5,"channels":1}}\n',
         "audio-start: width = 5; expected 1, 2, 3 or 4",
     ),
-    "stop": (b'{"type":"audio-stop"}\n', "audio-stop came without audio"),
+    "stop": (b'{"type":"audio-stop"}\n', "found audio-stop without audio"),
 }
 
 
@@ -271,13 +271,13 @@ async def test_who_still_speaks_can_read_why_nobody_listens(house):
         await say(client, AudioStop())
         for _ in range(100):
             await say(client, AudioChunk(**FORMAT, audio=SOUND))
-        await refused(client, "audio-stop came without audio")
+        await refused(client, "found audio-stop without audio")
 
 
 @pytest.mark.parametrize(
     ("chunk", "words"),
     [
-        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "expected the same"),
+        (AudioChunk(**{**FORMAT, "rate": 8_000}, audio=SOUND), "as at the start of the audio"),
         (AudioChunk(**FORMAT, audio=b"abc"), "the audio has 3 bytes; expected a multiple of 2"),
     ],
 )
@@ -300,7 +300,7 @@ async def test_an_utterance_without_an_end(house, monkeypatch, limit, value):
 @in_house(idle_s=0.2)
 async def test_who_is_silent_makes_room(house):
     async with house.raw(b'{"type": "pi') as client:
-        await refused(client, "no whole event in 0.2 s")
+        await refused(client, "no complete event within 0.2 s")
 
 
 @in_house()
