@@ -188,7 +188,7 @@ class AudioFolder:
         shutil.copyfile(self.path(id), to)
 
     def remove(self, id: str) -> None:
-        """Remove a job's audio, if it is there. A file that cannot be removed becomes an orphan."""
+        """Remove a job's audio, if any. A file that cannot be removed becomes an orphan."""
         with contextlib.suppress(OSError):
             self.path(id).unlink(missing_ok=True)
 

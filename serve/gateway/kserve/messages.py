@@ -1,9 +1,9 @@
 """KServe v2's messages: checked and read without parsing their audio, and made of our requests.
 
 A `ModelInferRequest` is a few small fields and the raw bytes of its tensors, which may be hundreds
-of megabytes. Only tags and lengths of its fields are read here; the fields that are not raw are
-cut out, parsed and checked, so that Triton sees no wrong request, and the message goes on
-unchanged.
+of megabytes. This module reads only the tags and lengths of its fields. It cuts out the fields that
+are not raw, parses and checks them, so that Triton gets no wrong request. The message itself goes
+on unchanged.
 """
 
 import dataclasses
@@ -316,15 +316,15 @@ def request_parts(
         shape = [sum(map(len, samples))] if name == "SAMPLES" and samples else tensor.shape
         message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
         if name == "AUDIO" and audio is not None:
-            raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
+            raw += raw_chunks(LENGTH.pack(len(audio)), audio)
         elif name == "SAMPLES" and samples:
-            raw += _raw_chunk(*(piece.data.cast("B") for piece in samples))
+            raw += raw_chunks(*(piece.data.cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
-            raw += _raw_chunk(
+            raw += raw_chunks(
                 *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))
             )
         else:
-            raw += _raw_chunk(tensor.tobytes())
+            raw += raw_chunks(tensor.tobytes())
     return [message.SerializeToString(), *raw]
 
 
@@ -343,7 +343,7 @@ def for_triton(
         parts: the chunks of the request.
         key: the key by which it can be cancelled.
         segments: whether it is to be answered segment by segment.
-        phases: whether the answer is to tell the phases of its time.
+        phases: whether the answer lists the phases of its time.
         priority: its priority among the engine's requests.
     """
     named = service_pb2.ModelInferRequest(model_name=MODEL)
@@ -364,14 +364,8 @@ def cancel_of(key: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def raw_chunks(contents: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Serialise raw tensors as fields of a request, which follow its other fields."""
-    for content in contents:
-        yield from _raw_chunk(content)
-
-
-def _raw_chunk(*pieces: Chunk) -> Iterator[Chunk]:
-    """Serialise one raw tensor, whose bytes may come in pieces, as a field."""
+def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
+    """Serialise a raw tensor, in one or more pieces, as a field that follows the other fields."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
     yield from pieces
 

@@ -253,10 +253,7 @@ def updated(
 
 
 def read_update(
-    changes: object,
-    before: SessionSettings,
-    check_model: Callable[[str], object],
-    begun: bool,
+    changes: object, before: SessionSettings, check_model: Callable[[str], object], begun: bool
 ) -> tuple[SessionSettings, list[SettingWarning]]:
     """Return the settings after an update, and warnings of what has no effect.
 
@@ -279,11 +276,8 @@ def read_update(
             param = f"{_INPUT}.transcription.model"
             raise EventError(str(error), "model_not_found", param) from None
     if after.input.format != before.input.format and begun:
-        raise EventError(
-            "the format cannot change once audio has come; open another session",
-            "invalid_value",
-            f"{_INPUT}.format",
-        )
+        message = "the format cannot change once audio has come; open another session"
+        raise EventError(message, "invalid_value", f"{_INPUT}.format")
     return after, [*warnings]
 
 

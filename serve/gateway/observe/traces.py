@@ -1,7 +1,7 @@
-"""RequestSpan by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
+"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
 
-Only what begins a span tree has to exist while its request is under way, for others hang theirs
-below it. All else is written at the end, with the times at which it was.
+A request's own span begins with the request, because other spans may refer to it. The spans below
+it are written when the request ends, with the times that were noted.
 """
 
 import asyncio

@@ -158,7 +158,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
             await asyncio.sleep(0)
         after, _ = tracemalloc.get_traced_memory()
         sent = context.sent
-        running.services.admission.start_draining()
+        running.services.admission.draining = True
         context.takes.set()
         with pytest.raises(ApiError, match="is stopping"):
             await asyncio.wait_for(stream, WAIT_S / 2)

@@ -68,10 +68,10 @@ def told(tmp_path):
             services = open_services(Config(), tmp_path, [address], watch, SharedBudget())
             object.__setattr__(services, "ready", ready)
             services.metrics.recent_s = lambda window_s: list(took_s)
-            looking = EngineStateReader(services, Config(), [reader(pages), *map(reader, others)])
+            looking = EngineStateReader(services, [reader(pages), *map(reader, others)])
             for _ in pages:
                 await looking.read()
-            await services.engines.close()
+            await services.engines.own[0].close()
             return json.loads(json.dumps(looking.found))
 
         async def ready():

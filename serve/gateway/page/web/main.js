@@ -40,7 +40,7 @@ const queue = new Queue({
     $("cards").dataset.writes = count;
   },
   lost() {
-    const lost = "This browser stores nothing. Texts and recordings are lost when you close this page.";
+    const lost = "This browser stores nothing. You lose all texts when you close this page.";
     notice(lost);
     $("kept").textContent = lost;
   },
