@@ -155,29 +155,13 @@ def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     assert "no server.usage_file is named" in caplog.text
 
 
-CONFIG = Config(
-    server=ServerConfig(max_inflight=9, max_inflight_mb=1024), live=LiveConfig(max_streams=64)
-)
-
-
-def shared(processes):
-    return dataclasses.replace(CONFIG, gateway=GatewayConfig(processes=processes))
-
-
-def test_one_alone_may_have_everything():
-    assert share_of(CONFIG) == CONFIG
-
-
-def test_limits_are_shared_and_rounded_up():
-    share = share_of(shared(2))
-    assert (share.server.max_inflight, share.server.max_inflight_mb) == (5, 512)
-    assert share.live.max_streams == 32
-
-
-def test_so_are_those_of_keys(tmp_path):
-    path = tmp_path / "keys.toml"
-    path.write_text(f'[keys.a]\nsha256 = "{hash_of("secret")}"\nrequests_per_minute = 60\n')
-    config = shared(3)
-    server = dataclasses.replace(config.server, keys_file=str(path))
-    caller = ApiKeys(dataclasses.replace(config, server=server)).identify("Bearer secret")
-    assert caller.key == Key(hash_of("secret"), 20)
+def test_each_process_has_its_share_of_all_limits_rounded_up(path):
+    server = ServerConfig(max_inflight=9, max_inflight_mb=1024, keys_file=str(path))
+    config = Config(server=server, live=LiveConfig(max_streams=64))
+    assert share_of(config) == config, "one alone has everything"
+    config = dataclasses.replace(config, gateway=GatewayConfig(processes=3))
+    share = share_of(config)
+    assert (share.server.max_inflight, share.server.max_inflight_mb) == (3, 342)
+    assert share.live.max_streams == 22
+    add_key(path, "carol", {"sha256": hash_of("c"), "requests_per_minute": 60})
+    assert ApiKeys(config).identify("Bearer c").key == Key(hash_of("c"), 20)

@@ -492,7 +492,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     assert table["text"] == "1 to <i> for"
     assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " for"]
     assert [word["word"] for one in table["segments"] for word in one["words"]] == [
-        *("1", "to <i>", "for"),
+        *("1", "to <i>", "for")
     ]
     assert "00:00:00.000 --> 00:00:01.500\n1 to &lt;i>\n" in downloaded(page, found, "vtt")
 
@@ -672,8 +672,7 @@ def test_the_servers_state_is_shown_to_whoever_wants_it(page):
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"),
-    [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)],
+    ("width", "scheme"), [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)]
 )
 def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -1,11 +1,10 @@
 """Short-lived keys with which browsers open live sessions."""
 
-import contextlib
 import json
 import time
 
 import pytest
-from openai import AuthenticationError, BadRequestError, OpenAI
+from openai import AuthenticationError, BadRequestError
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -42,22 +41,6 @@ def keyed(start, keys):
     """A gateway with these, their file, and they."""
     path, named = keys
     return start(live=LIVE, keys_file=str(path)), path, named
-
-
-@pytest.fixture
-def client_of():
-    with contextlib.ExitStack() as stack:
-
-        def client_of(running, key="none"):
-            client = OpenAI(
-                base_url=f"http://{running.http}/v1",
-                api_key=key,
-                max_retries=0,
-                _strict_response_validation=True,
-            )
-            return stack.enter_context(client)
-
-        yield client_of
 
 
 def url(running, query=""):

@@ -1,9 +1,8 @@
 """A gateway for all tests of a module, and OpenAI's own client of it."""
 
-import openai
 import pytest
 
-from tests.gateways import WAIT_S, Running
+from tests.gateways import Running
 
 
 @pytest.fixture(scope="module")
@@ -16,24 +15,5 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def connect():
-    """Make a client that accepts nothing but what OpenAI itself would answer."""
-    clients = []
-
-    def connect(running, kind=openai.OpenAI, **options):
-        options = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
-        client = kind(
-            base_url=f"http://{running.http}/v1", _strict_response_validation=True, **options
-        )
-        clients.append(client)
-        return client
-
-    yield connect
-    for client in clients:
-        if isinstance(client, openai.OpenAI):
-            client.close()
-
-
-@pytest.fixture(scope="module")
-def client(shared, connect):
-    return connect(shared)
+def client(shared, client_of):
+    return client_of(shared)

@@ -31,8 +31,8 @@ CURLS = [
 
 
 @pytest.fixture(scope="module")
-def client(server, connect):
-    return connect(server, timeout=WAIT_S)
+def client(server, client_of):
+    return client_of(server, timeout=WAIT_S)
 
 
 def transcribe(client, audio=CLIP, **options):
