@@ -42,6 +42,16 @@ def running(start):
 
 
 @pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A gateway for tests that leave nothing behind."""
+    running = Running(tmp_path_factory.mktemp("shared"), 600.0)
+    yield running
+    assert running.services.admission.bytes == running.services.admission.requests == 0
+    assert running.triton.cancelled_calls == 0
+    running.close()
+
+
+@pytest.fixture(scope="module")
 def client_of():
     """Make a client of OpenAI's that accepts nothing but what OpenAI itself would answer."""
     from openai import OpenAI

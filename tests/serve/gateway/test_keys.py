@@ -11,6 +11,7 @@ from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
 from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.limits import Admission
 from serve.gateway.run import share_of
 from tests.gateways import Clock
 
@@ -113,6 +114,20 @@ def test_requests_of_a_minute(clock):
     for _ in range(3):
         caller.count_request()
     refused(caller.count_request)
+
+
+def test_a_key_has_as_many_requests_at_once_as_it_may():
+    admission = Admission(ServerConfig())
+    alice, bob = ApiKey("alice"), ApiKey("bob")
+    alice.max_requests = 2
+    for _ in range(3):  # what has ended leaves room
+        permits = [admission.admit(alice) for _ in range(2)]
+        with pytest.raises(ApiError, match="alice has used up its requests_at_once"):
+            admission.admit(alice)
+        admission.admit(bob).release()
+        for permit in permits:
+            permit.release()
+    assert (alice.requests, admission.requests) == (0, 0)
 
 
 def test_what_is_left_is_told_as_openai_tells_it(clock):

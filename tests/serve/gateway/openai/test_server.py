@@ -41,20 +41,6 @@ def transcribe(client, audio=CLIP, **options):
     )
 
 
-def test_each_format(client):
-    text = transcribe(client).text
-    assert text
-    assert transcribe(client, response_format="text") == f"{text}\n"
-    assert transcribe(client, response_format="srt").startswith("1\n00:00:0")
-    assert transcribe(client, response_format="vtt").startswith("WEBVTT\n")
-    answer = transcribe(
-        client, response_format="verbose_json", timestamp_granularities=["word", "segment"]
-    )
-    assert (answer.text, answer.language, answer.duration) == (text, "english", 1.0)
-    assert "".join(segment.text for segment in answer.segments).strip() == text
-    assert answer.words
-
-
 def test_a_stream_says_what_the_answer_says(client):
     whole = transcribe(client, LONG).text
     *deltas, done = transcribe(client, LONG, stream=True)
