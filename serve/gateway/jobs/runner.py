@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import logging
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -219,7 +220,8 @@ class JobRunner(WorkerPool):
         except ApiError as error:
             await self._not_answered(claimed, error)
         except asyncio.CancelledError:
-            await asyncio.shield(self._put_back(job, time.time(), counted=False))
+            put_back = self._quietly(self._table.put_back, job, time.time(), False)
+            await asyncio.shield(put_back)
             raise
         finally:
             self._placed.discard(job.id)
@@ -314,7 +316,7 @@ class JobRunner(WorkerPool):
         else:  # the engine's process takes the copy from the uploads' folder
             file = tempfile.NamedTemporaryFile(dir=self.services.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
-            await storage.for_audio.do(storage.audio.copy, job.id, Path(copy))
+            await storage.for_audio.do(shutil.copyfile, path, copy)
         length = None
         if self.services.target is not None:
             length = await storage.for_audio.do(_audio_length, path, size)
@@ -346,15 +348,12 @@ class JobRunner(WorkerPool):
         wait_s = min(2.0**job.tries, MAX_BACK_OFF_S) if counted else _wait_s(error)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
-        await self._put_back(job, due, counted=counted)
+        await self._quietly(self._table.put_back, job, due, counted)
 
     def _leave_alone(self, job: JobRecord, error: ApiError) -> None:
         """Start no further job of this job's key or model for a while, for want of room."""
         what = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
         self._not_now[what] = time.monotonic() + _wait_s(error)
-
-    async def _put_back(self, job: JobRecord, due: float, counted: bool) -> None:
-        await self._quietly(self._table.put_back, job, due, counted)
 
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
         told = to_json(openai_error(error, FIELDS)["error"])

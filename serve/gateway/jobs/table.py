@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    IntegrityError,
-    NoSuchModuleError,
-    SQLAlchemyError,
-)
+from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from serve.contract.config import Config
@@ -153,7 +147,7 @@ class JobTable:
                 "jobs.database is a PostgreSQL, and psycopg, which speaks to it, is not installed; "
                 "pip install 'psycopg[binary]'"
             ) from error
-        except (SQLAlchemyError, ArgumentError, NoSuchModuleError) as error:
+        except SQLAlchemyError as error:
             raise ConfigError(f"jobs cannot be kept in {self.name}: {_reason(error)}") from error
         if not config.jobs.database:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
