@@ -4,13 +4,17 @@ import abc
 import asyncio
 import collections
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from serve.wire import liveness as signs
 
 _TICK_S = 0.05
 TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two heartbeats
 _MINUTE = 60  # heartbeats
+
+T = TypeVar("T")
 
 
 class Background(abc.ABC):
@@ -32,6 +36,27 @@ class Background(abc.ABC):
     @abc.abstractmethod
     async def _run(self) -> None:
         """Run, without an end."""
+
+
+async def unless(
+    happens: Awaitable[object], error: Callable[[], Exception], answer: Awaitable[T]
+) -> T:
+    """Wait for an answer; if something else happens first, cancel it and raise an error.
+
+    Args:
+        happens: the event that may come first.
+        error: makes the error.
+        answer: the answer.
+    """
+    tasks = answered, _ = asyncio.ensure_future(answer), asyncio.ensure_future(happens)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise error()
+        return answered.result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class LoopWatch(Background):

@@ -36,7 +36,7 @@ class ClientSecrets:
     """Signs and reads secrets.
 
     Args:
-        signing_key: shared by the gateways of a run, and by nobody else.
+        signing_key: the secret that only the gateways of a run share.
         clock: in seconds since 1970.
     """
 
@@ -65,29 +65,24 @@ class ClientSecrets:
         """Read a secret.
 
         Raises:
-            ApiError: another run made it, somebody changed it, or it has expired.
+            ApiError: another run made it, it was changed, or it has expired.
         """
         content, _, signature = value.removeprefix(CLIENT_SECRET_PREFIX).partition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(content).encode()):
-            raise ApiError(
-                AccessError(
-                    "this client secret is none of this server's since its last start; make "
-                    "another with POST /v1/realtime/client_secrets"
-                )
-            )
+            raise _rejected("is none of this server's since its last start")
         text = zlib.decompress(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
         secret = ClientSecret(**json.loads(text))
         if self.clock() >= secret.expires_at:
-            raise ApiError(
-                AccessError(
-                    "this client secret has expired; make another with POST "
-                    "/v1/realtime/client_secrets"
-                )
-            )
+            raise _rejected("has expired")
         return secret
 
     def _signature(self, content: str) -> str:
         return _encoded(hmac.digest(self._signing_key, content.encode(), hashlib.sha256))
+
+
+def _rejected(why: str) -> ApiError:
+    advice = "make another with POST /v1/realtime/client_secrets"
+    return ApiError(AccessError(f"this client secret {why}; {advice}"))
 
 
 def _encoded(data: bytes) -> str:

@@ -1,10 +1,9 @@
-"""What request handlers work with: the gateway's services, and the context of one request."""
+"""The objects that request handlers get: the gateway's services, and the context of one request."""
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from tritonclient.grpc import service_pb2
@@ -52,61 +51,44 @@ class Services:
         return not self.admission.draining and await self.engines.ready(model)
 
 
+@dataclasses.dataclass(eq=False)
 class RequestContext:
     """A request for a transcript, as an async context manager: from its key to its end.
 
     Entering it identifies the API key and counts the request. Leaving it records the end of the
     request, once: usage, metrics, span and log record, in this order.
-
-    Args:
-        services: the gateway's services.
-        record: the request's log record, which gets the figures of the request.
-        route: the label of metrics and log.
-        identify: returns the API key, or raises an ApiError.
-        timed: whether the server determines how long the request takes.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        record: LogRecord,
-        route: str,
-        identify: Callable[[], ApiKey],
-        timed: bool = True,
-    ) -> None:
-        self.record = record
+    services: Services
+    record: LogRecord  # gets the figures of the request
+    route: str  # the label of metrics and log
+    identify: Callable[[], ApiKey]  # returns the API key, or raises an ApiError
+    timed: bool = True  # whether the server determines how long the request takes
+
+    def __post_init__(self) -> None:
         self.api_key: ApiKey
-        self._services = services
-        self._metrics = services.metrics
-        self._identify = identify
-        self._timed = timed
         self._audio: AudioLength | None = None
         self._watch: Callable[[Transcript], None] | None = None
         self._uncounted_requests = 1
         self._sent_s = 0.0  # audio of segments that were sent and are not counted yet
         self._began_s = time.monotonic()
-        record.route = route
-        record.span = services.tracer.begin(record)
-        record.trace_id = record.span.trace_id
+        self.record.route = self.route
+        self.record.span = self.services.tracer.begin(self.record)
+        self.record.trace_id = self.record.span.trace_id
 
     async def __aenter__(self) -> Self:
         try:
-            self.api_key = self._identify()
+            self.api_key = self.identify()
             self.record.key = self.api_key.name
             self.record.limit_headers = self.api_key.limit_headers
-            self._services.usage.require(self.api_key)
+            self.services.usage.require(self.api_key)
             self.api_key.count_request()
         except BaseException as error:
             self._end(error)
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -126,10 +108,11 @@ class RequestContext:
                 record.http_status = status.kserve if kserve else status.http
         if isinstance(error, ApiError):
             record.param = error.param or ""
-        self._metrics.ended(record.route, record.key, record.status, reason)
-        if self._timed:
+        metrics = self.services.metrics
+        metrics.ended(record.route, record.key, record.status, reason)
+        if self.timed:
             took_s = time.monotonic() - self._began_s
-            self._metrics.timed(record.route, took_s, answered=error is None)
+            metrics.timed(record.route, took_s, answered=error is None)
         record.span.end(record)
         record.write()
 
@@ -139,7 +122,7 @@ class RequestContext:
         Raises:
             ApiError: 503, the server drains; 429, the key or the server has too many in flight.
         """
-        return self._services.admission.admit(self.api_key)
+        return self.services.admission.admit(self.api_key)
 
     def start(
         self,
@@ -157,11 +140,11 @@ class RequestContext:
         Raises:
             ApiError: 429, it would miss the latency target; 503, no engine takes it.
         """
-        if self._services.target is not None and measure is not None:
+        if self.services.target is not None and measure is not None:
             request = dataclasses.replace(request, audio=measure())
         self._audio = request.audio
-        call = self._services.engines.start(request, permit, self.record.span)
-        self._watch = self._services.shadow.watching(request)
+        call = self.services.engines.start(request, permit, self.record.span)
+        self._watch = self.services.shadow.watching(request)
         return call
 
     def segment_sent(self, end_s: float) -> None:
@@ -171,10 +154,10 @@ class RequestContext:
     def text_sent(self) -> None:
         """Note that the client got some of a stream's text."""
         if (took_s := self.record.text_sent()) is not None:
-            self._metrics.delta(self.record.route, took_s)
+            self.services.metrics.delta(self.record.route, took_s)
 
     def answered(self, transcript: Transcript) -> None:
-        """Count the audio of the request, whose length its transcript tells."""
+        """Count the request's audio, by the length in its transcript."""
         self.record.span.answered(transcript.phases)
         self._count_answer(transcript.duration, transcript.timings.queue_s)
         if self._watch:
@@ -198,7 +181,7 @@ class RequestContext:
         Raises:
             ApiError: 429, the key has had too much before it.
         """
-        self._services.usage.require(self.api_key)
+        self.services.usage.require(self.api_key)
         self.api_key.count_live(seconds)
         self._count(seconds)
 
@@ -207,12 +190,12 @@ class RequestContext:
         self.api_key.count_audio(seconds)
         self._count(seconds)
         self.record.queued(queued_s)
-        if self._services.target is not None and self._audio is not None:
-            self._services.target.learn(self._audio, seconds)
+        if self.services.target is not None and self._audio is not None:
+            self.services.target.learn(self._audio, seconds)
 
     def _count(self, seconds: float) -> None:
         record, key = self.record, self.api_key.name
-        self._metrics.count_audio(record.route, key, seconds)
-        record.add_audio(seconds)
-        self._services.usage.count(key, record.model, self._uncounted_requests, seconds)
+        self.services.metrics.count_audio(record.route, key, seconds)
+        record.audio_s = (record.audio_s or 0.0) + seconds
+        self.services.usage.count(key, record.model, self._uncounted_requests, seconds)
         self._uncounted_requests = 0

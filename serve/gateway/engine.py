@@ -1,8 +1,8 @@
 """One engine: the Triton of a device behind a Unix socket, and a request that it has.
 
-The supervisor may replace an engine's Triton: new requests go to the one whose folder the device's
-link names, and the previous one finishes its requests while the gateway holds its folder. Without a
-link, as after an idle unload, requests wait for one.
+The supervisor may replace an engine's Triton. The device's link names the folder of the current
+one, which gets new requests. The previous one finishes its requests while the gateway holds its
+folder. Without a link, as after an idle unload, requests wait for one.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2
 from serve.contract.messages import Priority
 from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
+from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import Chunk, cancel_of, for_triton
 from serve.gateway.models import Target
@@ -33,6 +34,7 @@ from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s, touch_hear
 logger = logging.getLogger("earshot.gateway")
 
 SERVICE = "/inference.GRPCInferenceService/"
+_INFER = f"{SERVICE}ModelStreamInfer"
 FRAME_BYTES = 2**20
 """Maximum bytes that gRPC reads or writes at a time."""
 
@@ -103,7 +105,7 @@ class SentRequest:
             raise error
 
 
-class Engine:
+class Engine(Background):
     """The engine of a device, whichever Triton that is now.
 
     Args:
@@ -162,8 +164,8 @@ class Engine:
             raise errors.server_away() from None
         return await now.ask(method, message)
 
-    async def watch(self) -> None:
-        """Follow the link, close replaced connections that are done, and note use, for ever."""
+    async def _run(self) -> None:
+        """Follow the link, close replaced connections that are done, and note use."""
         while True:
             self.connection()
             for connection in [each for each in self._replaced if not each.busy]:
@@ -175,6 +177,7 @@ class Engine:
 
     async def close(self) -> None:
         """Close all connections."""
+        await super().close()
         for connection in (*self._replaced, *filter(None, [self._current])):
             await connection.close()
 
@@ -223,7 +226,6 @@ class TritonConnection:
         self._numbers = itertools.count(1)
         self._cancels: set[asyncio.Task[None]] = set()
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
-        self._infer = InferMethod(self._channel)
         self.cancel(self._new_key())  # ends the requests of an earlier gateway
 
     @property
@@ -277,7 +279,7 @@ class TritonConnection:
                 raise errors.no_room_for_upload() from error
         segments = request.target.segments
         message = for_triton(request.parts, key, segments, span.recorded, request.priority)
-        responses = self._infer.send(message, request.streamed)
+        responses = infer(self._channel, message, request.streamed)
         span.given(self._name)
         self._calls += 1
         return SentRequest(self, key, has_file, responses)
@@ -310,44 +312,28 @@ class TritonConnection:
         while not self.is_alive():  # see `Engine.is_available`
             await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the requests have gone with Triton
-            async for _ in self._infer.send(cancel_of(key), streamed=False):
+            async for _ in infer(self._channel, cancel_of(key), streamed=False):
                 pass
 
 
-class InferMethod:
-    """Triton's `ModelStreamInfer`, of raw bytes.
+async def infer(channel: grpc.aio.Channel, message: bytes, streamed: bool) -> AsyncIterator[bytes]:
+    """Send a request to Triton's `ModelStreamInfer`; yield its answers as raw bytes.
 
     Args:
         channel: gRPC's channel.
+        message: the serialised `ModelInferRequest`.
+        streamed: whether it may have several answers.
     """
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        # The model is decoupled and so answers by streams alone. On the wire a stream of one
-        # message is the same as a message; as a stream it frees the message once it is sent.
-        self._unary = channel.unary_unary(f"{SERVICE}ModelStreamInfer")
-        self._stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-
-    def send(self, message: bytes, streamed: bool) -> AsyncIterator[bytes]:
-        """Send a serialised `ModelInferRequest`; return its answers.
-
-        Args:
-            message: the request.
-            streamed: whether it may have several answers.
-        """
-        if not streamed and len(message) <= _LARGE_BYTES:
-            return self._as_iterator(self._unary(message))
-        return self._by_stream(self._stream(), message)
-
-    @staticmethod
-    async def _as_iterator(call: grpc.aio.UnaryUnaryCall) -> AsyncIterator[bytes]:
-        yield await call
-
-    @staticmethod
-    async def _by_stream(call: grpc.aio.StreamStreamCall, message: bytes) -> AsyncIterator[bytes]:
-        # The call may end before or while the message is sent: reading it tells how.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
-            await call.write(message)
-            del message
-            await call.done_writing()
-        async for answer in call:
-            yield answer
+    # The model is decoupled and so answers by streams alone. On the wire a stream of one message
+    # is the same as a message; as a stream it frees the message once it is sent.
+    if not streamed and len(message) <= _LARGE_BYTES:
+        yield await channel.unary_unary(_INFER)(message)
+        return
+    call = channel.stream_stream(_INFER)()
+    # The call may end before or while the message is sent: reading it tells how.
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+        await call.write(message)
+        del message
+        await call.done_writing()
+    async for answer in call:
+        yield answer

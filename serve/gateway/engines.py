@@ -6,7 +6,6 @@ gets the request.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -24,7 +23,7 @@ from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest, S
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Permit
-from serve.gateway.models import Models, Target
+from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 from serve.gateway.target import InflightRequest, LatencyTarget
@@ -46,7 +45,6 @@ class Engines:
 
     Args:
         config: the whole configuration.
-        models: the models of the configuration.
         folder: the run's folder.
         addresses: at least one.
         target: admits requests if there is a latency target.
@@ -56,7 +54,6 @@ class Engines:
     def __init__(
         self,
         config: Config,
-        models: Models,
         folder: Path,
         addresses: Sequence[EngineAddress],
         target: LatencyTarget | None,
@@ -65,7 +62,7 @@ class Engines:
         process = addresses[0].process
         self.uploads = uploads.make_folder(folder, process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        self.own = tuple(Engine(each, models.default, config.server) for each in addresses)
+        self.own = tuple(Engine(each, config.name, config.server) for each in addresses)
         """The engines that serve clients."""
         self.all = self.own
         if config.shadow.opens_engine:
@@ -74,19 +71,15 @@ class Engines:
             self.all += (Engine(address, REFERENCE, stays),)
         self.started = asyncio.Event()
         """Is set whenever a request starts; the shadow monitor clears it."""
-        self._default = models.default
+        self._default = config.name
         self._target = target
         self._metrics = metrics
         self._limit_s = config.transcriber.request_timeout_s + GRACE_S
-        self._calls: set[EngineCall] = set()
-        self._watches: list[asyncio.Task[None]] = []
+        self.calls: set[EngineCall] = set()
+        """The requests that engines have."""
         for engine in self.all:
             inflight = functools.partial(getattr, engine, "inflight")
             metrics.watch(engine.name, engine.model, inflight, engine.is_available)
-
-    def start_watching(self) -> None:
-        """Start to follow the links of all engines."""
-        self._watches = [asyncio.create_task(engine.watch()) for engine in self.all]
 
     def start(
         self, request: EngineRequest, permit: Permit, span: RequestSpan = NO_SPAN
@@ -103,7 +96,7 @@ class Engines:
         """
         admitted = None
         if self._target is not None and request.audio is not None:
-            admitted = self._target.admit(request.audio, request.priority, permit.key)
+            admitted = self._target.admit(request.audio, request.priority, permit.api_key.name)
         try:
             call = EngineCall(
                 request, self._of(request.target.model), self._metrics, span, self._limit_s
@@ -111,12 +104,12 @@ class Engines:
         except BaseException:
             self._end_admitted(admitted, False)
             raise
-        self._calls.add(call)
+        self.calls.add(call)
         permit.hold()
 
         def ended(_: asyncio.Task[None]) -> None:
             permit.release()
-            self._calls.discard(call)
+            self.calls.discard(call)
             self._end_admitted(admitted, call.answered)
 
         call.task.add_done_callback(ended)
@@ -127,23 +120,14 @@ class Engines:
         if self._target is not None and admitted is not None:
             self._target.end(admitted, answered)
 
-    @property
-    def calls(self) -> int:
-        """The number of requests that engines have."""
-        return len(self._calls)
-
     def end_all(self, error: ApiError) -> None:
         """Answer every request that is in flight with an error."""
-        for call in self._calls:
+        for call in self.calls:
             call.end(error)
 
     async def ready(self, model: str | None = None) -> bool:
         """Return whether requests for a model, by default the served one, would be answered."""
         return await self._ready_engine(model or self._default) is not None
-
-    async def readiness(self) -> dict[str, bool]:
-        """Return which engines that serve clients are ready, by their devices."""
-        return {engine.name: await engine.ready() for engine in self.own}
 
     async def ask(self, model: str, method: str, message: bytes) -> bytes:
         """Ask an engine of this model for health or metadata; return the serialised answer.
@@ -157,7 +141,7 @@ class Engines:
         return await engine.ask(method, message)
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
-        """Return the name and version of Triton, and those of its extensions that are offered.
+        """Return Triton's name, version and the extensions that this server offers.
 
         Raises:
             ApiError: 503, no engine is ready.
@@ -180,15 +164,6 @@ class Engines:
         metadata = service_pb2.ModelMetadataResponse.FromString(answer)
         metadata.name = target.client_name
         return metadata
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for watch in self._watches:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
-        for engine in self.all:
-            await engine.close()
 
     async def _ready_engine(self, model: str) -> Engine | None:
         for engine in self._of(model):

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from serve.contract.errors import (
     OverloadedError,
     RequestError,
     UnavailableError,
+    shown,
 )
 from serve.wire import tensors
 
@@ -182,7 +183,7 @@ def field_error(param: str, message: str, code: str | None = None, reason: str =
 
     Args:
         param: the field's name.
-        message: what was found and what was expected.
+        message: the value found and the value expected.
         code: OpenAI's code for this mistake, if there is one.
         reason: see `ApiError`.
     """
@@ -191,6 +192,18 @@ def field_error(param: str, message: str, code: str | None = None, reason: str =
     if code is not None:
         error.status = dataclasses.replace(error.status, code=code)
     return error
+
+
+def require_known(names: Iterable[str], known: Sequence[str]) -> None:
+    """Reject unknown parameters of a URL.
+
+    Raises:
+        ApiError: 400, one is not `known`.
+    """
+    for name in names:
+        if name not in known:
+            expected = f"unknown parameter {shown(name)}; expected one of {', '.join(known)}"
+            raise field_error(name[:60], expected)
 
 
 def invalid(message: str) -> ApiError:

@@ -105,8 +105,8 @@ def _health(services: Services) -> Endpoint:
     async def health(request: Request) -> Response:
         ready = await services.ready()
         found: dict[str, object] = {"status": "ok" if ready else "unavailable"}
-        if len(services.engines.own) > 1:
-            found["engines"] = await services.engines.readiness()
+        if len(own := services.engines.own) > 1:
+            found["engines"] = {engine.name: await engine.ready() for engine in own}
         return JSONResponse(found, 200 if ready else 503)
 
     return health

@@ -1,9 +1,10 @@
-"""ApiKeys: their API keys, and what each may ask for in a minute.
+"""API keys and their limits.
 
-Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
-clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
+A server without keys answers everybody. Otherwise a request sends its key as OpenAI's clients do,
+`Authorization: Bearer KEY`, over HTTP as over gRPC.
 """
 
+import functools
 import hmac
 import logging
 import math
@@ -40,7 +41,10 @@ Clock = Callable[[], float]
 
 
 class _TokenBucket:
-    """An allowance per minute, of which a minute's worth is there at once; it may go into debt."""
+    """A token bucket that is refilled by the minute and holds one minute's tokens.
+
+    Its tokens may become negative.
+    """
 
     def __init__(self, per_minute: float, clock: Clock) -> None:
         self._capacity = per_minute
@@ -49,7 +53,7 @@ class _TokenBucket:
         self._updated_s = clock()
 
     def wait_s(self, needed: float) -> float:
-        """Return the seconds until so many tokens are there."""
+        """Return the seconds until the bucket holds the needed tokens."""
         now = self._clock()
         self._tokens += (now - self._updated_s) * self._capacity / _MINUTE_S
         self._tokens, self._updated_s = min(self._tokens, self._capacity), now
@@ -81,12 +85,12 @@ class ApiKey:
         self.name = name
         self.key = key
         self.requests = self.streams = self.bytes = 0
-        """What is in flight."""
+        """The requests, live streams and bytes in flight."""
         self.max_requests = self.max_streams = self.max_bytes = math.inf
-        requests = key.requests_per_minute if key else None
-        audio_s = key.audio_s_per_minute if key else None
-        self._requests = None if requests is None else _TokenBucket(requests, clock)
-        self._audio_s = None if audio_s is None else _TokenBucket(audio_s, clock)
+        limits = (key.requests_per_minute, key.audio_s_per_minute) if key else (None, None)
+        self._requests, self._audio_s = (
+            None if limit is None else _TokenBucket(limit, clock) for limit in limits
+        )
 
     def limit_headers(self) -> dict[str, str]:
         """Return headers that tell what the key may still have in this minute, if it has limits."""
@@ -197,34 +201,19 @@ class ApiKeys:
         Raises:
             ApiError: 401, it names none, or an unknown or expired one.
         """
-        if not self.required:
-            return self._anyone
-        self._refresh()
-        key = bearer_token(authorization)
-        if not key:
-            raise ApiError(
-                AccessError(
-                    "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
-                    "commands take it from the variable EARSHOT_API_KEY"
-                )
+        token = bearer_token(authorization)
+        unknown, digest = "this API key is unknown", hash_of(token)
+        if not token:
+            unknown = (
+                "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
+                "commands take it from the variable EARSHOT_API_KEY"
             )
-        digest = hash_of(key)
-        # Every key is compared in constant time, so that timing tells nothing about a near miss.
-        fitting = [
-            known
-            for known in self._keys.values()
-            if known.key and hmac.compare_digest(known.key.sha256, digest)
-        ]
-        if not fitting and key.startswith(CLIENT_SECRET_PREFIX):
-            raise ApiError(
-                AccessError(
-                    "a client secret opens live sessions at /v1/realtime only; send an API key here"
-                )
+        elif token.startswith(CLIENT_SECRET_PREFIX):
+            unknown = (
+                "a client secret opens live sessions at /v1/realtime only; send an API key here"
             )
-        if not fitting:
-            raise ApiError(AccessError("this API key is unknown"))
-        self._require_unexpired(fitting[0])
-        return fitting[0]
+        same = functools.partial(hmac.compare_digest, digest)
+        return self._find(lambda name, key: bool(token) and same(key.sha256), unknown)
 
     def of_request(self, request: HTTPConnection) -> ApiKey:
         """Return the API key of an HTTP request; see `identify`."""
@@ -232,7 +221,7 @@ class ApiKeys:
 
     @property
     def several(self) -> bool:
-        """Whether there are several keys, of which each has its share."""
+        """Whether several keys share the server's limits."""
         return len(self._keys) > 1
 
     def named_as(self, name: str) -> ApiKey:
@@ -241,13 +230,10 @@ class ApiKeys:
         Raises:
             ApiError: 401, the key has been removed or has expired.
         """
-        if not (self.required or name):
-            return self._anyone
-        self._refresh()
-        api_key = self._keys.get(name)
-        if api_key is None or (api_key.key and api_key.key.expired):
-            raise ApiError(AccessError(f"the API key {name} was removed or has expired"))
-        return api_key
+        removed = f"the API key {name} was removed"
+        if name and not self.required:
+            raise ApiError(AccessError(removed))
+        return self._find(lambda known, key: known == name, removed)
 
     def with_public_id(self, public_id: str) -> ApiKey:
         """Return the API key that made a client secret.
@@ -258,14 +244,8 @@ class ApiKeys:
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired.
         """
-        if not self.required:
-            return self._anyone
-        self._refresh()
-        for api_key in self._keys.values():
-            if api_key.key and api_key.key.public_id == public_id:
-                self._require_unexpired(api_key)
-                return api_key
-        raise ApiError(AccessError("the API key that made this client secret is unknown"))
+        unknown = "the API key that made this client secret is unknown"
+        return self._find(lambda name, key: key.public_id == public_id, unknown)
 
     def require_good(self, api_key: ApiKey) -> None:
         """Reject a key that was identified before and may not go on.
@@ -273,18 +253,27 @@ class ApiKeys:
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired, since then.
         """
-        if api_key.key is None:
-            return
-        self._refresh()
-        now = self._keys.get(api_key.name)
-        if now is None or now.key is None or now.key.sha256 != api_key.key.sha256:
-            raise ApiError(AccessError("this API key is unknown"))
-        self._require_unexpired(now)
+        if before := api_key.key:
+            same = api_key.name, before.sha256
+            self._find(lambda name, key: (name, key.sha256) == same, "this API key is unknown")
 
-    @staticmethod
-    def _require_unexpired(api_key: ApiKey) -> None:
-        if api_key.key and api_key.key.expired:
-            raise ApiError(AccessError(f"this API key has expired, {api_key.key.expires}"))
+    def _find(self, fits: Callable[[str, Key], bool], unknown: str) -> ApiKey:
+        """Return the API key that fits, by its name and its entry in the file.
+
+        Every key is tried, so that timing tells nothing about a near miss.
+
+        Raises:
+            ApiError: 401, there is none, with the message `unknown`; or it has expired.
+        """
+        if not self.required:
+            return self._anyone
+        self._refresh()
+        found = [one for one in self._keys.values() if one.key and fits(one.name, one.key)]
+        if not found:
+            raise ApiError(AccessError(unknown))
+        if (key := found[0].key) and key.expired:
+            raise ApiError(AccessError(f"this API key has expired, {key.expires}"))
+        return found[0]
 
     def _refresh(self) -> None:
         """Read the file again if it has changed; an unreadable file changes nothing."""

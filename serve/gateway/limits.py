@@ -1,7 +1,7 @@
 """Admission control: the limits of requests, bytes and live streams in flight.
 
-A request is rejected as early as possible: before its body is read if its size is declared, else
-as soon as it grows beyond the limit.
+A request is rejected as early as possible. If its size is declared, that is before its body is
+read; otherwise it is when the body exceeds the limit.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ A byte of protobuf can become an empty string of 40 bytes, four of JSON a number
 MAX_NUMBERS = 2**20
 """Maximum commas of a request's JSON, about its numbers: a minute of audio."""
 MAX_MARKS = 2**16
-"""Maximum quotation marks and opening brackets, of both kinds, of a request's JSON."""
+"""Maximum quotation marks and opening brackets ("{" and "[") in a request's JSON."""
 MAX_SMALL_BYTES = 2**16
 """Maximum bytes of a request for health or metadata."""
 LARGE_BYTES = 2**20
@@ -64,16 +64,11 @@ class Permit:
     """
 
     def __init__(self, admission: "Admission", api_key: ApiKey) -> None:
-        self._admission = admission
-        self._api_key = api_key
+        self.admission = admission
+        self.api_key = api_key
         self._bytes = 0
         self._holders = 1
         api_key.requests += 1
-
-    @property
-    def key(self) -> str:
-        """The name of its API key."""
-        return self._api_key.name
 
     def charge(self, size: int) -> None:
         """Count bytes of the request.
@@ -81,27 +76,18 @@ class Permit:
         Raises:
             ApiError: 413, 429 or 503, the request or all requests together exceed a limit.
         """
-        self._admission.require_room(self._bytes + size, size)
-        self._api_key.require_room(size)
+        self.admission.require_room(self._bytes + size, size)
+        self.api_key.require_room(size)
         self._bytes += size
-        self._api_key.bytes += size
-        self._admission.bytes += size
-
-    @property
-    def upload_timeout_s(self) -> float:
-        """The limit of time of its body."""
-        return self._admission.upload_timeout_s
-
-    def arriving(self, limit: asyncio.Timeout) -> contextlib.AbstractContextManager[None]:
-        """See `Admission.arriving`."""
-        return self._admission.arriving(limit)
+        self.api_key.bytes += size
+        self.admission.bytes += size
 
     def child(self) -> "Permit":
         """Return a permit for a request within this one; it counts, and no limit rejects it."""
-        return self._admission.admit_unchecked(self._api_key)
+        return self.admission.admit_unchecked(self.api_key)
 
     def hold(self) -> Self:
-        """Add a holder, who releases the permit in turn."""
+        """Add a holder, which has to release the permit, too."""
         self._holders += 1
         return self
 
@@ -109,9 +95,9 @@ class Permit:
         """Release the permit for one holder."""
         self._holders -= 1
         if not self._holders:
-            self._api_key.requests -= 1
-            self._api_key.bytes -= self._bytes
-            self._admission.release(self._bytes)
+            self.api_key.requests -= 1
+            self.api_key.bytes -= self._bytes
+            self.admission.release(self._bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +128,6 @@ class PendingBytes:
         self._admission.trim_due |= self._bytes - size >= LARGE_BYTES
         self._admission.bytes += size - self._bytes
         self._bytes = size
-
-    def close(self) -> None:
-        """Count nothing more: the connection is lost."""
-        self.set(0)
 
 
 @dataclasses.dataclass(eq=False)
@@ -182,14 +164,11 @@ class Admission:
         self.trim_due = False
         """Whether something large has been freed, so that memory should go back to the system."""
         self._arriving: set[asyncio.Timeout] = set()
-        self._draining = self._over = False
+        self.draining = False
+        """Whether new requests are rejected because the server stops."""
+        self._over = False
         self._empty = asyncio.Event()
         self._empty.set()
-
-    @property
-    def draining(self) -> bool:
-        """Whether new requests are rejected because the server stops."""
-        return self._draining
 
     def admit(self, api_key: ApiKey) -> Permit:
         """Admit a request of this key before its bytes are received.
@@ -197,7 +176,7 @@ class Admission:
         Raises:
             ApiError: 503, the server drains; 429, the key or the server has too many in flight.
         """
-        if self._draining:
+        if self.draining:
             raise errors.stopping()
         api_key.require_request()
         if self.requests >= self.max_requests and not self._evict_oldest_upload():
@@ -217,7 +196,11 @@ class Admission:
         return Permit(self, api_key)
 
     def require_room(self, request_bytes: int, more: int) -> None:
-        """Reject a request of so many bytes, of which `more` are not counted yet.
+        """Reject a request that is too large, alone or together with all others.
+
+        Args:
+            request_bytes: the request's bytes.
+            more: the bytes among them that are not counted yet.
 
         Raises:
             ApiError: 413, it is too large; 429, all requests together are.
@@ -255,10 +238,6 @@ class Admission:
             api_key.bytes -= size
             self.bytes -= size
             self.trim_due |= size >= LARGE_BYTES
-
-    def start_draining(self) -> None:
-        """Reject new requests from now on."""
-        self._draining = True
 
     @contextlib.contextmanager
     def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:

@@ -24,12 +24,7 @@ from serve.gateway.background import LoopWatch
 from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.context import Services
 from serve.gateway.edge.budget import SharedBudget
-from serve.gateway.edge.listen import (
-    HttpServer,
-    grpc_credentials,
-    listening_socket,
-    unix_listener,
-)
+from serve.gateway.edge.listen import HttpServer, grpc_credentials, listening_socket, unix_listener
 from serve.gateway.edge.uploads import Uploads, prepare_memory
 from serve.gateway.engine import EngineAddress
 from serve.gateway.engines import Engines
@@ -85,10 +80,10 @@ class GatewayServer:
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = EngineStateReader(self.services, config, pages)
+        self.state = EngineStateReader(self.services, pages)
         whole = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
-        self.jobs = _open_jobs(config, self.services) if config.jobs.folder else None
+        self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
         clients = build_app(self.services, whole, self.state, jobs)
         monitoring = build_monitoring_app(self.services, whole)
@@ -117,15 +112,12 @@ class GatewayServer:
             ) from error
 
     async def start(self) -> None:
-        """Start to answer."""
+        """Start all services, and accept connections."""
         services = self.services
         await services.usage.exchange()  # the usage of the day
-        services.usage.start()
-        services.uploads.start()
-        services.engines.start_watching()
-        services.shadow.start()
-        self.state.start()
-        self._watch.start()
+        parts = services.usage, services.uploads, *services.engines.all, services.shadow
+        for part in (*parts, self.state, self._watch):
+            part.start()
         for server in self.http:
             server.start()
         await self._grpc.start()
@@ -139,7 +131,7 @@ class GatewayServer:
         """
         services = self.services
         self._end_s = asyncio.get_running_loop().time() + self._drain_s
-        services.admission.start_draining()
+        services.admission.draining = True
         services.admission.end_uploads(errors.stopping())
         services.streams.end_all()
         if await services.admission.wait_until_empty(self._drain_s):
@@ -163,11 +155,9 @@ class GatewayServer:
         left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
         closing = [server.close(left_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)
-        await services.uploads.close()
-        await services.shadow.close()
-        await services.engines.close()
-        await self._watch.close()
-        await services.usage.close()
+        parts = services.uploads, services.shadow, *services.engines.all, self._watch
+        for part in (*parts, services.usage):
+            await part.close()
         await services.tracer.close()
 
 
@@ -195,7 +185,7 @@ def open_services(
     slots = config.runtime.slots * len(addresses)
     target = LatencyTarget(target_s, slots) if target_s else None
     metrics = Metrics(admission, streams, watch, budget, usage, target, models.default)
-    engines = Engines(config, models, folder, addresses, target, metrics.upstreams)
+    engines = Engines(config, folder, addresses, target, metrics.upstreams)
     return Services(
         config=config,
         models=models,
@@ -213,9 +203,9 @@ def open_services(
     )
 
 
-def _open_jobs(config: Config, services: Services) -> "JobRoutes":
+def _open_jobs(services: Services) -> "JobRoutes":
     """Open the jobs; a server without jobs does not load their code."""
-    jobs: JobRoutes = pkgutil.resolve_name("serve.gateway.jobs.routes:JobRoutes")(config, services)
+    jobs: JobRoutes = pkgutil.resolve_name("serve.gateway.jobs.routes:JobRoutes")(services)
     return jobs
 
 

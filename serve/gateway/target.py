@@ -1,9 +1,9 @@
 """The latency target: which requests are admitted so that 99 of 100 are answered in time.
 
 Work in flight stays below the amount that the forecast says is done in time. Live text goes first,
-then files; jobs have what these leave, but always one. If several keys together ask for too much,
-each gets what it asks for, up to an equal share of what the others leave (max-min). A refusal
-forecasts when there is room; nothing is reserved for the retry.
+then files. Jobs get the rest, but at least one job may run. If several keys ask for too much, they
+share the limit by max-min fairness: a key gets what it asks for, up to an equal share of what the
+others leave. A rejection forecasts when there is room; nothing is reserved for the retry.
 
 The forecast divides the work ahead of a request by the rate of work. The engine hands out windows
 to the request that has had the fewest, so a request of c windows waits for at most c of each other.
@@ -12,10 +12,10 @@ The rate is measured while there is work. The error of forecasts is measured too
 margin: how long a request takes by itself, in which order the engine serves, and how well the
 length of audio was estimated.
 
-Admission by measured latencies is from SEDA (Welsh and Culler, "Adaptive Overload Control for Busy
-Internet Servers", USITS 2003); a bound on work in flight, in place of one on arrivals, from TCP
-Vegas and its version for servers (Breakwater, Cho et al., OSDI 2020); the highest recent rate as
-the capacity from BBR (Cardwell et al., ACM Queue 14(5), 2016).
+Sources: SEDA admits by measured latencies (Welsh and Culler, "Adaptive Overload Control for Busy
+Internet Servers", USITS 2003). TCP Vegas, and Breakwater for servers (Cho et al., OSDI 2020), bound
+the work in flight and not the arrivals. BBR takes the highest recent rate as the capacity (Cardwell
+et al., ACM Queue 14(5), 2016).
 """
 
 import collections
@@ -57,8 +57,8 @@ _STEP_UP, _STEP_DOWN, _MAX_MORE = 1.02, 0.97, 4.0
 _MAX_FULL = 1.5  # times all slots: more at a time do not help an engine
 _FIRST_MARGIN = 0.3  # share of the target
 _MIN_MARGIN = 0.05
-# An answer that is later by more takes long whatever is ahead of it, for example if windows are
-# decoded again at higher temperatures: an idle engine makes it no faster.
+# Answers with a larger error are slow by themselves, for example if windows are decoded again at
+# higher temperatures. An idle engine would not make them faster.
 _MAX_MARGIN = 0.5
 
 Clock = Callable[[], float]
@@ -133,13 +133,8 @@ class Forecast:
             if priority == "job" or running.priority != "job"
         )
 
-    def seconds(self, work: float) -> float | None:
-        """Return the seconds that so much work may take; None: unknown yet."""
-        capacity = self.capacity
-        return None if capacity is None else work / capacity + self.margin_s
-
     def inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
-        """Return the work in flight: of all or of one key, of jobs or of other requests."""
+        """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
         return sum(
             running.work
             for running in self._running
@@ -219,7 +214,7 @@ class _DemandRate:
 
 @dataclasses.dataclass(frozen=True)
 class AudioLength:
-    """What is known of the length of a request's audio before it is decoded."""
+    """The length of a request's audio, as known before decoding."""
 
     seconds: float | None  # None: it is estimated by kind and size
     kind: str = ""
@@ -227,7 +222,12 @@ class AudioLength:
 
 
 def audio_of_file(head: bytes, size: int) -> AudioLength:
-    """Return the length of a file of so many bytes, whose first `HEAD_BYTES` are `head`."""
+    """Return the length of a file's audio.
+
+    Args:
+        head: the first `HEAD_BYTES` of the file.
+        size: the bytes of the whole file.
+    """
     try:
         header = pcm16_header(head)
     except AudioError:  # the engine rejects the file, and says why
@@ -237,14 +237,6 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
     # All bytes, not those declared: the declared size may be that of a first write or a first part.
     samples = (size - header.begin) / 2 / header.channels
     return AudioLength(samples / max(1, header.rate))
-
-
-@dataclasses.dataclass(frozen=True)
-class LatencyTargetState:
-    """The gauges of the target."""
-
-    forecast_s: float  # the time within which a whole window would be answered, 99 times of 100
-    rate: float  # seconds of audio in whole windows that are decoded in a second
 
 
 class LatencyTarget:
@@ -298,7 +290,10 @@ class LatencyTarget:
         self._forecast.end(request, answered)
 
     def require_live(self, streams: int) -> None:
-        """Reject one more live stream beside so many if they would take too much.
+        """Reject a new live stream if all streams together would take too much.
+
+        Args:
+            streams: the other streams that are open.
 
         Raises:
             ApiError: 429, they would.
@@ -325,13 +320,17 @@ class LatencyTarget:
             before = self._bytes_per_s.get(audio.kind, one)
             self._bytes_per_s[audio.kind] = before + _LEARNED * (one - before)
 
-    def state(self) -> LatencyTargetState:
-        """Return the gauges of this moment."""
-        ahead = self._forecast.queued_work(WINDOW_S, "file")
-        return LatencyTargetState(
-            forecast_s=self._forecast.seconds(ahead + WINDOW_S) or 0.0,
-            rate=self._forecast.rate or 0.0,
-        )
+    @property
+    def forecast_s(self) -> float:
+        """The time within which a whole window would be answered, 99 times of 100; 0: unknown."""
+        forecast = self._forecast
+        work = forecast.queued_work(WINDOW_S, "file") + WINDOW_S
+        return work / forecast.capacity + forecast.margin_s if forecast.capacity else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Seconds of audio in whole windows that are decoded in a second; 0: unknown."""
+        return self._forecast.rate or 0.0
 
     def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
         """Forecast the seconds until there is room for a request; 0: there is room now."""
@@ -362,7 +361,12 @@ class LatencyTarget:
 
 
 def fair_share(capacity: float, others: Iterable[float]) -> float:
-    """Return the max-min fair maximum of one beside others that want so much each."""
+    """Return the max-min fair share of one key.
+
+    Args:
+        capacity: the amount to share.
+        others: the amounts that the other keys ask for.
+    """
     wanted = sorted(others)
     while wanted and wanted[0] < capacity / (len(wanted) + 1):
         capacity -= wanted.pop(0)

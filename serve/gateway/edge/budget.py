@@ -1,10 +1,10 @@
 """Budgets of event-loop time: a connection that takes much of it waits for the others.
 
-Whatever a client does, reading it costs milliseconds of the one loop that serves all clients: a
-body in chunks of one byte, a flood of pings, a JSON of a million numbers, requests that are
-rejected one after another. So each connection has a small token bucket of loop time. Connections
-beyond their own bucket share a third of the loop, one turn after the other, however many they are;
-honest requests cost less than their own bucket and have the rest.
+One event loop serves all clients, and hostile input costs milliseconds of it. Examples are a body
+in chunks of one byte, a flood of pings, a JSON of a million numbers, and a series of rejected
+requests. So each connection has a small token bucket of loop time. Connections that have emptied
+their buckets take turns in a third of the loop, however many they are. Honest requests cost less
+than a bucket and have the rest of the loop.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ OWN_S = 0.002
 OWN_SHARE = 0.02
 """Share of the loop's time with which the bucket is refilled."""
 REJECTED_S = 0.001
-"""Cost of a rejected request, about what it takes beside its bytes."""
+"""Cost of a rejected request beside its bytes, about as measured."""
 
 JSON_S_PER_BYTE = 2e-8
 """Cost of JSON of a request or a live event, which is charged before it is parsed."""
@@ -116,15 +116,16 @@ class ThrottledConnection(asyncio.Protocol):
     """Stands between a transport and its protocol, and passes data on within the budget.
 
     It is the transport that the protocol sees, so a protocol that pauses reading gets no further
-    data, not even data that has been read already. If the protocol closes a connection whose client
-    is still sending, the data is discarded for a moment: the client finds its answer then, which a
-    reset connection would have lost.
+    data, not even data that has been read already. If the protocol closes a connection while its
+    client is sending, the data is discarded for a moment. A reset at once would make the client
+    lose its answer.
 
     Args:
         budget: the connection's.
-        protocol: a protocol of asyncio with `piece_bytes`, the maximum that it gets at a time;
-            `unread`, whether its client may still send what it will not read; and `linger_s`, the
-            seconds for which that is discarded, from `LINGER_S` on while something comes.
+        protocol: a protocol of asyncio with three more attributes. `piece_bytes` is the maximum
+            that it gets at a time. `unread` tells whether the client may go on sending after the
+            protocol has closed the connection. `linger_s` limits how long such data is discarded;
+            the connection ends earlier once nothing comes for `LINGER_S`.
     """
 
     def __init__(self, budget: ConnectionBudget, protocol: Any) -> None:
@@ -250,30 +251,3 @@ class ThrottledConnection(asyncio.Protocol):
         if wanted != self._reads and not self._transport.is_closing():
             self._reads = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
-
-
-class IdleConnections:
-    """The connections without a request, the one that is idle for longest first.
-
-    Args:
-        max_connections: the maximum of connections of all kinds; beyond it the first one here is
-            closed for each new connection.
-    """
-
-    def __init__(self, max_connections: int) -> None:
-        self._max = max_connections
-        self._connections: dict[Any, None] = {}
-
-    def add(self, connection: Any) -> None:
-        """Add a connection that has no request any more."""
-        self._connections[connection] = None
-
-    def remove(self, connection: Any) -> None:
-        """Remove a connection that has a request, or is closed."""
-        self._connections.pop(connection, None)
-
-    def make_room(self, newcomer: Any, count: int) -> None:
-        """Close the first connection if a new one makes them too many, `count` in all."""
-        first = next(iter(self._connections), newcomer)
-        if count > self._max and first is not newcomer:
-            first.close_idle()

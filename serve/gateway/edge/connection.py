@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget, IdleConnections
+from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import Admission, PendingBytes
 
@@ -27,7 +27,7 @@ BUDGET = "earshot.budget"
 """Key in a scope of its connection's budget."""
 
 MAX_HEAD_BYTES = 2**16
-"""Maximum bytes of a request's head, of its trailers and of other bytes outside of its body."""
+"""Maximum bytes of a request outside its body, such as its head and trailers."""
 MAX_HEADERS = 256
 MAX_QUEUED = 128
 """Maximum of pipelined requests that wait on a connection for an earlier answer."""
@@ -40,7 +40,7 @@ FRESH_S = 1.0
 MAX_CONTROLS = 100
 """Maximum pings and pongs of a WebSocket in a second."""
 
-_FEW_QUEUED = 16  # up to so many, reading goes on, to notice that a client has left
+_FEW_QUEUED = 16  # up to this length of the pipeline, reading goes on to notice a client's end
 _UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
 
 
@@ -64,20 +64,28 @@ class _Flow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One HTTP connection, behind a `ThrottledConnection`.
+    """An HTTP connection whose transport is a `ThrottledConnection`.
 
     Args:
-        idle: the idle connections of its server.
+        idle: the connections of its server without a request, the longest idle one first.
+        max_connections: the maximum of the server's connections; beyond it the first idle one is
+            closed for each new connection.
         admission: tells whether the server drains.
         patience_s: seconds for which it may be idle.
         options: uvicorn's options.
     """
 
     def __init__(
-        self, idle: IdleConnections, admission: Admission, patience_s: float, **options: Any
+        self,
+        idle: dict["HttpProtocol", None],
+        max_connections: int,
+        admission: Admission,
+        patience_s: float,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._idle = idle
+        self._max_connections = max_connections
         self._admission = admission
         self._patience_s = patience_s
         self._limit: asyncio.TimerHandle | None = None
@@ -109,7 +117,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         self._limit_idleness()
-        self._idle.make_room(self, len(self.connections))
+        first = next(iter(self._idle), self)
+        if len(self.connections) > self._max_connections and first is not self:
+            first.close_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -153,10 +163,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._end_limit()
         elif self._limit is None:
             self._limit = self.loop.call_later(self._patience_s, self.close_idle)
-            self._idle.add(self)
+            self._idle[self] = None
 
     def _end_limit(self) -> None:
-        self._idle.remove(self)
+        self._idle.pop(self, None)
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -233,9 +243,9 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
 
     def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """Make an answer before the end of its request's body the last of its connection.
+        """Close the connection after an answer that precedes the end of its request's body.
 
-        A client that does not take an answer has gone.
+        A client that does not take an answer counts as gone.
         """
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,7 +282,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket, behind a `ThrottledConnection`.
+    """A WebSocket whose transport is a `ThrottledConnection`.
 
     It tells its application that the connection is lost, even while that receives nothing. Pings
     of a client that takes nothing are not answered: the answers would pile up.
@@ -300,7 +310,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unfinished.close()
+        self._unfinished.set(0)
         if hasattr(self, "lost"):
             self.lost.set()
 
@@ -312,7 +322,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._end(1008, "there is no room for what it sends")
 
     async def send(self, message: Any) -> None:
-        """Send a message of ASGI to the client, of which the handshake's answer is one.
+        """Send a message of ASGI to the client; the first one answers the handshake.
 
         Raises:
             SlowClientError: the client takes nothing, or left during the handshake.
@@ -397,7 +407,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
     def handle_pong(self, event: Any) -> None:
-        """Take a pong."""
         self._control()
         super().handle_pong(event)
 

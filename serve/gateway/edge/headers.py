@@ -43,7 +43,7 @@ _WARNING = "x-earshot-warning"
 _IGNORED = "x-earshot-ignored"
 _MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
-_LIMITS = tuple(  # see `serve.gateway.keys.Caller.left`
+_LIMITS = tuple(  # see `serve.gateway.keys.ApiKey.limit_headers`
     f"x-ratelimit-{what}-{of}"
     for of in ("requests", "audio-seconds")
     for what in ("limit", "remaining", "reset")

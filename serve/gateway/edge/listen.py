@@ -23,7 +23,6 @@ from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.budget import (
     ConnectionBudget,
-    IdleConnections,
     SharedBudget,
     ThrottledConnection,
     is_readable,
@@ -72,8 +71,8 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
             f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
             f"set another server.{key} in the config"
         ) from error
-    # Connections inherit it. asyncio sets it for sockets whose protocol is TCP; this one leaves the
-    # protocol to the system, and an answer's body would wait 40 ms for its head's acknowledgement.
+    # Connections inherit this option. asyncio does not set it, as this socket's protocol number is
+    # 0. Without it an answer's body would wait 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _Acceptor(listener)
 
@@ -181,10 +180,11 @@ class HttpServer(uvicorn.Server):
         budget: SharedBudget,
         max_connections: int,
     ) -> None:
-        idle = IdleConnections(max_connections)
+        idle: dict[HttpProtocol, None] = {}
 
         def protocol(**options: Any) -> ThrottledConnection:
-            behind = HttpProtocol(idle, admission, server.upload_timeout_s, **options)
+            limits = max_connections, admission, server.upload_timeout_s
+            behind = HttpProtocol(idle, *limits, **options)
             return ThrottledConnection(ConnectionBudget(budget), behind)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,11 +224,11 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle no signals."""
+        """Leave signals to the gateway's own handlers."""
         yield
 
     def start(self) -> None:
-        """Start to answer."""
+        """Start to accept connections."""
         self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
 
     async def close(self, patience_s: float = 0.0) -> None:

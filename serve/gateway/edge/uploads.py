@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway import errors
-from serve.gateway.background import Background
+from serve.gateway.background import Background, unless
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload, check_json
 
@@ -63,16 +63,17 @@ async def body_chunks(
     check(known)
     permit.charge(known)
     stream, received = request.stream(), 0
-    end_s = asyncio.get_running_loop().time() + permit.upload_timeout_s
+    limit_s = permit.admission.upload_timeout_s
+    end_s = asyncio.get_running_loop().time() + limit_s
     while True:
         try:  # not around the yield, where the time is another's
             async with asyncio.timeout_at(end_s) as limit:
-                with permit.arriving(limit):
+                with permit.admission.arriving(limit):
                     chunk = await anext(stream, None)
         except TimeoutError:
             if asyncio.get_running_loop().time() < end_s:  # the server stops
                 raise errors.stopping() from None
-            raise _too_slow(permit.upload_timeout_s) from None
+            raise _too_slow(limit_s) from None
         except ClientDisconnect:
             raise errors.client_gone() from None
         if chunk is None:
@@ -136,16 +137,7 @@ async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
     Raises:
         ApiError: 499, the client went first; or the error of the answer.
     """
-    answered = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not answered.done():
-            raise errors.client_gone()
-        return answered.result()
-    finally:
-        for task in (answered, gone):
-            task.cancel()
+    return await unless(_disconnect(request), errors.client_gone, answer)
 
 
 async def _disconnect(request: Request) -> None:

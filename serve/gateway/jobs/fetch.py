@@ -6,7 +6,6 @@ and the connection goes to one of these.
 """
 
 import asyncio
-import dataclasses
 import ipaddress
 import re
 import socket
@@ -20,7 +19,7 @@ import httpcore2
 
 from serve.contract.config import Config
 from serve.contract.errors import UnavailableError, shown
-from serve.contract.server_config import PLACE, JobsConfig
+from serve.contract.server_config import PLACE
 from serve.gateway import errors
 from serve.gateway.errors import ApiError, field_error
 
@@ -61,7 +60,7 @@ class OutboundClient:
     """
 
     def __init__(self, config: Config) -> None:
-        self.allowlist = UrlAllowlist(config.jobs)
+        self._allowed_hosts = config.jobs.allowed_hosts
         self._max_bytes = config.server.max_request_mb * _MIB
         self._threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-outside")
         networks = [ipaddress.ip_network(text) for text in config.jobs.allowed_networks]
@@ -95,7 +94,7 @@ class OutboundClient:
     async def _get(self, url: str, to: Path) -> int:
         headers = [_AGENT, ("Accept-Encoding", "identity")]
         for _ in range(_MAX_REDIRECTS + 1):
-            self.allowlist.require(url, "url")
+            self.require_allowed(url, "url")
             url = urllib.parse.urldefrag(url).url
             async with self._pool.stream(
                 "GET", url, headers=headers, extensions=_TIMEOUTS
@@ -133,7 +132,7 @@ class OutboundClient:
         Raises:
             ApiError: there is no answer, or the url is not allowed.
         """
-        self.allowlist.require(url, "webhook_url")
+        self.require_allowed(url, "webhook_url")
         fields = [_AGENT, *headers.items()]
         try:
             async with asyncio.timeout(_POST_S):
@@ -145,6 +144,30 @@ class OutboundClient:
             raise field_error("webhook_url", f"{error} resolves to a private address") from None
         except (TimeoutError, *_FAILED) as error:
             raise _away(str(error) or type(error).__name__) from error
+
+    def require_allowed(self, url: str, field: str) -> None:
+        """Reject a url that names another host than `jobs.allowed_hosts`.
+
+        Args:
+            url: a client's url, or that of a redirect.
+            field: the client's field with the url.
+
+        Raises:
+            ApiError: 400, it names another host, or is no url.
+        """
+        if not self._allowed_hosts:
+            raise field_error(
+                field,
+                f"{field} is an external URL, but this server allows none; add the host to "
+                "jobs.allowed_hosts in its config",
+            )
+        parts = _parts(url, field)
+        if not any(_allows(pattern, parts) for pattern in self._allowed_hosts):
+            raise field_error(
+                field,
+                f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
+                f"{', '.join(self._allowed_hosts)} (jobs.allowed_hosts)",
+            )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -178,62 +201,16 @@ def _bad_status(status: int) -> ApiError:
 # ---------------------------------------------------------------- urls
 
 
-@dataclasses.dataclass(frozen=True)
-class _AllowedHost:
-    scheme: str
-    host: str  # which may begin with *.
-    port: int | None
-
-    @classmethod
-    def of(cls, text: str) -> "_AllowedHost":
-        found = PLACE.fullmatch(text)
-        assert found, text  # the configuration was checked
-        scheme = found[1] or "https"
-        return cls(scheme, found[2].lower(), int(found[3]) if found[3] else _PORTS[scheme])
-
-    def allows(self, scheme: str, host: str, port: int | None) -> bool:
-        named = host == self.host
-        if self.host.startswith("*."):
-            named = host.endswith(self.host[1:])
-        return named and (scheme, port) == (self.scheme, self.port)
-
-
-class UrlAllowlist:
-    """The hosts that urls may name.
-
-    Args:
-        config: `allowed_hosts`.
-    """
-
-    def __init__(self, config: JobsConfig) -> None:
-        self._texts = config.allowed_hosts
-        self._hosts = [_AllowedHost.of(text) for text in config.allowed_hosts]
-
-    def require(self, url: str, field: str) -> None:
-        """Refuse a url of another host.
-
-        Args:
-            url: a client's url, or that of a redirect.
-            field: the client's field that it came by.
-
-        Raises:
-            ApiError: nothing is fetched from there.
-        """
-        if not self._hosts:
-            raise field_error(
-                field,
-                f"{field} is an external URL, but this server allows none; add the host to "
-                "jobs.allowed_hosts in its config",
-            )
-        parts = _parts(url, field)
-        host, port = (parts.hostname or "").lower().rstrip("."), parts.port
-        port = _PORTS[parts.scheme] if port is None else port
-        if not any(one.allows(parts.scheme, host, port) for one in self._hosts):
-            raise field_error(
-                field,
-                f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
-                f"{', '.join(self._texts)} (jobs.allowed_hosts)",
-            )
+def _allows(pattern: str, parts: urllib.parse.SplitResult) -> bool:
+    """Return whether one of `jobs.allowed_hosts` names the host of a url."""
+    found = PLACE.fullmatch(pattern)
+    assert found, pattern  # the configuration was checked
+    scheme, name = found[1] or "https", found[2].lower()
+    port = int(found[3]) if found[3] else _PORTS[scheme]
+    host = (parts.hostname or "").lower().rstrip(".")
+    named = host.endswith(name[1:]) if name.startswith("*.") else host == name
+    asked = _PORTS[parts.scheme] if parts.port is None else parts.port
+    return named and (parts.scheme, asked) == (scheme, port)
 
 
 def _parts(url: str, field: str) -> urllib.parse.SplitResult:

@@ -27,29 +27,18 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from serve.contract.codec import to_json
-from serve.contract.config import Config
 from serve.contract.errors import RequestError, shown
 from serve.gateway import errors
 from serve.gateway.context import Services
 from serve.gateway.edge.headers import ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.errors import ApiError, field_error
+from serve.gateway.jobs import wire
 from serve.gateway.jobs.fetch import OutboundClient
 from serve.gateway.jobs.runner import JobCounters, JobRunner
 from serve.gateway.jobs.storage import JobStorage
 from serve.gateway.jobs.table import CANCELLED, OPEN, JobRecord
 from serve.gateway.jobs.webhooks import Webhooks
-from serve.gateway.jobs.wire import (
-    JobForm,
-    Pairs,
-    described,
-    fields_of,
-    json_pairs,
-    read_job_form,
-    render_result,
-    require_result,
-    transcript_of,
-)
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
@@ -98,22 +87,21 @@ class JobRoutes:
     """The addresses of jobs, and the work on jobs. For one event loop.
 
     Args:
-        config: this process's configuration.
         services: the gateway's services.
 
     Raises:
         ConfigError: the table, the folder or the secret cannot be used.
     """
 
-    def __init__(self, config: Config, services: Services) -> None:
-        self._config = config
+    def __init__(self, services: Services) -> None:
+        config = self._config = services.config
         self._services = services
         self._storage = JobStorage(config)
         self._outbound = OutboundClient(config)
         self._counters = JobCounters(services.metrics.registry)
         parts = self._storage, self._outbound
         self._webhooks = Webhooks(config, *parts, self._counters.webhooks)
-        self._runner = JobRunner(config, services, *parts, self._webhooks, self._counters)
+        self._runner = JobRunner(services, *parts, self._webhooks, self._counters)
         self._adding = asyncio.Lock()
         # Rendering slows down the event loop, so one thread does it all.
         self._renderer = ThreadPoolExecutor(1, "earshot-jobs-results")
@@ -131,7 +119,7 @@ class JobRoutes:
         ]
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the workers."""
         self._runner.start()
         self._webhooks.start()
 
@@ -152,15 +140,15 @@ class JobRoutes:
         with self._services.admission.admit(caller) as permit:
             async with self._received(request, permit) as (pairs, file, filename):
                 unknown = self._config.gateway.unknown_fields
-                form = read_job_form(pairs, unknown, file is not None)
+                form = wire.read_job_form(pairs, unknown, file is not None)
                 job = self._job(request, caller, form)
                 kept = await self._keep(job, file, filename)
         self._runner.wake()
         headers = served_by(kept.model) | ignored(form.fields.ignored)
-        return JSONResponse(described(kept), 202, headers)
+        return JSONResponse(wire.described(kept), 202, headers)
 
     async def _require_room(self, key: str) -> None:
-        """Refuse a job if there are too many, of its key or of all.
+        """Reject a job if its key or the server has too many.
 
         Raises:
             ApiError: there is no room.
@@ -185,16 +173,16 @@ class JobRoutes:
     @contextlib.asynccontextmanager
     async def _received(
         self, request: Request, permit: Permit
-    ) -> AsyncIterator[tuple[Pairs, BinaryIO | None, str]]:
+    ) -> AsyncIterator[tuple[wire.Pairs, BinaryIO | None, str]]:
         """Receive a job's pairs, and its file and the file's name, if it has one."""
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"application/json":
-            yield await json_pairs(request, permit), None, ""
+            yield await wire.json_pairs(request, permit), None, ""
             return
         async with received_form(request, permit, self._services.engines.uploads) as form:
             yield form.pairs, form.file.file, form.file.filename or ""
 
-    def _job(self, request: Request, caller: ApiKey, form: JobForm) -> JobRecord:
+    def _job(self, request: Request, caller: ApiKey, form: wire.JobForm) -> JobRecord:
         """Make a job of a form.
 
         Raises:
@@ -202,7 +190,7 @@ class JobRoutes:
         """
         request_parts(form.fields.request, None)  # tensors can hold the options
         if form.url:
-            self._outbound.allowlist.require(form.url, "url")
+            self._outbound.require_allowed(form.url, "url")
         if form.webhook_url:
             if not self._webhooks.on:
                 raise field_error(
@@ -210,7 +198,7 @@ class JobRoutes:
                     "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
                     "config names no secret to sign webhooks with",
                 )
-            self._outbound.allowlist.require(form.webhook_url, "webhook_url")
+            self._outbound.require_allowed(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
             raise errors.invalid(
@@ -270,11 +258,7 @@ class JobRoutes:
 
     async def _list(self, request: Request) -> Response:
         caller, query = self._identify(request), request.query_params
-        for name in query:
-            if name not in ("limit", "after"):
-                raise field_error(
-                    name[:60], f"unknown parameter {shown(name)}; expected limit or after"
-                )
+        errors.require_known(query, ("limit", "after"))
         limit = query.get("limit", str(_PAGE))
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE):
             raise field_error("limit", f"limit = {shown(limit)}; expected 1 to {_MAX_PAGE}")
@@ -283,7 +267,7 @@ class JobRoutes:
             await self._found(caller, after)
         table, count = self._storage.table, int(limit)
         jobs = await self._storage.do(table.newest, caller.name, count + 1, after)
-        told = [described(job) for job in jobs[:count]]
+        told = [wire.described(job) for job in jobs[:count]]
         page = {
             "object": "list",
             "data": told,
@@ -294,7 +278,7 @@ class JobRoutes:
         return JSONResponse(page)
 
     async def _show(self, request: Request) -> Response:
-        return JSONResponse(described(await self._named(request)))
+        return JSONResponse(wire.described(await self._named(request)))
 
     async def _cancel(self, request: Request) -> Response:
         job = await self._named(request)
@@ -306,12 +290,12 @@ class JobRoutes:
                 self._storage.discard(job.id)
                 self._webhooks.wake()
             job = await self._named(request)
-        return JSONResponse(described(job))
+        return JSONResponse(wire.described(job))
 
     async def _result(self, request: Request) -> Response:
         caller = self._identify(request)
         job = await self._found(caller, request.path_params["id"])
-        require_result(job)
+        wire.require_result(job)
         rendering = self._rendered(job, request.query_params.multi_items())
         body, kind, headers = await while_client_waits(request, rendering)
         sending = self._services.admission.sending(caller, len(body))
@@ -341,11 +325,11 @@ class JobRoutes:
         if found is None:
             raise _unknown(job.id)  # it has just expired
         pairs, result = found
-        fields = fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
+        fields = wire.fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
 
         def render() -> _Rendered:  # splitting subtitles of long audio takes a while
-            transcript = transcript_of(result, job.id)
-            text, kind = render_result(fields, transcript, query)
+            transcript = wire.transcript_of(result, job.id)
+            text, kind = wire.render_result(fields, transcript, query)
             return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
 
         return await asyncio.get_running_loop().run_in_executor(self._renderer, render)

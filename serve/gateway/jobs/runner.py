@@ -1,12 +1,11 @@
-"""Runs jobs: claims one while there is room beside other requests, and records its end once,
-whatever process dies meanwhile.
+"""The job runner: claims jobs while other requests leave room, and records each job's end once.
 
-A job with a url gets one of the `jobs.workers` once its audio is here, so slow urls keep no other
-job waiting; and a key has few fetches at a time.
+Its processes may die at any time. A job with a url gets one of the `jobs.workers` once its audio is
+here, so slow urls keep no other job waiting. A key has few fetches at a time.
 
-A job's request goes the way of any other of its key, in `JobRunner._ask` alone: it is counted,
-limited and measured as these are. A job fails by an error of its own. After an error of the server
-it is put back, and fails once it was begun `MAX_TRIES` times: the server may die of it.
+`JobRunner._ask` alone sends a job's request, which is counted, limited and measured like any other
+request of its key. A job fails by an error of its own. After an error of the server it is put back.
+It fails after `MAX_TRIES` starts, because the job may be the reason that the server dies.
 """
 
 import asyncio
@@ -15,21 +14,16 @@ import dataclasses
 import functools
 import logging
 import random
+import shutil
 import tempfile
 import time
-from collections.abc import Sized
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from serve.contract.codec import to_json
-from serve.contract.config import Config
-from serve.contract.errors import (
-    DeadlineError,
-    OverloadedError,
-    RequestError,
-    UnavailableError,
-)
+from serve.contract.errors import DeadlineError, OverloadedError, RequestError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import EngineRequest
@@ -75,24 +69,13 @@ class JobCounters:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.open_jobs = 0
         """Jobs without an end, at the latest sweep."""
-        gauge = Gauge(
-            "earshot_jobs_open", "Jobs without an end, of all processes", registry=registry
-        )
-        gauge.set_function(lambda: self.open_jobs)
-        self._running = Gauge("earshot_jobs_running", "Jobs that are worked on", registry=registry)
-        self._ended = Counter(
-            "earshot_jobs_ended", "Jobs by how they ended", ("status",), registry=registry
-        )
-        self.webhooks = Counter(
-            "earshot_jobs_webhook_tries",
-            "Webhooks sent: delivered, failed and to be tried again, or given up",
-            ("outcome",),
-            registry=registry,
-        )
-
-    def watch(self, running: Sized) -> None:
-        """Tell the number of these jobs as those that are worked on."""
-        self._running.set_function(running.__len__)
+        options: Any = {"namespace": "earshot_jobs", "registry": registry}
+        open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
+        open_jobs.set_function(lambda: self.open_jobs)
+        self.running = Gauge("running", "Jobs that are worked on", **options)
+        self._ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
+        text = "Webhooks sent: delivered, failed and to be tried again, or given up"
+        self.webhooks = Counter("webhook_tries", text, ("outcome",), **options)
 
     def ended(self, status: str) -> None:
         """Count a job that has ended in this process."""
@@ -105,46 +88,33 @@ class _ClaimedJob:
     sent: bool = False  # an engine has had its request
 
 
+@dataclasses.dataclass(eq=False)
 class JobRunner(WorkerPool):
-    """A process's workers on jobs. For one event loop.
+    """A process's workers on jobs. For one event loop."""
 
-    Args:
-        config: the limits of workers and tries.
-        services: the gateway's services, which jobs' requests use.
-        storage: the table and the audio.
-        outbound: fetches urls.
-        webhooks: woken at the end of each job.
-        counters: the metrics.
-    """
+    services: Services  # which jobs' requests use
+    storage: JobStorage
+    outbound: OutboundClient  # fetches urls
+    webhooks: Webhooks  # woken at the end of each job
+    counters: JobCounters
 
-    def __init__(
-        self,
-        config: Config,
-        services: Services,
-        storage: JobStorage,
-        outbound: OutboundClient,
-        webhooks: Webhooks,
-        counters: JobCounters,
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self._config = config
-        self._services = services
-        self._storage = storage
+        config, storage = self.services.config, self.storage
         self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
-        self._outbound = outbound
-        self._webhooks = webhooks
-        self._counters = counters
-        self._below = _slots(config, len(services.engines.own))
+        # The number of requests that keep this process's share of all engines busy.
+        slots = config.runtime.slots * len(self.services.engines.own)
+        self._below = max(1, slots // config.gateway.processes)
         self._placed: set[str] = set()  # ids of the jobs that have a worker's place
         self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
         self._turns, self._fetch_turns = KeyTurns(), KeyTurns()
         self._last_was_fetched = False
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
-        # Models whose engines were lost; no job of theirs is begun until they are ready again. Else
-        # an engine that is away for a moment would cost each waiting job one of its tries.
-        self._away = {services.models.default}
+        # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
+        # short absence of it does not cost each waiting job one of its tries.
+        self._away = {self.services.models.default}
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
-        counters.watch(self.tasks)
+        self.counters.running.set_function(self.tasks.__len__)
 
     def cancelled(self, id: str) -> None:
         """End the work on a job that has been cancelled."""
@@ -156,17 +126,17 @@ class JobRunner(WorkerPool):
     async def _claimed(self) -> JobRecord | None:
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        if self._services.admission.draining:
+        if self.services.admission.draining:
             return None
         now, now_s = time.time(), time.monotonic()
         self._not_now = {what: until for what, until in self._not_now.items() if until > now_s}
         keys = [name for kind, name in self._not_now if kind == "key"]
         models = [name for kind, name in self._not_now if kind == "model"]
-        self._away = {name for name in self._away if not await self._services.engines.ready(name)}
+        self._away = {name for name in self._away if not await self.services.engines.ready(name)}
         models += self._away
         room = (
-            len(self._placed) < self._config.jobs.workers
-            and self._services.admission.requests < self._below
+            len(self._placed) < self.services.config.jobs.workers
+            and self.services.admission.requests < self._below
         )
         if room and (job := await self._next_to_ask(now, keys, models)) is not None:
             return job
@@ -209,7 +179,7 @@ class JobRunner(WorkerPool):
     async def _next_to_fetch(
         self, now: float, keys: list[str], models: list[str]
     ) -> JobRecord | None:
-        """Claim a job whose url is to be fetched; see `_next_to_ask`."""
+        """Claim a job with a url to fetch; see `_next_to_ask`."""
         fetching = [job for job in self.jobs.values() if job.url]
         if len(fetching) >= _FETCHES:
             return None
@@ -221,7 +191,7 @@ class JobRunner(WorkerPool):
 
     async def _sweep(self) -> None:
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
-        now, jobs, table = time.time(), self._config.jobs, self._table
+        now, jobs, table = time.time(), self.services.config.jobs, self._table
         self._swept_s = time.monotonic()
         await self._quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._quietly(table.overdue, now - GIVE_UP_S) or ():
@@ -230,8 +200,8 @@ class JobRunner(WorkerPool):
         await self._quietly(table.forget, now - jobs.keep_s)
         ids = await self._quietly(table.open_ids)
         if ids is not None:
-            await self._storage.for_audio.quietly(self._storage.audio.remove_orphans, ids)
-            self._counters.open_jobs = len(ids)
+            await self.storage.for_audio.quietly(self.storage.audio.remove_orphans, ids)
+            self.counters.open_jobs = len(ids)
 
     # ------------------------------------------------------------ one job
 
@@ -240,12 +210,8 @@ class JobRunner(WorkerPool):
         lease = asyncio.create_task(self._keep_lease(job, asyncio.current_task()))
         try:
             if job.tries > MAX_TRIES:
-                raise ApiError(
-                    RequestError(
-                        f"the server was lost {job.tries - 1} times while it worked on this job"
-                    ),
-                    "jobs_tries",
-                )
+                message = f"the server was lost {job.tries - 1} times while it worked on this job"
+                raise ApiError(RequestError(message), "jobs_tries")
             await self._fetch(job)
             if job.url:
                 await self._ask_when_placed(claimed)
@@ -254,7 +220,8 @@ class JobRunner(WorkerPool):
         except ApiError as error:
             await self._not_answered(claimed, error)
         except asyncio.CancelledError:
-            await asyncio.shield(self._put_back(job, time.time(), counted=False))
+            put_back = self._quietly(self._table.put_back, job, time.time(), False)
+            await asyncio.shield(put_back)
             raise
         finally:
             self._placed.discard(job.id)
@@ -274,13 +241,13 @@ class JobRunner(WorkerPool):
         Raises:
             ApiError: it cannot be had.
         """
-        audio = self._storage.audio
+        audio = self.storage.audio
         if not job.url or audio.path(job.id).exists():
             return
         part = audio.part(job.id, job.token)
         try:
-            size = await self._outbound.fetch(job.url, part)
-            await self._storage.for_audio.do(audio.seal, part, job.id)
+            size = await self.outbound.fetch(job.url, part)
+            await self.storage.for_audio.do(audio.seal, part, job.id)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
             raise ApiError(why, URL_AWAY) from error
@@ -321,8 +288,8 @@ class JobRunner(WorkerPool):
         """
         job = claimed.job
         record = LogRecord(id=job.id, model=job.model)
-        identify = functools.partial(self._services.keys.named_as, job.key)
-        async with RequestContext(self._services, record, "jobs", identify) as context:
+        identify = functools.partial(self.services.keys.named_as, job.key)
+        async with RequestContext(self.services, record, "jobs", identify) as context:
             with contextlib.ExitStack() as stack:
                 with context.admit() as permit:
                     call = await self._send(job, permit, context, stack)
@@ -334,8 +301,8 @@ class JobRunner(WorkerPool):
     async def _send(
         self, job: JobRecord, permit: Permit, context: RequestContext, stack: contextlib.ExitStack
     ) -> EngineCall:
-        storage = self._storage
-        fields = fields_of(job, self._config.gateway.unknown_fields)
+        storage = self.storage
+        fields = fields_of(job, self.services.config.gateway.unknown_fields)
         path = storage.audio.path(job.id)
         try:
             size = path.stat().st_size
@@ -347,11 +314,11 @@ class JobRunner(WorkerPool):
         if size <= SPOOL_BYTES:
             audio = await storage.for_audio.do(path.read_bytes)
         else:  # the engine's process takes the copy from the uploads' folder
-            file = tempfile.NamedTemporaryFile(dir=self._services.engines.uploads)  # noqa: SIM115
+            file = tempfile.NamedTemporaryFile(dir=self.services.engines.uploads)  # noqa: SIM115
             copy = stack.enter_context(file).name
-            await storage.for_audio.do(storage.audio.copy, job.id, Path(copy))
+            await storage.for_audio.do(shutil.copyfile, path, copy)
         length = None
-        if self._services.target is not None:
+        if self.services.target is not None:
             length = await storage.for_audio.do(_audio_length, path, size)
         parts, target = request_parts(fields.request, audio), Target(job.model, False)
         request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=length)
@@ -381,15 +348,12 @@ class JobRunner(WorkerPool):
         wait_s = min(2.0**job.tries, MAX_BACK_OFF_S) if counted else _wait_s(error)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
-        await self._put_back(job, due, counted=counted)
+        await self._quietly(self._table.put_back, job, due, counted)
 
     def _leave_alone(self, job: JobRecord, error: ApiError) -> None:
-        """Begin no job of its key, or of its model, for a while: there is no room for them."""
+        """Start no further job of this job's key or model for a while, for want of room."""
         what = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
         self._not_now[what] = time.monotonic() + _wait_s(error)
-
-    async def _put_back(self, job: JobRecord, due: float, counted: bool) -> None:
-        await self._quietly(self._table.put_back, job, due, counted)
 
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
         told = to_json(openai_error(error, FIELDS)["error"])
@@ -397,20 +361,15 @@ class JobRunner(WorkerPool):
             self._ended(job, FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
-        self._counters.ended(status)
-        self._storage.discard(job.id)
-        self._webhooks.wake()
+        self.counters.ended(status)
+        self.storage.discard(job.id)
+        self.webhooks.wake()
 
 
 def _audio_length(path: Path, size: int) -> AudioLength:
     """Estimate the length of a job's audio from its beginning."""
     with path.open("rb") as file:
         return audio_of_file(file.read(HEAD_BYTES), size)
-
-
-def _slots(config: Config, engines: int) -> int:
-    """Return the number of requests that keep this process's share of all engines busy."""
-    return max(1, config.runtime.slots * engines // config.gateway.processes)
 
 
 def _wait_s(error: ApiError) -> float:

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -52,12 +51,13 @@ class JobStorage:
 
     def discard(self, id: str) -> None:
         """Have a job's audio removed, soon."""
-        self.for_audio.begin(self.audio.remove, id)
+        with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
+            self.for_audio.threads.submit(self.audio.remove, id)
 
     def close(self) -> None:
         """Wait for the calls that have begun, and close both."""
-        self.for_audio.close()
-        self._for_table.close()
+        self.for_audio.threads.shutdown()
+        self._for_table.threads.shutdown()
         self.table.close()
 
 
@@ -71,13 +71,8 @@ class _BlockingPool:
 
     def __init__(self, name: str, limit_s: float | None = None) -> None:
         self._limit_s = limit_s
-        self._threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
+        self.threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
         self._works = True
-
-    def begin(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make a call, and do not wait for it."""
-        with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
-            self._threads.submit(call, *args, **kwargs)
 
     async def do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a call that blocks, and return its result.
@@ -88,7 +83,7 @@ class _BlockingPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                found = await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+                found = await loop.run_in_executor(self.threads, lambda: call(*args, **kwargs))
         except FileError as error:
             self._log(error)
             raise _unavailable() from error
@@ -107,10 +102,6 @@ class _BlockingPool:
             return await self.do(call, *args, **kwargs)
         except ApiError:
             return None
-
-    def close(self) -> None:
-        """Wait for the calls that have begun."""
-        self._threads.shutdown()
 
     def _log(self, error: FileError | None) -> None:
         """Log the first failure, and the first success after it."""
@@ -179,16 +170,8 @@ class AudioFolder:
         part.replace(self.path(id))
         _sync(self._folder)
 
-    def copy(self, id: str, to: Path) -> None:
-        """Copy a job's audio.
-
-        Raises:
-            OSError: it is not there, or there is no room.
-        """
-        shutil.copyfile(self.path(id), to)
-
     def remove(self, id: str) -> None:
-        """Remove a job's audio, if it is there. A file that cannot be removed becomes an orphan."""
+        """Remove a job's audio, if any. A file that cannot be removed becomes an orphan."""
         with contextlib.suppress(OSError):
             self.path(id).unlink(missing_ok=True)
 

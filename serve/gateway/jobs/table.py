@@ -1,9 +1,10 @@
 """The table of jobs, in SQLite or PostgreSQL. Its rows survive the process that wrote them.
 
-Each change is one statement, which the database does as a whole or not at all. A job without an end
-may be claimed once its `due` is past. That is the time at which it was accepted, or is to be tried
-again; or, while a worker has it, the time at which the worker's lease ends. Each claim has a token
-of its own, and only the worker with the latest token can record an end. Webhooks are claimed alike.
+Each change is one statement, which the database does as a whole or not at all. A worker may claim a
+job without an end once the time `due` has passed. A new job is due at once, and a failed try sets
+the time of the next try. While a worker has the job, `due` is the end of the worker's lease. Each
+claim has a token of its own, and only the worker with the latest token can record an end. Webhooks
+are claimed in the same way.
 
 The table is created when it is first needed. While the database cannot be used each call fails, and
 later calls succeed.
@@ -17,13 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    IntegrityError,
-    NoSuchModuleError,
-    SQLAlchemyError,
-)
+from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from serve.contract.config import Config
@@ -56,7 +51,7 @@ class JobRecord:
     """A job without its result; times are seconds since 1970."""
 
     id: str
-    key: str  # the name of its API key; empty: the server has none
+    key: str  # the API key's name; empty: the server has no keys
     model: str
     task: str
     pairs: str = ""  # JSON: names and texts of the fields in order; empty if read by `_BRIEF`
@@ -152,7 +147,7 @@ class JobTable:
                 "jobs.database is a PostgreSQL, and psycopg, which speaks to it, is not installed; "
                 "pip install 'psycopg[binary]'"
             ) from error
-        except (SQLAlchemyError, ArgumentError, NoSuchModuleError) as error:
+        except SQLAlchemyError as error:
             raise ConfigError(f"jobs cannot be kept in {self.name}: {_reason(error)}") from error
         if not config.jobs.database:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
@@ -200,7 +195,7 @@ class JobTable:
     def result(self, id: str) -> tuple[str, str] | None:
         """Return the `pairs` of a completed job, and its transcript as JSON."""
         rows = self._rows(sa.select(_C.pairs, _C.result).where(_C.id == id))
-        return next(((pairs, result) for pairs, result in map(tuple, rows)), None)
+        return (rows[0].pairs, rows[0].result) if rows else None
 
     def newest(self, key: str, count: int, after: str) -> list[JobRecord]:
         """List a key's jobs after one of them, the newest first, without `pairs`."""
@@ -230,7 +225,7 @@ class JobTable:
     def keys(
         self, now: float, not_keys: Sequence[str], not_models: Sequence[str], urls: bool
     ) -> list[str]:
-        """List the keys, without some, whose jobs with a url, or with a file, may be claimed."""
+        """List the keys with claimable jobs; `urls`: jobs with a url, else jobs with a file."""
         free = sa.and_(_free(now, not_models, urls), _C.key.not_in(not_keys))
         return [key for (key,) in self._rows(sa.select(_C.key).where(free).distinct())]
 
@@ -322,7 +317,7 @@ class JobTable:
         self._rows(change.values(webhook=how, webhook_due=due))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     # ------------------------------------------------------------ statements

@@ -1,4 +1,4 @@
-"""Jobs as the API has them: requests, descriptions, and results in the format that is asked for."""
+"""The forms of jobs in the API: requests, descriptions, and results in every format."""
 
 import dataclasses
 import json
@@ -8,24 +8,26 @@ from typing import Any, get_args
 from starlette.requests import Request
 
 from serve.contract.codec import from_json, to_json
-from serve.contract.errors import EarshotError, RequestError, shown
+from serve.contract.errors import EarshotError, RequestError
 from serve.contract.messages import Task, Transcript
+from serve.contract.options import Option
 from serve.contract.server_config import UnknownFields
 from serve.gateway.edge.uploads import json_object
-from serve.gateway.errors import ApiError, field_error
+from serve.gateway.errors import ApiError, field_error, require_known
 from serve.gateway.jobs.table import CANCELLED, COMPLETED, FAILED, OPEN, JobRecord
 from serve.gateway.limits import Permit
 from serve.gateway.openai.answers import body
-from serve.gateway.openai.fields import FormFields, read_fields
+from serve.gateway.openai.fields import FormFields, read_field, read_fields
+from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import SUBTITLES
 
 _MAX_JSON_BYTES = 2**20
 _OWN_FIELDS = ("task", "webhook_url", "url")  # which other requests do not have
 _EXPECTED = 'expected an object such as {"url": "https://files.example.org/a.mp3"}'
 _FORMAT = "response_format"
-_PARAMETERS = (
-    *(_FORMAT, "max_line_width", "max_line_count", "max_words_per_line", "highlight_words"),
-)
+_PARAMETERS = (_FORMAT, *CUE_OPTIONS)
+
+_TASK = Option("task", str, "", choices=get_args(Task))
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -66,17 +68,10 @@ def read_job_form(
         raise field_error("url", "url came beside a file; expected one of them")
     if not has_file and "url" not in own:
         raise field_error("url", f"url is missing; {_EXPECTED}, or a form with a file")
-    fields = read_fields(rest, _task(own.get("task", "transcribe")), unknown)
+    fields = read_fields(rest, read_field(_TASK, own.get("task", "transcribe")), unknown)
     if fields.stream:
         raise field_error("stream", "stream = true of a job, whose answer is fetched later")
     return JobForm(tuple(rest), fields, own.get("url", ""), own.get("webhook_url", ""))
-
-
-def _task(text: str) -> Task:
-    for task in get_args(Task):
-        if text == task:
-            return task  # type: ignore[no-any-return]
-    raise field_error("task", f"task = {shown(text)}; expected one of {', '.join(get_args(Task))}")
 
 
 async def json_pairs(request: Request, permit: Permit) -> Pairs:
@@ -177,12 +172,7 @@ def render_result(
         ApiError: this transcript cannot be written so.
     """
     pairs = tuple(query)
-    for name, _ in pairs:
-        if name not in _PARAMETERS:
-            expected = ", ".join(_PARAMETERS)
-            raise field_error(
-                name[:60], f"unknown parameter {shown(name)}; expected one of {expected}"
-            )
+    require_known((name for name, _ in pairs), _PARAMETERS)
     if not any(name == _FORMAT for name, _ in pairs):
         pairs = ((_FORMAT, fields.format), *pairs)
     wanted = read_fields(pairs, fields.request.task)

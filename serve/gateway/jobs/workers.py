@@ -32,7 +32,7 @@ class KeyTurns:
 
 
 def keys_with(jobs: Iterable[JobRecord], count: int) -> list[str]:
-    """List the keys that have at least so many of these jobs."""
+    """List the keys that have at least `count` of these jobs."""
     counts = Counter(job.key for job in jobs)
     return [key for key in counts if counts[key] >= count]
 

@@ -1,8 +1,8 @@
 """KServe v2 over gRPC: health, metadata, and requests, one by one or as a stream.
 
 Tensors pass through as the bytes that they are. Every method is handled as a stream, which is the
-same on the wire: the handler of a stream is entered before the first message is read, so that a
-request can be rejected before it is received.
+same on the wire. gRPC calls the handler of a stream before it reads the first message, so a request
+can be rejected before it is received.
 
 Each request of a client's stream is a call to an engine of its own, and their answers share the
 stream. So a client that leaves leaves nothing behind but requests that are cancelled by their keys
@@ -23,12 +23,7 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
 from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.messages import (
-    audio_of_tensors,
-    check_request,
-    check_streamed,
-    read_envelope,
-)
+from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Permit
 from serve.gateway.observe.log import LogRecord
 
@@ -67,8 +62,8 @@ def server_options(
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
-        # Calls that have begun go on; the next ones take a new connection, for which a client looks
-        # anew who serves: so it finds servers that were added, and leaves those that drain.
+        # Calls that have begun go on, and the next ones take a new connection. For it the client
+        # resolves the server's name again, so it finds new servers and leaves those that drain.
         ("grpc.max_connection_age_ms", 300_000),
         ("grpc.so_reuseport", int(shared)),  # a second gateway must not share the port unnoticed
     ]
@@ -279,15 +274,15 @@ def _start(
     Raises:
         ApiError: the request is wrong, or cannot be taken now.
     """
-    envelope = read_envelope(message)
+    envelope = messages.read_envelope(message)
     permit.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
     request = envelope.request
     target = services.models.target(request.model_name, request.model_version)
     context.record.model = target.model
-    check_streamed(target, streamed)
-    check_request(request, envelope.raw, streamed)
+    messages.check_streamed(target, streamed)
+    messages.check_request(request, envelope.raw, streamed)
     context.api_key.require_duration([each.name for each in request.outputs], target.segments)
-    measure = functools.partial(audio_of_tensors, request, envelope.raw)
+    measure = functools.partial(messages.audio_of_tensors, request, envelope.raw)
     return context.start(EngineRequest(target, [message], streamed), permit, measure)
 
 

@@ -39,16 +39,7 @@ from serve.gateway.edge.uploads import while_client_waits, whole_body
 from serve.gateway.engine import EngineRequest
 from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.messages import (
-    LENGTH,
-    Chunk,
-    audio_of_tensors,
-    check_names,
-    check_parameters,
-    check_request,
-    check_streamed,
-    raw_chunks,
-)
+from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
 
@@ -150,7 +141,7 @@ class _InferRoute:
         name, version = _model(request)
         target = self._services.models.target(name, version)
         context.record.model = target.model
-        check_streamed(target, streamed=False)
+        messages.check_streamed(target, streamed=False)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
@@ -161,8 +152,9 @@ class _InferRoute:
         await budget.pay(json_size * JSON_S_PER_BYTE)
         translated = request_from_http(name, version, body, json_size)
         context.api_key.require_duration([each.name for each in translated.request.outputs])
-        parts: list[Chunk] = [translated.request.SerializeToString(), *raw_chunks(translated.raw)]
-        measure = functools.partial(audio_of_tensors, translated.request, translated.raw)
+        raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
+        parts = [translated.request.SerializeToString(), *raw]
+        measure = functools.partial(messages.audio_of_tensors, translated.request, translated.raw)
         return context.start(EngineRequest(target, parts), permit, measure), translated
 
 
@@ -262,7 +254,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         json_size: the number of bytes of the body that are JSON.
 
     Raises:
-        ApiError: 400, the message tells what is wrong and what was expected.
+        ApiError: 400, the request is wrong; the message names the value and the expected one.
     """
     if not 0 < json_size <= len(body):
         raise errors.invalid(
@@ -270,21 +262,21 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
     content = _parse(body if json_size == len(body) else body[:json_size])
-    check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
+    messages.check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
     # `check_request` repeats it at the end; messages before it name inputs and outputs.
-    check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
-    check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
+    messages.check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
+    messages.check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
     binary = {}
     for output in content.outputs:
         request.outputs.add(name=output.name)
-        check_parameters(output.name, output.parameters, (_BINARY,))
+        messages.check_parameters(output.name, output.parameters, (_BINARY,))
         if _BINARY in output.parameters:
             binary[output.name] = _flag(output.name, output.parameters, _BINARY)
     for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
-    check_request(request, raw, streamed=False)
+    messages.check_request(request, raw, streamed=False)
     default = _flag("the request", content.parameters, _DEFAULT_BINARY)
     return Translated(request, raw, binary, default)
 
@@ -308,7 +300,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
     """Return the raw bytes of each tensor; `binary` follows the JSON."""
     contents, begin = [], 0
     for tensor in tensors:
-        check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
+        messages.check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
         size = tensor.parameters.get(_BINARY_SIZE)
         if (size is None) == (tensor.data is None):
             raise errors.invalid(
@@ -340,7 +332,7 @@ def _raw(tensor: _AnyTensor) -> bytes:
         )
     if isinstance(tensor, _StringTensor):
         encoded = [text.encode() for text in tensor.data or ()]
-        return b"".join(LENGTH.pack(len(text)) + text for text in encoded)
+        return b"".join(messages.LENGTH.pack(len(text)) + text for text in encoded)
     return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
 
 

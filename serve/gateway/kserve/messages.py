@@ -1,9 +1,9 @@
 """KServe v2's messages: checked and read without parsing their audio, and made of our requests.
 
 A `ModelInferRequest` is a few small fields and the raw bytes of its tensors, which may be hundreds
-of megabytes. Only tags and lengths of its fields are read here; the fields that are not raw are
-cut out, parsed and checked, so that Triton sees no wrong request, and the message goes on
-unchanged.
+of megabytes. This module reads only the tags and lengths of its fields. It cuts out the fields that
+are not raw, parses and checks them, so that Triton gets no wrong request. The message itself goes
+on unchanged.
 """
 
 import dataclasses
@@ -34,18 +34,6 @@ from serve.gateway.models import Target
 from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 from serve.speech.rate import SAMPLE_RATE
 from serve.wire import tensors
-from serve.wire.tensors import (
-    CANCEL_PARAMETER,
-    INPUTS,
-    KEY_PARAMETER,
-    MODEL,
-    NUMPY_TYPES,
-    OUTPUTS,
-    PHASES_PARAMETER,
-    PRIORITY_PARAMETER,
-    SEGMENTS_PARAMETER,
-    TensorSpec,
-)
 
 LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
@@ -170,8 +158,8 @@ def check_request(
         ApiError: 400, the message names the wrong part and what was expected.
     """
     check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    check_names("inputs", [tensor.name for tensor in request.inputs], INPUTS)
-    check_names("outputs", [output.name for output in request.outputs], OUTPUTS)
+    check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
+    check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
     for output in request.outputs:
         check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
@@ -207,7 +195,7 @@ def check_parameters(
             raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
 
 
-def check_names(kind: str, names: Sequence[str], known: Mapping[str, TensorSpec]) -> None:
+def check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
     """Reject unknown and repeated names.
 
     Raises:
@@ -226,7 +214,7 @@ def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
     Raises:
         ApiError: 400, it is not.
     """
-    spec = INPUTS[name]
+    spec = tensors.INPUTS[name]
     fits = len(shape) == len(spec.dims) and all(
         size == expected or (expected == -1 and size >= 0)
         for size, expected in zip(shape, spec.dims, strict=True)
@@ -244,7 +232,7 @@ def _check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     Raises:
         ApiError: 400, they are more or less.
     """
-    spec, count = INPUTS[name], math.prod(shape)
+    spec, count = tensors.INPUTS[name], math.prod(shape)
     if spec.max_bytes is not None and len(raw) > spec.max_bytes + LENGTH.size:
         raise errors.invalid(
             f"{name} has {len(raw)} raw bytes; expected at most {spec.max_bytes + LENGTH.size}"
@@ -252,7 +240,7 @@ def _check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     if spec.datatype == "BYTES":
         expected = _texts_bytes(raw, count)
     else:
-        expected = count * np.dtype(NUMPY_TYPES[spec.datatype]).itemsize
+        expected = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
     if len(raw) != expected:
         raise errors.invalid(
             f"{name} has {len(raw)} raw bytes; expected {expected} for {spec.datatype} of shape "
@@ -316,15 +304,15 @@ def request_parts(
         shape = [sum(map(len, samples))] if name == "SAMPLES" and samples else tensor.shape
         message.inputs.add(name=name, datatype=spec.datatype, shape=shape)
         if name == "AUDIO" and audio is not None:
-            raw += _raw_chunk(LENGTH.pack(len(audio)), audio)
+            raw += raw_chunks(LENGTH.pack(len(audio)), audio)
         elif name == "SAMPLES" and samples:
-            raw += _raw_chunk(*(piece.data.cast("B") for piece in samples))
+            raw += raw_chunks(*(piece.data.cast("B") for piece in samples))
         elif spec.datatype == "BYTES":
-            raw += _raw_chunk(
+            raw += raw_chunks(
                 *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))
             )
         else:
-            raw += _raw_chunk(tensor.tobytes())
+            raw += raw_chunks(tensor.tobytes())
     return [message.SerializeToString(), *raw]
 
 
@@ -343,35 +331,29 @@ def for_triton(
         parts: the chunks of the request.
         key: the key by which it can be cancelled.
         segments: whether it is to be answered segment by segment.
-        phases: whether the answer is to tell the phases of its time.
+        phases: whether the answer lists the phases of its time.
         priority: its priority among the engine's requests.
     """
-    named = service_pb2.ModelInferRequest(model_name=MODEL)
-    named.parameters[KEY_PARAMETER].string_param = key
+    named = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    named.parameters[tensors.KEY_PARAMETER].string_param = key
     if priority != "file":
-        named.parameters[PRIORITY_PARAMETER].string_param = priority
+        named.parameters[tensors.PRIORITY_PARAMETER].string_param = priority
     if segments:
-        named.parameters[SEGMENTS_PARAMETER].bool_param = True
+        named.parameters[tensors.SEGMENTS_PARAMETER].bool_param = True
     if phases:
-        named.parameters[PHASES_PARAMETER].bool_param = True
+        named.parameters[tensors.PHASES_PARAMETER].bool_param = True
     return b"".join([*parts, named.SerializeToString()])
 
 
 def cancel_of(key: str) -> bytes:
     """Serialise the request that cancels the request of this key."""
-    request = service_pb2.ModelInferRequest(model_name=MODEL)
-    request.parameters[CANCEL_PARAMETER].string_param = key
+    request = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    request.parameters[tensors.CANCEL_PARAMETER].string_param = key
     return bytes(request.SerializeToString())
 
 
-def raw_chunks(contents: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Serialise raw tensors as fields of a request, which follow its other fields."""
-    for content in contents:
-        yield from _raw_chunk(content)
-
-
-def _raw_chunk(*pieces: Chunk) -> Iterator[Chunk]:
-    """Serialise one raw tensor, whose bytes may come in pieces, as a field."""
+def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
+    """Serialise a raw tensor, in one or more pieces, as a field that follows the other fields."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
     yield from pieces
 

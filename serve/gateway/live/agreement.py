@@ -1,8 +1,8 @@
 """LocalAgreement: words of an open utterance become final once two decodings in a row agree.
 
 LocalAgreement-2 is by Liu et al. 2020 (arXiv 2005.11185), and whisper_streaming uses it (Macháček
-et al. 2023, arXiv 2307.14743). The open utterance is decoded again and again. The longest common
-prefix of two hypotheses, behind the final words, becomes final. Final text never changes.
+et al. 2023, arXiv 2307.14743). The open utterance is decoded again and again. Words that follow the
+final ones become final if two hypotheses in a row have them. Final text never changes.
 
 Four things differ from whisper_streaming:
 
@@ -89,7 +89,7 @@ class LocalAgreement:
         return (self.words[best].end + self.words[best + 1].start) / 2
 
     def drop(self, until_s: float) -> str:
-        """Remove the final words before a time, whose audio is cut off; return their text."""
+        """Remove the final words before a time at which the audio is cut; return their text."""
         count = sum(word.end <= until_s for word in self.words)
         dropped, self.words = self.words[:count], self.words[count:]
         return "".join(word.word for word in dropped)
@@ -188,7 +188,7 @@ def _alike(one: Word, other: Word) -> bool:
 
 
 def _plain(word: Word) -> str:
-    """Return a word without case, spaces and marks, unless it has nothing else."""
+    """Return a word without case, spaces and marks; a word of marks alone stays as it is."""
     text = unicodedata.normalize("NFKC", word.word).casefold()
     return "".join(character for character in text if not _is_mark(character)) or text.strip()
 

@@ -13,18 +13,15 @@ from typing import Any
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
-from serve.gateway.live.settings import (
-    HYPOTHESIS,
-    EventError,
-    SessionSettings,
-    SettingWarning,
-    as_session,
-)
+from serve.gateway.live.settings import EventError, SessionSettings, SettingWarning, as_session
 
 Event = dict[str, Any]
 
 MAX_SESSION_S = 3600.0
-_CONTENT = 0  # index of the only part of an item
+CONTENT = 0
+"""The index of the only part of an item."""
+BUFFER = "input_audio_buffer"
+"""The beginning of the types of events about audio that is not an item yet."""
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 OBJECT = "realtime.transcription_session"
 """The type of a session, as an object of OpenAI's API."""
@@ -39,22 +36,16 @@ _MAX_ID_CHARS = 512  # of a client's event_id
 _MAX_KEY_CHARS = 60  # of an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
-_APPEND = "input_audio_buffer.append"
-UPDATE = "session.update"
-_KEYS = {
-    UPDATE: ("session",),
-    _APPEND: ("audio",),
-    "input_audio_buffer.commit": (),
-    "input_audio_buffer.clear": (),
-}
+UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
+_KEYS = {UPDATE: ("session",), APPEND: ("audio",), COMMIT: (), f"{BUFFER}.clear": ()}
 """By type: the keys that a client's event must have beside `type`."""
-_MAY = {"input_audio_buffer.commit": ("final",)}
+_MAY = {COMMIT: ("final",)}
 """By type: the keys without effect that need no warning, since vLLM's clients send them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientEvent:
-    """A client's event."""
+    """An event that a client sent."""
 
     type: str
     event_id: str | None
@@ -88,16 +79,16 @@ def read_event(text: str) -> ClientEvent:
             "invalid_event",
         )
     try:
-        event = parse_json(text)
+        table = parse_json(text)
     except ValueError as error:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
-    if not isinstance(event, dict):
-        raise EventError(f"the message is {shown(event)}; expected an object", "invalid_event")
-    event_id = event.pop("event_id", None)
+    if not isinstance(table, dict):
+        raise EventError(f"the message is {shown(table)}; expected an object", "invalid_event")
+    event_id = table.pop("event_id", None)
     try:
-        if len(text) > _MAX_CHARS and event.get("type") != _APPEND:
+        if len(text) > _MAX_CHARS and table.get("type") != APPEND:
             raise _too_long(text)
-        return _checked(event, event_id)
+        return _checked(table, event_id)
     except EventError as error:
         error.event_id = event_id if isinstance(event_id, str) else None
         raise
@@ -105,31 +96,25 @@ def read_event(text: str) -> ClientEvent:
 
 def _too_long(text: str) -> EventError:
     return EventError(
-        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {_APPEND}",
+        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {APPEND}",
         "invalid_event",
     )
 
 
-def _checked(event: Event, event_id: object) -> ClientEvent:
-    kind = event.pop("type", None)
+def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
+    kind = table.pop("type", None)
     if not isinstance(kind, str) or kind not in _KEYS:
-        raise EventError(
-            f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}",
-            "invalid_value",
-            "type",
-        )
+        message = f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}"
+        raise EventError(message, "invalid_value", "type")
     if not (event_id is None or (isinstance(event_id, str) and len(event_id) <= _MAX_ID_CHARS)):
-        raise EventError(
-            f"event_id = {shown(event_id)}; expected at most {_MAX_ID_CHARS} characters",
-            "invalid_value",
-            "event_id",
-        )
+        message = f"event_id = {shown(event_id)}; expected at most {_MAX_ID_CHARS} characters"
+        raise EventError(message, "invalid_value", "event_id")
     for key in _KEYS[kind]:
-        if key not in event:
+        if key not in table:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    unknown = (str(key)[:_MAX_KEY_CHARS] for key in event if key not in _KEYS[kind])
-    may = _MAY.get(kind, ())
-    return ClientEvent(kind, event_id, event, tuple(key for key in unknown if key not in may))
+    known = (*_KEYS[kind], *_MAY.get(kind, ()))
+    unknown = (str(key)[:_MAX_KEY_CHARS] for key in table if key not in known)
+    return ClientEvent(kind, event_id, table, tuple(unknown))
 
 
 def read_audio(text: object) -> bytes:
@@ -166,7 +151,7 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
         event_id: the id of the client's event that caused it.
         kind: the type of the error; empty: it is the client's.
     """
-    return _event(
+    return event(
         "error",
         error={
             "type": kind or "invalid_request_error",
@@ -178,27 +163,17 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(event: str, id: str, settings: SessionSettings) -> Event:
+def session(kind: str, id: str, settings: SessionSettings) -> Event:
     """Return the event of a session that was created or updated."""
     known = as_session(settings)
     expires_at = round(time.time() + MAX_SESSION_S)
-    return _event(event, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
+    return event(kind, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
 
 
 def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
     """Add warnings in a field of ours, since strict clients know no event for them."""
     told = [dataclasses.asdict(warning) for warning in warnings]
     return {**table, "warnings": told} if told else table
-
-
-def speech_started(item_id: str, at_ms: int) -> Event:
-    """Return the event of the beginning of an utterance, at this time of the stream."""
-    return _event("input_audio_buffer.speech_started", item_id=item_id, audio_start_ms=at_ms)
-
-
-def speech_stopped(item_id: str, at_ms: int) -> Event:
-    """Return the event of the end of an utterance, at this time of the stream."""
-    return _event("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=at_ms)
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
@@ -212,33 +187,18 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
         "content": [{"type": "input_audio", "transcript": None}],
     }
     return [
-        _event("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous_id),
-        _event("conversation.item.added", item=item, previous_item_id=previous_id),
-        _event("conversation.item.done", item=item, previous_item_id=previous_id),
+        event(f"{BUFFER}.committed", item_id=item_id, previous_item_id=previous_id),
+        event("conversation.item.added", item=item, previous_item_id=previous_id),
+        event("conversation.item.done", item=item, previous_item_id=previous_id),
     ]
-
-
-def cleared() -> Event:
-    """Return the event after a client's clear."""
-    return _event("input_audio_buffer.cleared")
-
-
-def delta(item_id: str, text: str) -> Event:
-    """Return the event of more final text of an utterance."""
-    return _event(DELTA, item_id=item_id, content_index=_CONTENT, delta=text)
-
-
-def hypothesis(item_id: str, text: str) -> Event:
-    """Return the event of text behind the deltas; the next one replaces it."""
-    return _event(HYPOTHESIS, item_id=item_id, text=text)
 
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
     """Return the event of the whole text of an utterance."""
-    return _event(
+    return event(
         f"{_TRANSCRIPTION}.completed",
         item_id=item_id,
-        content_index=_CONTENT,
+        content_index=CONTENT,
         transcript=transcript,
         usage={"type": "duration", "seconds": round(seconds, 3)},
     )
@@ -246,13 +206,14 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
     """Return the event of an utterance whose text is missing or incomplete."""
-    return _event(
+    return event(
         f"{_TRANSCRIPTION}.failed",
         item_id=item_id,
-        content_index=_CONTENT,
+        content_index=CONTENT,
         error={"type": kind, "code": code, "message": message, "param": None},
     )
 
 
-def _event(kind: str, **fields: Any) -> Event:
+def event(kind: str, **fields: Any) -> Event:
+    """Return an event of this type with a new id."""
     return {"type": kind, "event_id": new_id("event"), **fields}

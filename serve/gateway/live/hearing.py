@@ -82,7 +82,7 @@ class Hearing:
         """Return the frames of the bytes that have come, however few these are.
 
         Args:
-            end: also give out what the resampler holds back; the audio after it begins anew.
+            end: also return the samples that the resampler holds back, and start it anew.
         """
         if not (self._data or end):
             return []

@@ -28,13 +28,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import from_table, split_unknown, to_json
-from serve.contract.errors import (
-    EarshotError,
-    OptionError,
-    OverloadedError,
-    RequestError,
-    shown,
-)
+from serve.contract.errors import EarshotError, OptionError, OverloadedError, RequestError, shown
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
@@ -51,7 +45,7 @@ from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event
-from serve.gateway.live.session import MAX_ERRORS, LiveSession, TooManyErrors
+from serve.gateway.live.session import LiveSession
 from serve.gateway.live.settings import (
     EventError,
     SessionSettings,
@@ -86,7 +80,6 @@ class RealtimeRoute:
         self._pool = ThreadPoolExecutor(_THREADS, "earshot-live")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
             identify = functools.partial(self._api_key, websocket)
@@ -152,31 +145,15 @@ class RealtimeRoute:
         return settings
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Connection:
-    """One client's connection, which has been admitted.
+    """One client's connection, which has been admitted."""
 
-    Args:
-        services: the gateway's services.
-        websocket: the connection; its handshake is not answered yet.
-        context: the request.
-        permit: the request's permit.
-        stop: is set when the server stops.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        websocket: WebSocket,
-        context: RequestContext,
-        permit: Permit,
-        stop: asyncio.Event,
-    ) -> None:
-        self._services = services
-        self._config = services.config.live
-        self._websocket = websocket
-        self._context = context
-        self._permit = permit
-        self._stop = stop
+    services: Services
+    websocket: WebSocket  # its handshake is not answered yet
+    context: RequestContext
+    permit: Permit
+    stop: asyncio.Event  # is set when the server stops
 
     async def serve(
         self, settings: SessionSettings, detector: VadModel, pool: ThreadPoolExecutor
@@ -186,35 +163,33 @@ class _Connection:
         Raises:
             ApiError: the client has taken nothing for too long.
         """
-        websocket = self._websocket
+        websocket = self.websocket
         unknown = [key for key in websocket.query_params if key not in _URL_PARAMETERS]
         session = LiveSession(
-            self._config,
-            self._services.models.named,
+            self.services.config.live,
+            self.services.models.named,
             self._transcribe,
             self._send,
-            self._context.count_live,
+            self.context.count_live,
             detector,
             pool,
-            self._services.metrics.live,
-            self._services.streams.__len__,
+            self.services.metrics.live,
+            self.services.streams.__len__,
             settings,
             [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
         )
         subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in websocket.scope["subprotocols"] else None
-        told = served_by(self._context.record.model) | ignored(unknown)
+        told = served_by(self.context.record.model) | ignored(unknown)
         headers = [(name.encode(), text.encode()) for name, text in told.items()]
         try:
             await websocket.accept(subprotocol, headers)
             if (end := await self._run(session)) is not None:
-                self._context.record.outcome = end.reason
+                self.context.record.outcome = end.reason
                 error = EventError(str(end), end.reason)
                 await self._send(events.error(error, kind=end.status.kind))
                 await websocket.close(end.status.close, str(end)[:100])
         except WebSocketDisconnect:
             pass
-        except SlowClientError:
-            raise errors.client_gone() from None
 
     async def _run(self, session: LiveSession) -> ApiError | None:
         """Serve a session until it ends, and end its decoding.
@@ -225,8 +200,8 @@ class _Connection:
         await session.start()
         work = asyncio.create_task(session.work())
         receive = asyncio.create_task(self._receive(session))
-        stopped = asyncio.create_task(self._stop.wait())
-        lost = asyncio.create_task(self._websocket.scope[LOST].wait())
+        stopped = asyncio.create_task(self.stop.wait())
+        lost = asyncio.create_task(self.websocket.scope[LOST].wait())
         tasks = (work, receive, stopped, lost)
         try:
             limit_s = events.MAX_SESSION_S
@@ -256,28 +231,25 @@ class _Connection:
 
     async def _receive(self, session: LiveSession) -> ApiError | None:
         """Handle the client's messages until it leaves, or until the server ends the session."""
-        budget: ConnectionBudget = self._websocket.scope[BUDGET]
+        budget: ConnectionBudget = self.websocket.scope[BUDGET]
         while True:
             try:
                 async with asyncio.timeout(IDLE_TIMEOUT_S):
-                    message = await self._websocket.receive()
+                    message = await self.websocket.receive()
             except TimeoutError:
                 text = f"nothing came for {IDLE_TIMEOUT_S:g} s"
                 return ApiError(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
-            held = self._permit.child()  # of a message, while it is handled
+            held = self.permit.child()  # of a message, while it is handled
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
                 await budget.pay(events.cost_s(text))
-                self._services.keys.require_good(self._context.api_key)  # its key may be removed
+                self.services.keys.require_good(self.context.api_key)  # its key may be removed
                 await session.handle(text)
             except ApiError as error:
                 return error
-            except TooManyErrors:
-                text = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return ApiError(RequestError(text), "too_many_errors")
             finally:
                 held.release()
 
@@ -287,14 +259,16 @@ class _Connection:
         Raises:
             ApiError: there is no text.
         """
-        record, target = self._context.record, Target(self._services.models.named(model), False)
+        record, target = self.context.record, Target(self.services.models.named(model), False)
         with record.span.part("decoding") as span:
-            with self._permit.child() as permit:
-                parts = request_parts(window.request(self._config), samples=window.audio)
+            with self.permit.child() as permit:
+                parts = request_parts(
+                    window.request(self.services.config.live), samples=window.audio
+                )
                 permit.charge(sum(map(len, parts)))
                 audio = AudioLength(window.duration_s)
                 request = EngineRequest(target, parts, priority="live", audio=audio)
-                call = self._services.engines.start(request, permit, span)
+                call = self.services.engines.start(request, permit, span)
             with call:
                 transcript = await call.transcript()
             span.answered(transcript.phases)
@@ -302,9 +276,9 @@ class _Connection:
         return transcript
 
     async def _send(self, event: Event) -> None:
-        await self._websocket.send_text(to_json(event))
+        await self.websocket.send_text(to_json(event))
         if event["type"] == events.DELTA:
-            self._context.record.text_sent()
+            self.context.record.text_sent()
 
 
 def _authorization(websocket: WebSocket) -> str | None:

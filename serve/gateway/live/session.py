@@ -9,12 +9,14 @@ waits, and with it the client's connection.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
 
+from serve.contract.errors import RequestError
 from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
@@ -40,7 +42,7 @@ from serve.speech.vad import VadModel, VadOptions
 MAX_ERRORS = 100
 """Wrong events of one client after which the session ends."""
 BEHIND_S = 10.0
-"""Seconds of audio behind the latest hypotheses above which no more is taken in."""
+"""Maximum seconds of audio that are not decoded; more audio waits on the connection."""
 HOLD_S = 9.0, 24.0
 """Seconds of audio that are decoded again and again, minimum and maximum: a window has 30 s."""
 DELAYS: Mapping[Delay | None, float] = {
@@ -62,53 +64,27 @@ Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
 Send = Callable[[Event], Awaitable[None]]
 
 
-class TooManyErrors(Exception):
-    """Too many events of a client were wrong."""
-
-
+@dataclasses.dataclass(eq=False)
 class LiveSession:
-    """One client's session. For one event loop.
+    """One client's session. For one event loop."""
 
-    Args:
-        config: the keys of [live].
-        check_model: refuses the name of a model that is not served.
-        transcribe: transcribes a window.
-        send: sends the client an event; returns once the connection has taken it.
-        charge: counts seconds of audio; refuses them if the key has had too much.
-        detector: the stream's own.
-        pool: the threads in which all streams resample audio and detect speech.
-        metrics: the counters of live text.
-        streams: returns the number of open streams, with this one.
-        settings: the settings at the beginning.
-        warnings: sent with the first event.
-    """
+    config: LiveConfig
+    check_model: Callable[[str], object]  # refuses the name of a model that is not served
+    transcribe: Transcribe
+    send_event: Send  # sends the client an event; returns once the connection has taken it
+    charge: Callable[[float], None]  # counts seconds of audio; refuses those beyond a key's limit
+    detector: VadModel  # the stream's own
+    pool: Executor  # the threads in which all streams resample audio and detect speech
+    metrics: LiveMetrics
+    streams: Callable[[], int]  # returns the number of open streams, with this one
+    settings: SessionSettings
+    warnings: Sequence[SettingWarning] = ()  # not sent yet
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        check_model: Callable[[str], object],
-        transcribe: Transcribe,
-        send: Send,
-        charge: Callable[[float], None],
-        detector: VadModel,
-        pool: Executor,
-        metrics: LiveMetrics,
-        streams: Callable[[], int],
-        settings: SessionSettings,
-        warnings: Sequence[SettingWarning] = (),
-    ) -> None:
+    def __post_init__(self) -> None:
+        settings = self.settings
         self.id = events.new_id("sess")
-        self._config = config
-        self._check_model = check_model
-        self._transcribe = transcribe
-        self._send_event = send
-        self._charge = charge
-        self._metrics = metrics
-        self._streams = streams
-        self._settings = settings
-        self._warnings = [*warnings]  # not sent yet
         self._warned = set[str]()  # types of events whose unknown keys were warned of
-        self._hearing = Hearing(settings.input.format, _options(settings), detector, pool)
+        self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
         self._heard = 0  # samples
         self._recent = collections.deque[Samples]()  # before an utterance
         self._open: LiveUtterance | None = None
@@ -118,7 +94,7 @@ class LiveSession:
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = UpdatePacer(config.update_s * DELAYS[settings.input.transcription.delay])
+        self._pace = UpdatePacer(self.config.update_s * DELAYS[settings.input.transcription.delay])
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -126,15 +102,14 @@ class LiveSession:
     # ------------------------------------------------------------ events of the client
 
     async def start(self) -> None:
-        """Greet the client."""
+        """Send the client the session's first event."""
         await self._send(self._session_event("session.created"))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
 
         Raises:
-            TooManyErrors: too many messages were wrong.
-            ApiError: the key may send no more audio now.
+            ApiError: too many messages were wrong, or the key may send no more audio now.
         """
         event_id = None
         try:
@@ -143,47 +118,48 @@ class LiveSession:
             if event.unknown and event.type not in self._warned:
                 self._warned.add(event.type)
                 named = {f"{event.type}.{key}": "" for key in event.unknown}
-                self._warnings.append(unknown_keys(named))
+                self.warnings = (*self.warnings, unknown_keys(named))
             await self._do(event)
         except EventError as error:
             self._errors += 1
             await self._send(events.error(error, event_id or error.event_id))
             if self._errors >= MAX_ERRORS:
-                raise TooManyErrors from None
+                text = f"{MAX_ERRORS} events were wrong; the session is closed"
+                raise ApiError(RequestError(text), "too_many_errors") from None
 
     async def _do(self, event: ClientEvent) -> None:
         if event.type == events.UPDATE:
             await self._update(event)
-        elif event.type == "input_audio_buffer.append":
+        elif event.type == events.APPEND:
             data = events.read_audio(event.fields["audio"])
             step = round(self._hearing.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
                 await self._hear(data[begin : begin + step])
-        elif event.type == "input_audio_buffer.commit":
+        elif event.type == events.COMMIT:
             await self._commit()
         else:
             await self._clear()
-            await self._send(events.cleared())
+            await self._send(events.event(f"{events.BUFFER}.cleared"))
 
     async def _update(self, event: ClientEvent) -> None:
         await self._take(await self._hearing.flush())
         after, warnings = read_update(
-            event.fields["session"], self._settings, self._check_model, begun=self._heard > 0
+            event.fields["session"], self.settings, self.check_model, begun=self._heard > 0
         )
-        self._settings = after
-        self._pace.tune(self._config.update_s * DELAYS[after.input.transcription.delay])
+        self.settings = after
+        self._pace.tune(self.config.update_s * DELAYS[after.input.transcription.delay])
         self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
-        self._warnings += warnings
+        self.warnings = (*self.warnings, *warnings)
         await self._send(self._session_event("session.updated"))
 
     def _session_event(self, event: str) -> Event:
-        return events.session(event, self.id, self._settings)
+        return events.session(event, self.id, self.settings)
 
     async def _send(self, event: Event) -> None:
         """Send an event, and with it the warnings that wait."""
-        warnings, self._warnings = self._warnings, []
-        await self._send_event(events.with_warnings(event, warnings))
+        warnings, self.warnings = self.warnings, ()
+        await self.send_event(events.with_warnings(event, warnings))
 
     # ------------------------------------------------------------ audio
 
@@ -194,7 +170,7 @@ class LiveSession:
             await self._progress.wait()
 
     async def _hear(self, data: bytes) -> None:
-        self._charge(len(data) / self._hearing.bytes_per_s)
+        self.charge(len(data) / self._hearing.bytes_per_s)
         await self._take(await self._hearing.hear(data))
         await asyncio.sleep(0)  # `work` looks at each block
 
@@ -205,7 +181,7 @@ class LiveSession:
             self._changed.set()
 
     async def _take_frame(self, frame: VadFrame) -> None:
-        vad = self._settings.input.turn_detection
+        vad = self.settings.input.turn_detection
         if self._open is None and (vad is None or frame.speech):
             await self._begin(vad)
         if self._open is not None:
@@ -218,7 +194,8 @@ class LiveSession:
         while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
             self._recent.popleft()
         if frame.ends and self._open is not None:
-            await self._send(events.speech_stopped(self._open.item_id, _ms(self._heard)))
+            stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._heard)}
+            await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
             await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
@@ -228,7 +205,7 @@ class LiveSession:
             most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
             if most and self._recent:
                 before = np.concatenate(list(self._recent))[-most:]
-        wanted = self._settings.input.transcription
+        wanted = self.settings.input.transcription
         start = self._heard - len(before)
         self._open = LiveUtterance(
             events.new_id("item"),
@@ -243,20 +220,19 @@ class LiveSession:
         self._queue.append(self._open)
         self._pace.speech(_now_s())
         if vad is not None:
-            await self._send(events.speech_started(self._open.item_id, _ms(start)))
+            started = {"item_id": self._open.item_id, "audio_start_ms": _ms(start)}
+            await self._send(events.event(f"{events.BUFFER}.speech_started", **started))
 
     async def _commit(self) -> None:
-        client_commits = self._settings.input.turn_detection is None
+        client_commits = self.settings.input.turn_detection is None
         await self._take(await self._hearing.flush(end=client_commits))
         if self._open is not None and len(rest := self._hearing.rest()):
             self._open.add(rest, speech=False)
             self._heard += len(rest)
         if self._open is None or self._open.end - self._open.start < _MIN_SAMPLES:
             found_s = 0.0 if self._open is None else self._open.duration_s
-            raise EventError(
-                f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms",
-                "input_audio_buffer_commit_empty",
-            )
+            message = f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms"
+            raise EventError(message, "input_audio_buffer_commit_empty")
         await self._end()
 
     async def _end(self) -> None:
@@ -327,22 +303,23 @@ class LiveSession:
             self._before = None
         window = utterance.window()
         try:
-            model = self._settings.input.transcription.model
-            transcript = NOTHING if utterance.silent else await self._transcribe(model, window)
+            model = self.settings.input.transcription.model
+            transcript = NOTHING if utterance.silent else await self.transcribe(model, window)
         except ApiError as refusal:
-            self._metrics.updates.labels("failed").inc()
+            self.metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
             if not refusal.status.again or self._tries >= _TRIES:
                 await self._fail(utterance, refusal)
             return
-        self._metrics.updates.labels("ok").inc()
-        self._pace.ended(_now_s(), self._streams())
+        self.metrics.updates.labels("ok").inc()
+        self._pace.ended(_now_s(), self.streams())
         self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
-            if HYPOTHESIS in (self._settings.include or ()):
-                await self._send(events.hypothesis(utterance.item_id, utterance.guess))
+            if HYPOTHESIS in (self.settings.include or ()):
+                guess = {"item_id": utterance.item_id, "text": utterance.guess}
+                await self._send(events.event(HYPOTHESIS, **guess))
         self._progress.set()
 
     async def _complete(self, utterance: LiveUtterance) -> None:
@@ -350,7 +327,7 @@ class LiveSession:
         self._done(utterance)
         if not utterance.silent:
             self._before = utterance
-        self._metrics.changed.inc(utterance.changed)
+        self.metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
     async def _fail(self, utterance: LiveUtterance, refusal: ApiError) -> None:
@@ -374,8 +351,9 @@ class LiveSession:
         now_s = _now_s()
         for word in final.words:
             arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
-            self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
-        await self._send(events.delta(utterance.item_id, final.text))
+            self.metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
+        about = {"item_id": utterance.item_id, "content_index": events.CONTENT}
+        await self._send(events.event(events.DELTA, **about, delta=final.text))
 
 
 class UpdatePacer:

@@ -150,61 +150,17 @@ class EventError(Exception):
 
 _INPUT = "session.audio.input"
 _LOGPROBS = "item.input_audio_transcription.logprobs"
-_GONE = object()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ignored:
-    """A setting of OpenAI's that has no effect here.
-
-    Args:
-        path: its name.
-        why: the reason that the warning gives.
-        instead: returns the value that this server uses in place of one, or `_GONE`.
-        asks: whether a value asks for something, so that a warning is due.
-    """
-
-    path: str
-    why: str
-    instead: Callable[[Any], Any] = lambda value: _GONE
-    asks: Callable[[Any], bool] = lambda value: value not in (None, False)
-
-
-_IGNORED = (
-    _Ignored("session.client_secret", "keys are the server's operator's to make"),
-    _Ignored("session.modalities", "a transcription session has text alone"),
-    _Ignored(
-        "session.include",
-        "log-probabilities of live text are not told",
-        lambda value: [name for name in value if name != _LOGPROBS] if _is_list(value) else value,
-        lambda value: _is_list(value) and _LOGPROBS in value,
-    ),
-    _Ignored(f"{_INPUT}.noise_reduction", "there is none: audio is heard as it was sent"),
-    _Ignored(
-        f"{_INPUT}.turn_detection.type",
-        "turns are found by voice activity, as by server_vad",
-        lambda value: "server_vad" if value == "semantic_vad" else value,
-        lambda value: value == "semantic_vad",
-    ),
-    _Ignored(f"{_INPUT}.turn_detection.eagerness", "silence_duration_ms says when a turn ends"),
-    *(
-        _Ignored(f"{_INPUT}.turn_detection.{name}", "a transcription session has no responses")
-        for name in ("create_response", "interrupt_response", "idle_timeout_ms")
-    ),
-    _Ignored(
-        f"{_INPUT}.transcription.model",
-        "it stays as it is",
-        lambda value: _GONE if value in (None, "") else value,
-        lambda value: False,
-    ),
-    _Ignored(
-        f"{_INPUT}.transcription",
-        "a transcription session transcribes; it stays as it is",
-        lambda value: _GONE if value is None else value,
-        lambda value: value is None,
-    ),
-)
-
+_TURNS = f"{_INPUT}.turn_detection"
+_IGNORED = {
+    "session.client_secret": "keys are the server's operator's to make",
+    "session.modalities": "a transcription session has text alone",
+    f"{_INPUT}.noise_reduction": "there is none: audio is heard as it was sent",
+    f"{_TURNS}.eagerness": "silence_duration_ms says when a turn ends",
+    f"{_TURNS}.create_response": "a transcription session has no responses",
+    f"{_TURNS}.interrupt_response": "a transcription session has no responses",
+    f"{_TURNS}.idle_timeout_ms": "a transcription session has no responses",
+}
+"""OpenAI's settings that never have an effect here, and the reason that a warning gives."""
 
 # OpenAI's models without voice activity detection: turn_detection is null, and clients commit. If
 # the server found the end of the same turn first, their commit would be an error.
@@ -253,10 +209,7 @@ def updated(
 
 
 def read_update(
-    changes: object,
-    before: SessionSettings,
-    check_model: Callable[[str], object],
-    begun: bool,
+    changes: object, before: SessionSettings, check_model: Callable[[str], object], begun: bool
 ) -> tuple[SessionSettings, list[SettingWarning]]:
     """Return the settings after an update, and warnings of what has no effect.
 
@@ -279,11 +232,8 @@ def read_update(
             param = f"{_INPUT}.transcription.model"
             raise EventError(str(error), "model_not_found", param) from None
     if after.input.format != before.input.format and begun:
-        raise EventError(
-            "the format cannot change once audio has come; open another session",
-            "invalid_value",
-            f"{_INPUT}.format",
-        )
+        message = "the format cannot change once audio has come; open another session"
+        raise EventError(message, "invalid_value", f"{_INPUT}.format")
     return after, [*warnings]
 
 
@@ -313,9 +263,7 @@ def _with_turns(settings: SessionSettings, changes: Mapping[str, Any]) -> dict[s
     It is null for a model without voice activity detection, and the default for any other.
     """
     session = as_session(settings)
-    model: Any = changes
-    for key in ("audio", "input", "transcription", "model"):
-        model = model.get(key) if isinstance(model, dict) else None
+    model = _table(changes, "audio", "input", "transcription").get("model")
     if isinstance(model, str) and _has_turns(model) != _has_turns(
         settings.input.transcription.model or ""
     ):
@@ -332,26 +280,40 @@ def _without_ignored(
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
     """Return changes without the settings that have no effect, and warnings of these."""
-    root = {"session": copy.deepcopy(dict(changes))}
-    warnings = []
-    for ignored in _IGNORED:
-        *parents, key = ignored.path.split(".")
-        table: Any = root
-        for parent in parents:
-            table = table.get(parent) if isinstance(table, dict) else None
-        if not isinstance(table, dict) or key not in table:
-            continue
-        value = table.pop(key)
-        if ignored.asks(value):
-            message = f"{ignored.path} = {shown(value)} has no effect: {ignored.why}"
-            warnings.append(SettingWarning(ignored.path, message))
-        if (instead := ignored.instead(value)) is not _GONE:
-            table[key] = instead
-    return root["session"], tuple(warnings)
+    session = copy.deepcopy(dict(changes))
+    warnings: list[SettingWarning] = []
+
+    def warn(path: str, value: object, why: str) -> None:
+        warnings.append(SettingWarning(path, f"{path} = {shown(value)} has no effect: {why}"))
+
+    include = session.get("include")
+    if isinstance(include, list) and _LOGPROBS in include:
+        warn("session.include", include, "log-probabilities of live text are not told")
+        session["include"] = [name for name in include if name != _LOGPROBS]
+    input, turns = (_table(session, "audio", "input", *more) for more in ((), ("turn_detection",)))
+    if turns.get("type") == "semantic_vad":
+        why = "turns are found by voice activity, as by server_vad"
+        warn(f"{_TURNS}.type", turns["type"], why)
+        turns["type"] = "server_vad"
+    for path, why in _IGNORED.items():
+        _, *parents, key = path.split(".")
+        value = _table(session, *parents).pop(key, None)
+        if value not in (None, False):
+            warn(path, value, why)
+    if _table(input, "transcription").get("model", "-") in (None, ""):  # it stays as it is
+        del input["transcription"]["model"]
+    if input.get("transcription", "-") is None:
+        del input["transcription"]
+        why = "a transcription session transcribes; it stays as it is"
+        warn(f"{_INPUT}.transcription", None, why)
+    return session, tuple(warnings)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
+def _table(root: Any, *keys: str) -> dict[str, Any]:
+    """Return the table at these keys; a new one if there is none."""
+    for key in keys:
+        root = root.get(key) if isinstance(root, dict) else None
+    return root if isinstance(root, dict) else {}
 
 
 def merged(old: Any, new: Any) -> Any:

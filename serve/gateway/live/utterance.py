@@ -81,50 +81,34 @@ class FinalText:
     words: tuple[Word, ...]  # times in seconds from the stream's beginning
 
 
+@dataclasses.dataclass(eq=False)
 class LiveUtterance:
-    """An utterance: the audio from the beginning of speech to its end, or to a client's commit.
+    """An utterance: the audio from the beginning of speech to its end, or to a client's commit."""
 
-    Args:
-        item_id: the item's id in events.
-        start: the first sample.
-        language: the code of the language; None: detect it.
-        prompt: the text before it.
-        languages: codes to choose from in detection; (): as configured.
-        phrases: phrases to boost; (): as configured.
-        sure_s: seconds of audio behind a word after which one hypothesis makes it final.
-    """
+    item_id: str  # the item's id in events
+    start: int  # the first sample
+    language: str | None  # the language's code; None: it is detected
+    prompt: str  # the text before it
+    languages: tuple[str, ...] = ()  # codes to choose from in detection; (): as configured
+    phrases: tuple[str, ...] = ()  # phrases to boost; (): as configured
+    sure_s: float = SURE_S  # audio behind a word after which one hypothesis makes it final
 
-    def __init__(
-        self,
-        item_id: str,
-        start: int,
-        language: str | None,
-        prompt: str,
-        languages: tuple[str, ...] = (),
-        phrases: tuple[str, ...] = (),
-        sure_s: float = SURE_S,
-    ) -> None:
-        self.item_id = item_id
-        self.start = self.end = start
-        self.spoken_until = start
+    def __post_init__(self) -> None:
+        self.end = self.start
+        self.spoken_until = self.start
         """The end of the latest speech."""
-        self.decoded_until = start
+        self.decoded_until = self.start
         """The end of the audio that the latest hypothesis is of."""
         self.ended = False
         self.text = ""
         """The final text."""
         self._spoken = 0  # samples of speech
         self._voice: list[tuple[int, int]] = []  # speech in the audio that is held
-        self._language = language
         self._script: Script | None = None  # of Chinese text that is final
-        self._languages = languages
-        self._phrases = phrases
-        self._sure_s = sure_s
-        self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
         self._frames: list[Samples] = []  # behind those
-        self._begin = start
+        self._begin = self.start
         self._draft: tuple[int, ...] = ()
         self._agreement = LocalAgreement()
 
@@ -168,7 +152,7 @@ class LiveUtterance:
             before: the utterance before, which is not used any more.
             hold_s: seconds of audio to hold at most.
         """
-        if self._language is None or before._language != self._language:
+        if self.language is None or before.language != self.language:
             return
         if before._held_s > _BEFORE * hold_s and (cut_s := before._cut_at()) is not None:
             before._cut(cut_s)
@@ -201,11 +185,11 @@ class LiveUtterance:
 
     def window(self) -> UpdateWindow:
         """Return the window to decode now."""
-        prompt = f"{self._prompt} {self._gone}".strip()
-        languages = () if self._language else self._languages
+        prompt = f"{self.prompt} {self._gone}".strip()
+        languages = () if self.language else self.languages
         where = tuple(self._pieces()), self._voice_s(), self._begin, self.end
-        language = f"zh-{self._script}" if self._script else self._language
-        return UpdateWindow(*where, prompt, language, languages, self._phrases, self._draft)
+        language = f"zh-{self._script}" if self._script else self.language
+        return UpdateWindow(*where, prompt, language, languages, self.phrases, self._draft)
 
     def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take a window's transcript; return the text that becomes final by it.
@@ -225,9 +209,9 @@ class LiveUtterance:
         ]
         before = len(self._agreement.words)
         heard_s = (window.end - self.start) / SAMPLE_RATE
-        text = self._agreement.update(words) + self._agreement.settle(heard_s - self._sure_s)
-        if text and self._language is None:
-            self._language = transcript.language
+        text = self._agreement.update(words) + self._agreement.settle(heard_s - self.sure_s)
+        if text and self.language is None:
+            self.language = transcript.language
         self._keep_script(text)
         final = self._final_text(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
@@ -238,7 +222,7 @@ class LiveUtterance:
 
     def _keep_script(self, text: str) -> None:
         """Keep the script of the first final text for all text that follows."""
-        language = self._language
+        language = self.language
         if text and language is not None and not self._script and not script_of(language):
             self._script = script_in(text) if language_code(language) == "zh" else None
 

@@ -1,1 +1,1 @@
-"""What the gateway tells of itself: log, metrics, traces."""
+"""The gateway's log, metrics and traces."""

@@ -62,10 +62,6 @@ class LogRecord:
     http_status: int = 0  # and as one of HTTP
     span: RequestSpan = NO_SPAN
 
-    def add_audio(self, audio_s: float) -> None:
-        """Add seconds of audio."""
-        self.audio_s = (self.audio_s or 0.0) + audio_s
-
     def queued(self, queue_s: float | None) -> None:
         """Note seconds in the queue; None: they are unknown."""
         if queue_s is not None:
@@ -206,10 +202,7 @@ class AsyncLogHandler(logging.Handler):
     def flush(self) -> None:
         """Wait until all is written, for at most `FLUSH_S`."""
         with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(self._is_empty, FLUSH_S)
-
-    def _is_empty(self) -> bool:
-        return not self._lines.unfinished_tasks
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
 
     def _write(self) -> None:
         while True:

@@ -173,10 +173,10 @@ def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) 
     Gauge("seconds", text, **options).set(target.target_s)
     text = "In which 30 s of audio would be answered now"
     forecast = Gauge("forecast_seconds", text, ("model",), **options).labels(model)
-    forecast.set_function(lambda: target.state().forecast_s)
+    forecast.set_function(lambda: target.forecast_s)
     text = "Audio, in whole windows, that is decoded in a second"
     rate = Gauge("rate", text, ("model",), **options).labels(model)
-    rate.set_function(lambda: target.state().rate)
+    rate.set_function(lambda: target.rate)
 
 
 async def whole_page(

@@ -32,7 +32,7 @@ class RequestSpan:
     trace_id = ""
     """32 hexadecimal digits; empty if there are no traces."""
     recorded = False
-    """Whether the engine is to tell the phases of its time."""
+    """Whether the engine's answer lists the phases of its time."""
 
     def answer_headers(self) -> Mapping[str, str]:
         """Return headers of the answer that name the trace."""

@@ -1,7 +1,7 @@
-"""RequestSpan by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
+"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
 
-Only what begins a span tree has to exist while its request is under way, for others hang theirs
-below it. All else is written at the end, with the times at which it was.
+A request's own span begins with the request, because other spans may refer to it. The spans below
+it are written when the request ends, with the times that were noted.
 """
 
 import asyncio
@@ -13,20 +13,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
+from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import (
-    Span,
-    SpanKind,
-    StatusCode,
-    Tracer,
-    format_span_id,
-    format_trace_id,
-    set_span_in_context,
-)
 from opentelemetry.trace.propagation import tracecontext
 from prometheus_client import Counter
 
@@ -119,7 +111,7 @@ class OtelTracer(RequestTracer):
         carrier = {key: record.header(key) or "" for key in ("traceparent", "tracestate")}
         began_ns = time.time_ns() - round((time.monotonic() - record.began_s) * _NS)
         span = self._tracer.start_span(
-            name, _CONTEXT.extract(carrier), SpanKind.SERVER, attributes, start_time=began_ns
+            name, _CONTEXT.extract(carrier), trace.SpanKind.SERVER, attributes, start_time=began_ns
         )
         return _RecordedSpan(self._tracer, span, began_ns)
 
@@ -168,7 +160,9 @@ class _RecordedSpan(RequestSpan):
         receives: whether audio is received before an engine gets the request.
     """
 
-    def __init__(self, tracer: Tracer, span: Span, began_ns: int, receives: bool = True) -> None:
+    def __init__(
+        self, tracer: trace.Tracer, span: trace.Span, began_ns: int, receives: bool = True
+    ) -> None:
         self._tracer = tracer
         self._span = span
         self._began_ns = began_ns
@@ -176,13 +170,13 @@ class _RecordedSpan(RequestSpan):
         self._given: list[tuple[int, str]] = []
         self._answered_ns: int | None = None
         self._phases: Sequence[Phase] = ()
-        self.trace_id = format_trace_id(span.get_span_context().trace_id)
+        self.trace_id = trace.format_trace_id(span.get_span_context().trace_id)
         self.recorded = span.is_recording()
 
     def answer_headers(self) -> Mapping[str, str]:
         """Return the header `traceresponse`, by the draft of W3C's Trace Context."""
         context = self._span.get_span_context()
-        span_id, flags = format_span_id(context.span_id), context.trace_flags
+        span_id, flags = trace.format_span_id(context.span_id), context.trace_flags
         return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def given(self, engine: str) -> None:
@@ -195,13 +189,13 @@ class _RecordedSpan(RequestSpan):
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[RequestSpan]:
         began_ns = time.time_ns()
-        context = set_span_in_context(self._span)
+        context = trace.set_span_in_context(self._span)
         span = self._tracer.start_span(name, context, start_time=began_ns)
         part = _RecordedSpan(self._tracer, span, began_ns, receives=False)
         try:
             yield part
         except BaseException as error:
-            span.set_status(StatusCode.ERROR, type(error).__name__)
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
             raise
         finally:
             part._finish()
@@ -217,7 +211,7 @@ class _RecordedSpan(RequestSpan):
         elif record.http_status:
             self._span.set_attribute("http.response.status_code", record.http_status)
         if failed:
-            self._span.set_status(StatusCode.ERROR)
+            self._span.set_status(trace.StatusCode.ERROR)
             self._span.set_attribute("error.type", record.outcome)
         told = {
             "request_id": record.id,
@@ -248,13 +242,13 @@ class _RecordedSpan(RequestSpan):
             ended_ns = next_ns or answered_ns or end_ns
             span = self._tracer.start_span(
                 "engine",
-                set_span_in_context(self._span),
-                SpanKind.INTERNAL,
+                trace.set_span_in_context(self._span),
+                trace.SpanKind.INTERNAL,
                 {"earshot.upstream": engine},
                 start_time=began_ns,
             )
             if answered_ns is None:
-                span.set_status(StatusCode.ERROR)
+                span.set_status(trace.StatusCode.ERROR)
             else:
                 for phase in self._phases:
                     begin_ns = min(max(began_ns, round(phase.begin * _NS)), ended_ns)
@@ -265,12 +259,12 @@ class _RecordedSpan(RequestSpan):
 
     def _below(
         self,
-        parent: Span,
+        parent: trace.Span,
         name: str,
         begin_ns: int,
         end_ns: int,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        context = set_span_in_context(parent)
+        context = trace.set_span_in_context(parent)
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=begin_ns)
         span.end(end_ns)

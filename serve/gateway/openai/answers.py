@@ -12,8 +12,6 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
-from serve.gateway.edge.connection import SlowClientError
-from serve.gateway.errors import client_gone
 from serve.gateway.openai.fields import FormFields
 from serve.speech.formats import render, word_fields
 from serve.speech.languages import LANGUAGE_NAMES
@@ -39,7 +37,7 @@ def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
         return to_json(_verbose(transcript, fields)), "application/json"
     if fields.format == "diarized_json":
         return to_json(_diarized(transcript, fields)), "application/json"
-    if fields.format == "text" and not _has_speakers(transcript):
+    if fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
         return f"{transcript.text}\n", "text/plain"
     return render(transcript, "", fields.format, fields.cues), "text/plain"
 
@@ -151,10 +149,6 @@ def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     }
 
 
-def _has_speakers(transcript: Transcript) -> bool:
-    return any(segment.speaker for segment in transcript.segments)
-
-
 def _segment_id(index: int) -> str:
     return f"seg_{index}"
 
@@ -230,7 +224,7 @@ class Events:
         """Send an event.
 
         Raises:
-            ApiError: 499, the client does not take it.
+            SlowClientError: the client does not take it.
         """
         if not self.begun:
             self.begun = True
@@ -240,16 +234,10 @@ class Events:
                 "status": 200,
                 "headers": _EVENTS_HEADERS + headers,
             }
-            await self._pass(start)
+            await self._send(start)
         data = f"data: {to_json(event)}\n\n".encode()
-        await self._pass({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """End the response."""
-        await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _pass(self, message: dict[str, Any]) -> None:
-        try:
-            await self._send(message)
-        except SlowClientError:
-            raise client_gone() from None
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

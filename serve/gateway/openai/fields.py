@@ -140,7 +140,7 @@ def read_fields(
     Args:
         pairs: names and texts in their order, without the file.
         task: which the address names.
-        unknown: what becomes of unknown ones; misspelled ones are always refused.
+        unknown: the treatment of unknown fields; misspelled ones are always rejected.
 
     Raises:
         ApiError: one is unknown, malformed, or cannot be honoured.
@@ -155,10 +155,8 @@ def read_fields(
         raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
-        raise field_error(
-            "stream",
-            f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
-        )
+        message = f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}"
+        raise field_error("stream", message)
     logprobs = _logprobs(read, format)
     cues = _cues(read, format)
     options = {name: read.value(name) for name in _OPTIONS}
@@ -232,7 +230,7 @@ class _Values:
     def value(self, name: str) -> Any:
         """Return the value of a field; None: the form lacks it."""
         field, texts = FIELDS[name], self._texts.get(name)
-        return None if texts is None else _read(field, ",".join(texts))
+        return None if texts is None else read_field(field, ",".join(texts))
 
     def many(self, name: str) -> Sequence[str]:
         """Return the texts of a field that may be repeated, or be a list in one text."""
@@ -246,7 +244,12 @@ class _Values:
         return texts
 
 
-def _read(field: Option, text: str) -> Any:
+def read_field(field: Option, text: str) -> Any:
+    """Read a field's value.
+
+    Raises:
+        ApiError: 400, the text is no such value.
+    """
     try:
         return parse(field, text)
     except OptionError as error:
@@ -350,7 +353,9 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ChunkingStrategy
                 _ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"'
             )
         table = {
-            name: part if name == "type" else _read(Option(f"{_STRATEGY}[{name}]", float, ""), part)
+            name: part
+            if name == "type"
+            else read_field(Option(f"{_STRATEGY}[{name}]", float, ""), part)
             for name, part in parts.items()
         }
         whole = {

@@ -1,4 +1,4 @@
-"""Forms of multipart/form-data, whose file is spooled while it comes.
+"""Forms of multipart/form-data. The file is spooled while it comes.
 
 A file of more than `SPOOL_BYTES` is spooled to the run's folder and not to memory.
 """

@@ -26,10 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from serve.contract.errors import ConfigError, shown
+from serve.contract.errors import AccessError, ConfigError
 from serve.contract.messages import RequestFinished, Task, Transcript
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
+from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.engine import EngineRequest
@@ -38,17 +39,10 @@ from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_
 from serve.gateway.kserve.messages import request_parts, stream_event
 from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
-from serve.gateway.openai.answers import (
-    Deltas,
-    Events,
-    body,
-    delta_event,
-    done_event,
-    segment_event,
-)
+from serve.gateway.openai import answers
+from serve.gateway.openai.answers import Events
 from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import received_form
-from serve.gateway.shadow.monitor import answer_findings
 from serve.gateway.usage import day_of, month_until
 
 logger = logging.getLogger("earshot.gateway")
@@ -61,7 +55,6 @@ _OFFERED = (
 )
 _BATCHES = ("/batches", "/files", "/uploads")  # the routes of OpenAI's Batch API
 _ANY = ["GET", "POST", "DELETE"]
-_USAGE_FIELDS = ("start", "end")
 
 
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -81,12 +74,6 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
         return as_openai(error, FIELDS, headers)
 
     make_secret = functools.partial(make_client_secret, services=services)
-    findings = functools.partial(
-        answer_findings,
-        monitor=services.shadow,
-        keys=services.keys,
-        server=services.config.server,
-    )
     app = Starlette(
         routes=[
             Route("/audio/transcriptions", _AudioRoute(services, "transcribe"), methods=["POST"]),
@@ -96,7 +83,7 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             Route("/usage", functools.partial(_usage, services)),
             Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
-            Route("/shadow", findings),
+            Route("/shadow", functools.partial(_shadow, services)),
             *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
         exception_handlers=exception_handlers(render, _OFFERED),
@@ -125,7 +112,8 @@ class _AudioRoute:
         self._route = "transcriptions" if task == "transcribe" else "translations"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, events, record = Request(scope, receive), Events(send), scope["state"][RECORD]
+        request, record = Request(scope, receive), scope["state"][RECORD]
+        events = Events(send)
         identify = functools.partial(self._services.keys.of_request, request)
         try:
             async with RequestContext(self._services, record, self._route, identify) as context:
@@ -133,7 +121,7 @@ class _AudioRoute:
                 if response is not None:
                     await response(scope, receive, send)
         except Exception as error:
-            if not events.begun:
+            if not events.begun or isinstance(error, SlowClientError):
                 raise
             await events.send(_failed_event(error, record.id))
             await events.end()
@@ -163,7 +151,7 @@ class _AudioRoute:
         if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
-        text, kind = await asyncio.to_thread(body, transcript, fields)
+        text, kind = await asyncio.to_thread(answers.body, transcript, fields)
         headers = events.headers | warnings(transcript.warnings)
         return Response(text, media_type=kind, headers=headers)
 
@@ -176,22 +164,22 @@ async def _pass_on(
     Raises:
         ApiError: the request failed, or the client left.
     """
-    deltas, index = Deltas(), 0
+    deltas, index = answers.Deltas(), 0
     while True:
         answer = await while_client_waits(request, call.next())
         if answer is None:
             raise errors.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, RequestFinished):
-            await events.send(done_event(event.transcript, fields))
+            await events.send(answers.done_event(event.transcript, fields))
             await events.end()
             return event.transcript
         context.segment_sent(event.segment.end)
         if delta := deltas.next(event.segment.text):
-            await events.send(delta_event(delta, index, event.segment, fields))
+            await events.send(answers.delta_event(delta, index, event.segment, fields))
             context.text_sent()
         if fields.format == "diarized_json":
-            await events.send(segment_event(index, event.segment))
+            await events.send(answers.segment_event(index, event.segment))
         index += 1
 
 
@@ -206,10 +194,7 @@ def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
 async def _usage(services: Services, request: Request) -> Response:
     """Answer with what the caller's key has had."""
     api_key = services.keys.of_request(request)
-    for name in request.query_params:
-        if name not in _USAGE_FIELDS:
-            known = " and ".join(_USAGE_FIELDS)
-            raise field_error(name[:60], f"{shown(name)} is unknown; known: {known}")
+    errors.require_known(request.query_params, ("start", "end"))
     last = _day(request, "end", services.usage.day)
     first = _day(request, "start", month_until(last))
     if first > last:
@@ -224,6 +209,19 @@ async def _usage(services: Services, request: Request) -> Response:
         for row in await services.usage.rows(api_key.name, first, last)
     ]
     return JSONResponse({"object": "list", "start": first, "end": last, "data": rows})
+
+
+async def _shadow(services: Services, request: Request) -> Response:
+    """Answer with what the shadow monitor has found.
+
+    Raises:
+        ApiError: 403, the request's key is not a reader's.
+    """
+    name, readers = services.keys.of_request(request).name, services.config.shadow.readers
+    if not (name in readers if services.keys.required else services.config.server.on_loopback):
+        error = AccessError("texts of others are shown to the keys of shadow.readers alone")
+        raise ApiError(error, "reader")
+    return JSONResponse(services.shadow.findings(), headers={"Cache-Control": "no-store"})
 
 
 def _day(request: Request, name: str, default: str) -> str:

@@ -9,8 +9,9 @@
 The page loads nothing from elsewhere, and its policy forbids that to any script that gets into it.
 Browsers keep the files, and each time ask only whether they have changed.
 
-The page keeps transcripts and saves them as subtitles, which are split here as all others are.
-That transcribes nothing, so the only limit of a key that it counts for is that of requests at once.
+The page keeps transcripts in the browser. To save one as subtitles, it sends the transcript to
+`/subtitles`, which splits it as any other. This transcribes nothing, so of a key's limits only the
+limit of requests at once applies.
 """
 
 import asyncio
@@ -125,14 +126,7 @@ def _subtitles(body: bytes) -> str:
         raise OptionError(f"the transcript has {chars} characters; expected at most {_MAX_CHARS}")
     segments = tuple(
         Segment(
-            segment.start,
-            segment.end,
-            segment.text,
-            tokens=(),
-            avg_logprob=None,
-            no_speech_prob=None,
-            temperature=0.0,
-            compression_ratio=0.0,
+            *(segment.start, segment.end, segment.text, (), None, None, 0.0, 0.0),
             words=tuple(_spaced(segment.text, segment.words)) if segment.words else None,
             speaker=segment.speaker,
         )

@@ -15,7 +15,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.contract.config import Config
 from serve.contract.messages import Request
 from serve.gateway.background import Background
 from serve.gateway.context import Services
@@ -48,15 +47,12 @@ class EngineStateReader(Background):
 
     Args:
         services: the gateway's services.
-        config: the product's name, defaults and limits.
         pages: read each engine's metrics page from its Triton; raise an OSError if that is away.
     """
 
-    def __init__(
-        self, services: Services, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
-    ) -> None:
+    def __init__(self, services: Services, pages: Sequence[Callable[[], Awaitable[bytes]]]) -> None:
         self._services = services
-        self._config = config
+        self._config = services.config
         self._pages = pages
         self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
         self._ready = False
@@ -135,7 +131,7 @@ def read_metrics(page: bytes, before: MetricsSnapshot) -> MetricsSnapshot:
 
     Args:
         page: the page in Prometheus's text format; empty if the engine is away.
-        before: the snapshot before, whose counters stay while the engine is away.
+        before: the previous snapshot; its counters stay while the engine is away.
     """
     lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
     values: dict[str, float] = {}

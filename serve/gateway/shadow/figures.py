@@ -24,9 +24,9 @@ BOUND = 25.0
 ALL = "all"
 """The label of figures of all languages together."""
 _MOST = 3.0  # standard deviations that one request adds
-# ScoreGaps below these, which are about what rounding alone makes, are as good as none.
+# Smaller gaps count as none: rounding alone makes gaps of about this size.
 _FLOORS = {"log_probability": 0.01, "no_speech": 0.05, "language": 0.05}
-_SURE = 1e-6  # probabilities nearer to 0 or 1 count as this
+_SURE = 1e-6  # probabilities nearer to 0 or 1 are clipped to this distance
 _Z95 = 1.96
 
 

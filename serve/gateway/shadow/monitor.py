@@ -17,32 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.errors import AccessError, OverloadedError, UnavailableError
+from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
-from serve.contract.server_config import ServerConfig
-from serve.gateway.background import Background
+from serve.gateway.background import Background, unless
 from serve.gateway.engine import EngineRequest
 from serve.gateway.engines import REFERENCE, Engines
 from serve.gateway.errors import ApiError
-from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.keys import ApiKey
 from serve.gateway.kserve.messages import LENGTH
 from serve.gateway.limits import Admission
 from serve.gateway.models import Target
-from serve.gateway.shadow.figures import (
-    ALL,
-    BOUND,
-    Comparison,
-    DriftCusum,
-    ShadowMetrics,
-    baseline_of,
-    compare,
-    pooled_cer,
-)
+from serve.gateway.shadow import figures
 from serve.wire.tensors import INPUTS
 
 logger = logging.getLogger("earshot.gateway")
@@ -56,12 +44,12 @@ AWAY_S = 5.0
 IDLE_S = 1.0  # without a request in flight, before the reference is asked
 MAX_PENDING_MB = 64  # MiB of samples that wait; the oldest are dropped
 _MAX_WORST = 20  # texts that are kept
-_MAX_LOST = 2  # servers that a sample may cost: it may be what they die of
+_MAX_LOST = 2  # times that a sample may lose its server: it may be the cause
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
 _MAX_CHARS = 2000  # of a text that is kept
 _DIGITS = 6  # of figures that are told
 _MIB = 2**20
-# Memory of a sample beside its request: about what Python takes, from above.
+# Memory of a sample beside its request: an upper estimate of Python's objects.
 _SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
 _BEAM = "BEAM_SIZE"
 _NOT_ASKED = {  # of the reference: these cost time and change no word
@@ -80,7 +68,7 @@ class _ClientCameError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class ShadowSample:
-    """An answered request."""
+    """An answered request that the reference answers again."""
 
     request: EngineRequest  # in one part; its file is a link of the sample's own
     served: Transcript  # without words and probabilities of tokens
@@ -110,7 +98,6 @@ class SampleQueue:
         self._samples: collections.deque[ShadowSample] = collections.deque()
 
     def __len__(self) -> int:
-        """Count the samples."""
         return len(self._samples)
 
     def add(self, request: EngineRequest, served: Transcript) -> int:
@@ -173,13 +160,13 @@ class ShadowMonitor(Background):
         metrics: the counters.
     """
 
-    def __init__(self, config: Config, engines: Engines, metrics: ShadowMetrics) -> None:
+    def __init__(self, config: Config, engines: Engines, metrics: figures.ShadowMetrics) -> None:
         self.config = config.shadow
         self.pending = SampleQueue(MAX_PENDING_MB * _MIB, engines.uploads)
-        self.window: collections.deque[Comparison] = collections.deque(maxlen=WINDOW)
+        self.window: collections.deque[figures.Comparison] = collections.deque(maxlen=WINDOW)
         self._worst: list[dict[str, Any]] = []  # requests whose texts differ, as JSON has them
         self.compared = 0
-        self.drift = DriftCusum(self.config.baseline)
+        self.drift = figures.DriftCusum(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else ""
         self._engines = engines
         self._metrics = metrics
@@ -215,9 +202,9 @@ class ShadowMonitor(Background):
                 for language in languages
             },
             "drift": round(self.drift.value, _DIGITS),
-            "drift_bound": BOUND,
+            "drift_bound": figures.BOUND,
             "baseline": dataclasses.asdict(self.config.baseline),
-            "gaps": dataclasses.asdict(baseline_of(self.window)),
+            "gaps": dataclasses.asdict(figures.baseline_of(self.window)),
             "worst": self._worst,
         }
 
@@ -265,11 +252,11 @@ class ShadowMonitor(Background):
 
     async def _compare(self, sample: ShadowSample) -> None:
         reference = await self._answer(sample)
-        comparison = await asyncio.to_thread(compare, sample.served, reference)
+        comparison = await asyncio.to_thread(figures.compare, sample.served, reference)
         self.compared += 1
         self.window.append(comparison)
         self._metrics.compared.labels(comparison.language).inc()
-        self._metrics.tell_cer(self.window, ALL)
+        self._metrics.tell_cer(self.window, figures.ALL)
         same_language = [one for one in self.window if one.language == comparison.language]
         self._metrics.tell_cer(same_language, comparison.language)
         self._add_drift(comparison)
@@ -291,37 +278,29 @@ class ShadowMonitor(Background):
         with self._uncounted.admit_unchecked(ApiKey("")) as permit:
             call = self._engines.start(again, permit)
         self._came.clear()  # the sample's own request has set it
-        with call:
-            answer = asyncio.ensure_future(call.transcript())
-            came = asyncio.ensure_future(self._came.wait())
-            try:
-                await asyncio.wait((answer, came), return_when=asyncio.FIRST_COMPLETED)
-                if not answer.done():
-                    raise _ClientCameError
-                return answer.result()
-            except ApiError as error:
-                sample.lost += isinstance(error.error, UnavailableError)
-                raise
-            finally:
-                for task in (answer, came):
-                    task.cancel()
+        try:
+            with call:
+                return await unless(self._came.wait(), _ClientCameError, call.transcript())
+        except ApiError as error:
+            sample.lost += isinstance(error.error, UnavailableError)
+            raise
 
-    def _add_drift(self, comparison: Comparison) -> None:
+    def _add_drift(self, comparison: figures.Comparison) -> None:
         """Add the comparison's gaps, and log if the sum crosses its bound."""
         before = self.drift.value
         self.drift.add(comparison.gaps)
         self._metrics.drift.set(self.drift.value)
-        if before <= BOUND < self.drift.value:
+        if before <= figures.BOUND < self.drift.value:
             logger.error(
                 "the served engine has drifted from the reference: CUSUM is %.1f, above the "
                 "threshold %g, after %d requests; GET /v1/shadow lists the worst ones",
                 self.drift.value,
-                BOUND,
+                figures.BOUND,
                 self.compared,
             )
 
     def _keep_worst(
-        self, sample: ShadowSample, reference: Transcript, comparison: Comparison
+        self, sample: ShadowSample, reference: Transcript, comparison: figures.Comparison
     ) -> None:
         """Keep the two texts if they are among the worst of the window."""
         recent = [one for one in self._worst if one["number"] > self.compared - WINDOW]
@@ -336,21 +315,6 @@ class ShadowMonitor(Background):
             }
             recent.append(dataclasses.asdict(comparison) | mismatch)
         self._worst = sorted(recent, key=lambda one: -one["cer"])[:_MAX_WORST]
-
-
-async def answer_findings(
-    request: Request, monitor: ShadowMonitor, keys: ApiKeys, server: ServerConfig
-) -> Response:
-    """Answer GET /v1/shadow.
-
-    Raises:
-        ApiError: the request's key is not a reader's.
-    """
-    api_key = keys.of_request(request)
-    if not (api_key.name in monitor.config.readers if keys.required else server.on_loopback):
-        error = AccessError("texts of others are shown to the keys of shadow.readers alone")
-        raise ApiError(error, "reader")
-    return JSONResponse(monitor.findings(), headers={"Cache-Control": "no-store"})
 
 
 def for_reference(message: bytes, beam_size: int) -> bytes:
@@ -378,8 +342,8 @@ def for_reference(message: bytes, beam_size: int) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def _rate(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
-    rate = pooled_cer(comparisons)
+def _rate(comparisons: Sequence[figures.Comparison]) -> dict[str, float] | None:
+    rate = figures.pooled_cer(comparisons)
     if rate is None:
         return None
     return {name: round(value, _DIGITS) for name, value in dataclasses.asdict(rate).items()}

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.gateways import Running, until
+from tests.gateways import WAIT_S, Running, until
 from tests.jobs import Hearer, jobs_config, keys_of
 
 
@@ -39,6 +39,32 @@ def is_empty(running):
 @pytest.fixture
 def running(start):
     return start()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A gateway for tests that leave nothing behind."""
+    running = Running(tmp_path_factory.mktemp("shared"), 600.0)
+    yield running
+    assert running.services.admission.bytes == running.services.admission.requests == 0
+    assert running.triton.cancelled_calls == 0
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def client_of():
+    """Make a client of OpenAI's that accepts nothing but what OpenAI itself would answer."""
+    from openai import OpenAI
+
+    with contextlib.ExitStack() as stack:
+
+        def client_of(running, api_key="none", kind=OpenAI, **options):
+            options = {"max_retries": 0, "timeout": WAIT_S, **options}
+            url, strict = f"http://{running.http}/v1", {"_strict_response_validation": True}
+            client = kind(base_url=url, api_key=api_key, **strict, **options)
+            return stack.enter_context(client) if kind is OpenAI else client
+
+        yield client_of
 
 
 @pytest.fixture

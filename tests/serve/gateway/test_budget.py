@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from serve.gateway.background import LoopWatch
 from serve.gateway.edge.budget import (
     LINGER_S,
     OWN_S,
@@ -203,29 +202,6 @@ def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_ans
     assert len(gate.get_protocol().data) == heard and not wire.closed
     loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
     assert wire.closed
-
-
-def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.background.TICKS", 1)
-    watch = LoopWatch(tmp_path / "alive")
-
-    async def at_one_thing(seconds):
-        await asyncio.sleep(0.1)
-        time.sleep(seconds)
-        await asyncio.sleep(0.1)
-
-    async def watched():
-        watch.start()
-        await at_one_thing(0.4)
-        seen = watch.longest_s
-        await at_one_thing(0.2)
-        still = watch.longest_s
-        await watch.close()
-        return seen, still
-
-    seen, still = asyncio.run(watched())
-    assert seen >= 0.3 and still >= seen
-    assert heartbeat_age_s(tmp_path / "alive") < 60.0
 
 
 def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):

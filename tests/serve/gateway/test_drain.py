@@ -106,7 +106,7 @@ def test_what_has_come_as_the_server_closes_is_answered(running, connect, used):
     before = connect(running.http)
     before.sendall(ASK)
     assert answer(before)[0] == 200
-    running.services.admission.start_draining()
+    running.services.admission.draining = True
 
     async def close():
         """In the loop, which has not seen these yet."""

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 from serve.contract import errors
 from serve.contract.errors import EarshotError, OverloadedError, RequestError
 from serve.gateway.errors import REASONS, ApiError
-from tests.gateways import WAIT_S, Running, message
+from tests.gateways import WAIT_S, message
 
 INVALID, LATER = "INVALID_ARGUMENT", "UNAVAILABLE"
 BAD, FAILED = "invalid_request_error", "server_error"
@@ -69,23 +69,16 @@ def wait_of(row):
     return "1" if row[0] == LATER or row[1] == 429 else None
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory):
-    running = Running(tmp_path_factory.mktemp("run"), 600.0)
-    yield running
-    running.close()
-
-
 @pytest.fixture
-def refuse(gateway, monkeypatch):
+def refuse(shared, monkeypatch):
     """Have a gateway refuse whoever comes from now on."""
 
     def refuse(name):
         def no_one(authorization_or_caller):
             raise refusal_of(name)
 
-        monkeypatch.setattr(gateway.services.keys, "identify", no_one)
-        monkeypatch.setattr(gateway.services.keys, "require_good", no_one)
+        monkeypatch.setattr(shared.services.keys, "identify", no_one)
+        monkeypatch.setattr(shared.services.keys, "require_good", no_one)
         return refusal_of(name)
 
     return refuse
@@ -102,8 +95,8 @@ def test_the_table_is_whole():
 
 
 @pytest.mark.parametrize(("name", "row"), (CLASSES | BY_REASON).items())
-def test_every_door_tells_it_in_its_own_way(gateway, refuse, name, row):
-    with connect(f"ws://{gateway.http}/v1/realtime") as socket:
+def test_every_door_tells_it_in_its_own_way(shared, refuse, name, row):
+    with connect(f"ws://{shared.http}/v1/realtime") as socket:
         assert json.loads(socket.recv(WAIT_S))["type"] == "session.created"
         refusal = refuse(name)
         kind = type(refusal.error).__name__
@@ -115,7 +108,7 @@ def test_every_door_tells_it_in_its_own_way(gateway, refuse, name, row):
     assert (socket.close_code, socket.close_reason) == (row[5], SAID)
 
     with pytest.raises(grpc.RpcError) as caught:
-        gateway.call()(message(), timeout=WAIT_S)
+        shared.call()(message(), timeout=WAIT_S)
     assert caught.value.code() == grpc.StatusCode[row[0]]
     assert caught.value.details() == f"{kind}: {SAID}"
     assert dict(caught.value.trailing_metadata()).get("retry-after") == wait_of(row)
@@ -126,7 +119,7 @@ def test_every_door_tells_it_in_its_own_way(gateway, refuse, name, row):
         ("/v2/models/whisper/infer", row[1], {"error": f"{kind}: {SAID}"}),
         ("/v1/audio/transcriptions", row[2], {"error": error}),
     ):
-        status, headers, answer = gateway.ask("POST", path, b"{}")
+        status, headers, answer = shared.ask("POST", path, b"{}")
         assert (status, json.loads(answer)) == (expected, body)
         assert headers["retry-after"] == wait_of(row)
         assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)

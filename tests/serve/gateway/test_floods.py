@@ -36,8 +36,8 @@ def test_answers_do_not_wait_for_the_head_to_be_acknowledged(running):
 
 
 @pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n" * 100_000, b"100000\r\n" + bytes(2**20)])
-def test_a_refusal_before_its_body_is_the_last_of_its_connection(running, more):
-    with running.connected(CHUNKED + b"1\r\nx\r\n") as connection:
+def test_a_refusal_before_its_body_is_the_last_of_its_connection(shared, more):
+    with shared.connected(CHUNKED + b"1\r\nx\r\n") as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(more)
         received = all_from(connection)
@@ -46,9 +46,9 @@ def test_a_refusal_before_its_body_is_the_last_of_its_connection(running, more):
     assert received.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_refusal_of_a_whole_request_leaves_the_connection(running):
+def test_a_refusal_of_a_whole_request_leaves_the_connection(shared):
     whole = CHUNKED + b"1\r\nx\r\n0\r\n\r\n"  # at once
-    with running.connected() as connection:
+    with shared.connected() as connection:
         for _ in range(2):
             connection.sendall(whole)
             answer = http.client.HTTPResponse(connection)
@@ -70,28 +70,28 @@ def test_a_refusal_of_a_whole_request_leaves_the_connection(running):
     ],
     ids=["header", "address", "headers", "trailer", "chunk's extension", "two lengths"],
 )
-def test_heads_without_end_and_two_lengths_end_the_connection(running, said):
-    with running.connected() as connection:
+def test_heads_without_end_and_two_lengths_end_the_connection(shared, said):
+    with shared.connected() as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(said)
         received = all_from(connection)
     assert received.startswith(b"HTTP/1.1 4") or not received
-    assert running.ask("GET", "/v2/health/live")[0] == 200
+    assert shared.ask("GET", "/v2/health/live")[0] == 200
 
 
-def test_trailers_are_no_headers(running):
+def test_trailers_are_no_headers(shared):
     body = json.dumps(json_request()).encode()
     said = (
         f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         f"{len(body):x}\r\n"
     ).encode()
-    with running.connected(said + body + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n") as one:
+    with shared.connected(said + body + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n") as one:
         assert one.recv(12) == b"HTTP/1.1 200"
 
 
-def test_an_upgrade_to_what_is_not_spoken_here_is_an_answer_and_the_end(running):
+def test_an_upgrade_to_what_is_not_spoken_here_is_an_answer_and_the_end(shared):
     said = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
-    with running.connected(said + b"\r\n") as connection:
+    with shared.connected(said + b"\r\n") as connection:
         received = all_from(connection)
     assert received.startswith(b"HTTP/1.1 200 ") and b"connection: close" in received.lower()
 

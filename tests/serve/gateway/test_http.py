@@ -13,8 +13,8 @@ from tests.gateways import all_from, inputs, json_request, post, until
 INFER = "/v2/models/whisper/infer"
 
 
-def test_tritons_client_finds_everything(running):
-    client = running.http_client()
+def test_tritons_client_finds_everything(shared):
+    client = shared.http_client()
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("whisper")
@@ -47,12 +47,12 @@ def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted
 
 
 @pytest.mark.parametrize("opening", ["[", '{"parameters":{"a":'])
-def test_deeply_nested_json_is_refused(running, opening):
+def test_deeply_nested_json_is_refused(shared, opening):
     inside = json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":['
     for times, why in ((10_000, "recursion limit"), (200_000, "quotation marks and brackets")):
-        status, error = running.infer(opening * times)
+        status, error = shared.infer(opening * times)
         assert status == 400 and why in error
-        assert running.infer(inside * times)[0] == 400
+        assert shared.infer(inside * times)[0] == 400
 
 
 def test_declared_size_is_refused_before_the_body_is_sent(start):
@@ -104,16 +104,16 @@ def test_a_body_larger_than_declared_is_another_request_and_no_good_one(running)
         (b"{} ", "2", "inputs is missing"),
     ],
 )
-def test_the_json_is_as_long_as_the_header_says(running, body, header, told):
+def test_the_json_is_as_long_as_the_header_says(shared, body, header, told):
     headers = {} if header is None else {"Inference_Header_Content_Length": header}
-    status, error = running.infer(body, **headers)
+    status, error = shared.infer(body, **headers)
     assert status == 400
     assert told in error
 
 
-def test_compressed_bodies_are_refused_by_name(running):
+def test_compressed_bodies_are_refused_by_name(shared):
     body = gzip.compress(json.dumps(json_request()).encode())
-    status, error = running.infer(body, Content_Encoding="gzip")
+    status, error = shared.infer(body, Content_Encoding="gzip")
     assert (status, "Content-Encoding" in error) == (400, True)
 
 
@@ -157,7 +157,7 @@ def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, mon
     until(lambda: running.ask("GET", "/v2/health/live")[0] == 200)
 
 
-def test_what_is_not_offered_is_refused_as_json(running):
+def test_what_is_not_offered_is_refused_as_json(shared):
     for method, status, paths in (
         ("GET", 404, "/page/other /v2/ /v2/models/whisper/config /v2/models/other"),
         ("GET", 405, INFER),
@@ -166,7 +166,7 @@ def test_what_is_not_offered_is_refused_as_json(running):
         ("POST", 400, "/v2/models/whisper_stream/infer"),
     ):
         for path in paths.split():
-            found, _, body = running.ask(method, path, json.dumps(json_request()))
+            found, _, body = shared.ask(method, path, json.dumps(json_request()))
             assert (found, json.loads(body)["error"][:14]) == (status, "RequestError: "), path
 
 

@@ -23,18 +23,7 @@ from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed
 from serve.supervisor.supervisor import free_ports
 from tests.gateways import WAIT_S, Running, full_disk, until
-from tests.jobs import (
-    ALICE,
-    BOB,
-    JOBS,
-    SECRET,
-    accepted,
-    audio_of,
-    ended,
-    result,
-    send,
-    show,
-)
+from tests.jobs import ALICE, BOB, JOBS, SECRET, accepted, audio_of, ended, result, send, show
 
 
 @pytest.fixture
@@ -370,12 +359,7 @@ def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        "http://[x",
-        "http://a..example.org/a.wav",
-        "http://xn--\xe4.example.org/a.wav",
-    ],
+    "target", ["http://[x", "http://a..example.org/a.wav", "http://xn--\xe4.example.org/a.wav"]
 )
 def test_a_redirect_to_no_url_fails_the_job_at_once(start, config, hearer, caplog, target):
     places = (hearer.place, "http://*.example.org")

@@ -12,7 +12,7 @@ import pytest
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import FileError
-from serve.gateway.jobs import routes
+from serve.gateway.jobs import wire
 from serve.gateway.jobs.table import JobTable
 from tests.gateways import FORM, form, until
 from tests.jobs import (
@@ -176,7 +176,7 @@ def long_jobs(start, config, keys_file):
     """A gateway, and a long job of each key's that is completed."""
     running = start(jobs=config, keys_file=keys_file)
     ids = [
-        accepted(running, headers=key, prompt="one two " * 1500, response_format="srt")["id"]
+        accepted(running, headers=key, prompt="one two " * 500, response_format="srt")["id"]
         for key in (ALICE, BOB)
     ]
     for id, key in zip(ids, (ALICE, BOB), strict=True):
@@ -190,7 +190,7 @@ def rendered(long_jobs, monkeypatch):
 
     The first is not written before the server has `rendered.readers` connections.
     """
-    render, asked, (running, *_) = routes.render_result, Asked(), long_jobs
+    render, asked, (running, *_) = wire.render_result, Asked(), long_jobs
     state = running.gateway.http[0].server_state
 
     def counted(fields, transcript, options):
@@ -198,7 +198,7 @@ def rendered(long_jobs, monkeypatch):
         until(lambda: len(asked) > 1 or len(state.connections) >= asked.readers)
         return render(fields, transcript, options)
 
-    monkeypatch.setattr(routes, "render_result", counted)
+    monkeypatch.setattr(wire, "render_result", counted)
     return asked
 
 
@@ -218,11 +218,11 @@ def test_readers_of_one_result_share_it(long_jobs, rendered):
 @pytest.mark.nightly
 def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     running, id, others = long_jobs
-    rendered.readers = 17
-    with ThreadPoolExecutor(17) as threads:
+    rendered.readers = 9
+    with ThreadPoolExecutor(9) as threads:
         asked = [
             threads.submit(result, running, id, f"?max_line_width={20 + i}", ALICE)
-            for i in range(16)
+            for i in range(8)
         ]
         until(lambda: rendered)
         assert result(running, others, "", BOB)[0] == 200

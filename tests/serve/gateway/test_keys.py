@@ -11,6 +11,7 @@ from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
 from serve.contract.server_config import GatewayConfig, LiveConfig, ServerConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey, ApiKeys
+from serve.gateway.limits import Admission
 from serve.gateway.run import share_of
 from tests.gateways import Clock
 
@@ -115,6 +116,20 @@ def test_requests_of_a_minute(clock):
     refused(caller.count_request)
 
 
+def test_a_key_has_as_many_requests_at_once_as_it_may():
+    admission = Admission(ServerConfig())
+    alice, bob = ApiKey("alice"), ApiKey("bob")
+    alice.max_requests = 2
+    for _ in range(3):  # what has ended leaves room
+        permits = [admission.admit(alice) for _ in range(2)]
+        with pytest.raises(ApiError, match="alice has used up its requests_at_once"):
+            admission.admit(alice)
+        admission.admit(bob).release()
+        for permit in permits:
+            permit.release()
+    assert (alice.requests, admission.requests) == (0, 0)
+
+
 def test_what_is_left_is_told_as_openai_tells_it(clock):
     caller = ApiKey("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
     caller.count_request()
@@ -155,29 +170,13 @@ def test_a_quota_that_a_stop_would_forget_is_warned_of(path, clock, caplog):
     assert "no server.usage_file is named" in caplog.text
 
 
-CONFIG = Config(
-    server=ServerConfig(max_inflight=9, max_inflight_mb=1024), live=LiveConfig(max_streams=64)
-)
-
-
-def shared(processes):
-    return dataclasses.replace(CONFIG, gateway=GatewayConfig(processes=processes))
-
-
-def test_one_alone_may_have_everything():
-    assert share_of(CONFIG) == CONFIG
-
-
-def test_limits_are_shared_and_rounded_up():
-    share = share_of(shared(2))
-    assert (share.server.max_inflight, share.server.max_inflight_mb) == (5, 512)
-    assert share.live.max_streams == 32
-
-
-def test_so_are_those_of_keys(tmp_path):
-    path = tmp_path / "keys.toml"
-    path.write_text(f'[keys.a]\nsha256 = "{hash_of("secret")}"\nrequests_per_minute = 60\n')
-    config = shared(3)
-    server = dataclasses.replace(config.server, keys_file=str(path))
-    caller = ApiKeys(dataclasses.replace(config, server=server)).identify("Bearer secret")
-    assert caller.key == Key(hash_of("secret"), 20)
+def test_each_process_has_its_share_of_all_limits_rounded_up(path):
+    server = ServerConfig(max_inflight=9, max_inflight_mb=1024, keys_file=str(path))
+    config = Config(server=server, live=LiveConfig(max_streams=64))
+    assert share_of(config) == config, "one alone has everything"
+    config = dataclasses.replace(config, gateway=GatewayConfig(processes=3))
+    share = share_of(config)
+    assert (share.server.max_inflight, share.server.max_inflight_mb) == (3, 342)
+    assert share.live.max_streams == 22
+    add_key(path, "carol", {"sha256": hash_of("c"), "requests_per_minute": 60})
+    assert ApiKeys(config).identify("Bearer c").key == Key(hash_of("c"), 20)

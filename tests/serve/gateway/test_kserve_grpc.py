@@ -31,8 +31,8 @@ def refused(running, message, method="ModelInfer"):
     return refusal(running.call(method).future(message, timeout=WAIT_S))
 
 
-def test_tritons_client_finds_everything(running):
-    client = running.grpc_client()
+def test_tritons_client_finds_everything(shared):
+    client = shared.grpc_client()
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("whisper")
@@ -63,10 +63,10 @@ def test_a_new_gateway_cancels_first_by_which_what_another_left_behind_ends(runn
     assert owner_of(first) == owner_of(key) and first != key
 
 
-def test_a_clients_own_key_has_no_effect(running):
+def test_a_clients_own_key_has_no_effect(shared):
     request = service_pb2.ModelInferRequest.FromString(message())
     request.parameters["earshot_key"].string_param = "mine"
-    status, text = refused(running, request.SerializeToString())
+    status, text = refused(shared, request.SerializeToString())
     assert status == "INVALID_ARGUMENT"
     assert "earshot_key" in text
 
@@ -90,8 +90,8 @@ def test_streams_mix_requests_and_answers(running):
     assert running.triton.cancelled == []
 
 
-def test_a_stream_that_wants_its_error_as_status_gets_it(running):
-    stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+def test_a_stream_that_wants_its_error_as_status_gets_it(shared):
+    stream = shared.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
     sent = iter([message("error:OptionError: no", "whisper_stream")])
     call = stream(sent, timeout=WAIT_S, metadata=[("triton_grpc_error", "true")])
     with pytest.raises(grpc.RpcError) as caught:
@@ -158,7 +158,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
             await asyncio.sleep(0)
         after, _ = tracemalloc.get_traced_memory()
         sent = context.sent
-        running.services.admission.start_draining()
+        running.services.admission.draining = True
         context.takes.set()
         with pytest.raises(ApiError, match="is stopping"):
             await asyncio.wait_for(stream, WAIT_S / 2)
@@ -195,25 +195,25 @@ def test_a_model_that_never_answers_is_given_up(start, monkeypatch):
     until(lambda: running.triton.cancelled)
 
 
-def test_other_methods_are_not_offered(running):
+def test_other_methods_are_not_offered(shared):
     for method in ("SystemSharedMemoryRegister", "RepositoryModelLoad", "LogSettings"):
-        status, text = refused(running, b"", method)
+        status, text = refused(shared, b"", method)
         assert (status, "ModelInfer, ModelMetadata" in text) == ("UNIMPLEMENTED", True)
 
 
-def test_compressed_messages_are_refused_by_name(running):
-    call = running.call().future(message(), compression=grpc.Compression.Gzip, timeout=WAIT_S)
+def test_compressed_messages_are_refused_by_name(shared):
+    call = shared.call().future(message(), compression=grpc.Compression.Gzip, timeout=WAIT_S)
     assert refusal(call) == ("UNIMPLEMENTED", "Compression algorithm 'gzip' is disabled.")
 
 
-def test_only_our_models_answer(running):
-    assert refused(running, message(model="tensorrt_llm"))[0] == "NOT_FOUND"
-    assert refused(running, message(model_version="2"))[0] == "NOT_FOUND"
-    status, text = refused(running, message(model="whisper_stream"))
+def test_only_our_models_answer(shared):
+    assert refused(shared, message(model="tensorrt_llm"))[0] == "NOT_FOUND"
+    assert refused(shared, message(model_version="2"))[0] == "NOT_FOUND"
+    status, text = refused(shared, message(model="whisper_stream"))
     assert status == "INVALID_ARGUMENT"
     assert "ModelStreamInfer" in text
     request = service_pb2.ModelReadyRequest(name="other").SerializeToString()
-    assert refused(running, request, "ModelReady")[0] == "NOT_FOUND"
+    assert refused(shared, request, "ModelReady")[0] == "NOT_FOUND"
 
 
 @pytest.mark.parametrize(
@@ -228,16 +228,16 @@ def test_only_our_models_answer(running):
         ("UNKNOWN /dev/shm/x is small", "INTERNAL", "EarshotError: the server failed"),
     ],
 )
-def test_what_triton_says_goes_no_further(running, said, status, told, caplog):
-    found = refused(running, message(f"error:{said}"))
+def test_what_triton_says_goes_no_further(shared, said, status, told, caplog):
+    found = refused(shared, message(f"error:{said}"))
     assert found[0] == status
     assert found[1].startswith(told)
     assert "shm" not in found[1] and "/home" not in found[1]
     assert told in said or said.split(" ", 1)[1] in caplog.text
 
 
-def test_errors_of_a_stream_go_no_further_either(running):
-    stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+def test_errors_of_a_stream_go_no_further_either(shared):
+    stream = shared.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
     (answer,) = stream(iter([message(f"error:{LEAK}", "whisper_stream")]), timeout=WAIT_S)
     text = service_pb2.ModelStreamInferResponse.FromString(answer).error_message
     assert text == (

@@ -40,19 +40,6 @@ def test_deeply_nested_messages_are_refused():
         check_request(found.request, found.raw, streamed=False)
 
 
-def refusal_of(change):
-    request = Request.FromString(message())
-    change(request)
-    found = messages.read_envelope(request.SerializeToString())
-    with pytest.raises(ApiError) as caught:
-        check_request(found.request, found.raw, streamed=True)
-    return caught.value.text
-
-
-def shared_memory(request):
-    request.inputs[0].parameters["shared_memory_region"].string_param = "a"
-
-
 def contents_beside(request):
     request.inputs[0].contents.bytes_contents.append(b"a")
 
@@ -71,23 +58,21 @@ def contents_too_few(request):
     request.inputs[1].contents.int_contents.append(1)
 
 
-def twice(request):
-    request.inputs.append(request.inputs[0])
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (shared_memory, "no shared memory"),
         (contents_beside, "contents beside"),
         (one_too_few, "1 raw_input_contents"),
         (one_byte_too_few, "1599 raw bytes; expected 1600"),
         (contents_too_few, "SAMPLES has 0 values in fp32_contents; expected 400"),
-        (twice, "each name once"),
     ],
 )
 def test_what_the_models_cannot_take_is_refused(change, told):
-    assert told in refusal_of(change)
+    request = Request.FromString(message())
+    change(request)
+    found = messages.read_envelope(request.SerializeToString())
+    with pytest.raises(ApiError, match=told):
+        check_request(found.request, found.raw, streamed=True)
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)

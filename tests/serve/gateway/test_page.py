@@ -68,10 +68,10 @@ def told(tmp_path):
             services = open_services(Config(), tmp_path, [address], watch, SharedBudget())
             object.__setattr__(services, "ready", ready)
             services.metrics.recent_s = lambda window_s: list(took_s)
-            looking = EngineStateReader(services, Config(), [reader(pages), *map(reader, others)])
+            looking = EngineStateReader(services, [reader(pages), *map(reader, others)])
             for _ in pages:
                 await looking.read()
-            await services.engines.close()
+            await services.engines.own[0].close()
             return json.loads(json.dumps(looking.found))
 
         async def ready():
@@ -130,19 +130,19 @@ def test_only_the_last_minutes_are_remembered(told):
     assert len(history) == state.WINDOW_S / state.INTERVAL_S
 
 
-def test_browsers_get_the_files_and_keep_them(running):
+def test_browsers_get_the_files_and_keep_them(shared):
     for path, kind in KINDS.items():
-        status, headers, body = running.ask("GET", path)
+        status, headers, body = shared.ask("GET", path)
         assert status == 200 and body
         assert re.match(kind, headers["Content-Type"]), path
         assert headers["X-Content-Type-Options"] == "nosniff"
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy
-        again, _, nothing = running.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
+        again, _, nothing = shared.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
         assert (again, nothing) == (304, b"")
     for path in ("/page/nothing.js", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/"):
-        assert running.ask("GET", path)[0] == 404
-    assert running.ask("POST", "/")[0] == 405
+        assert shared.ask("GET", path)[0] == 404
+    assert shared.ask("POST", "/")[0] == 405
 
 
 def test_latencies_are_those_of_requests_that_were_answered(running):
@@ -188,19 +188,19 @@ def ask(running, headers=None, **fields):
     return status, text.decode()
 
 
-def test_a_transcript_comes_back_as_subtitles(running):
-    assert ask(running) == (
+def test_a_transcript_comes_back_as_subtitles(shared):
+    assert ask(shared) == (
         200,
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nHello, &lt;you>.\n\n"
         "00:00:05.000 --> 00:00:06.000\nCorrected by hand.\n",
     )
-    assert ask(running, format="srt", segments=[])[1] == ""
+    assert ask(shared, format="srt", segments=[])[1] == ""
 
 
-def test_words_have_the_spaces_of_their_text(running):
+def test_words_have_the_spaces_of_their_text(shared):
     words = [{"start": i, "end": i + 1, "word": word} for i, word in enumerate("声音と")]
     segments = [{"start": 0, "end": 3, "text": "声音と", "words": words}]
-    assert ask(running, format="srt", segments=segments)[1].endswith("\n声音と\n")
+    assert ask(shared, format="srt", segments=segments)[1].endswith("\n声音と\n")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_words_have_the_spaces_of_their_text(running):
         ({"segments": [{"start": 0, "end": 1, "text": "a" * 300_001}]}, "300001 characters"),
     ],
 )
-def test_what_is_no_transcript_is_refused(running, fields, told):
-    status, text = ask(running, **fields)
+def test_what_is_no_transcript_is_refused(shared, fields, told):
+    status, text = ask(shared, **fields)
     assert status == 400 and told in text
 
 

@@ -268,7 +268,7 @@ def test_a_reload_loses_nothing(page, gateway):
     expect(found.locator(".lit")).to_have_text("one")
     half = card(page, "en_two.wav")
     expect(half).to_have_attribute("data-state", "interrupted")
-    expect(half.locator(".problem")).to_contain_text("interrupted")
+    expect(half.locator(".problem")).to_contain_text("stopped when you left")
     assert page.input_value("#prompt") == "wait for it"
     until(lambda: not gateway.triton.waiting)  # the page's going has ended it
     half.get_by_role("button", name="Try again").click()
@@ -360,7 +360,7 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:OverloadedError: too much to do")
     drop(page, CLIP)
     expect(problem).to_contain_text("Trying again in")
-    expect(problem).to_contain_text("The server is at capacity.")
+    expect(problem).to_contain_text("The server is busy.")
     card(page).get_by_role("button", name="Stop").click()
     expect(card(page)).to_have_attribute("data-state", "interrupted")
     expect(problem).to_have_text("You stopped this.")
@@ -382,7 +382,7 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     page.context.set_offline(True)
     card(page).get_by_role("button", name="Try again").click()
     expect(problem).to_contain_text("cannot be reached")
-    expect(problem).to_contain_text("The text below is the earlier one.")
+    expect(problem).to_contain_text("The text below is from before.")
     expect(page.locator("#status")).to_have_text("does not answer")
     page.context.set_offline(False)
     say(page, "at last")
@@ -492,7 +492,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     assert table["text"] == "1 to <i> for"
     assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " for"]
     assert [word["word"] for one in table["segments"] for word in one["words"]] == [
-        *("1", "to <i>", "for"),
+        *("1", "to <i>", "for")
     ]
     assert "00:00:00.000 --> 00:00:01.500\n1 to &lt;i>\n" in downloaded(page, found, "vtt")
 
@@ -672,8 +672,7 @@ def test_the_servers_state_is_shown_to_whoever_wants_it(page):
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"),
-    [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)],
+    ("width", "scheme"), [(360, "dark"), pytest.param(1200, "light", marks=pytest.mark.nightly)]
 )
 def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -750,7 +749,7 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     assert [segment["speaker"] for segment in segments] == ["A", "Zoë", "A"]
 
     say(page, "one two")
-    page.select_option("#speakers", label="Each speaker has a channel of their own")
+    page.select_option("#speakers", label="Each speaker has a microphone of their own (channel)")
     page.once("dialog", lambda dialog: dialog.accept())  # the names are lost
     found.get_by_role("button", name="Again").click()
     until(lambda: "CHANNELS" in sent(gateway))

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import grpc
-import openai
 import pytest
 from websockets.sync.client import connect
 
@@ -124,19 +123,16 @@ def usage_s(running):
     return sum(row["audio_seconds"] for row in json.loads(body)["data"])
 
 
-def stream_of(running, prompt):
-    client = openai.OpenAI(
-        base_url=f"http://{running.http}/v1", api_key="secret-a", max_retries=0, timeout=WAIT_S
-    )
-    return client, client.audio.transcriptions.create(
+@pytest.fixture
+def stream_of(client_of):
+    return lambda running, prompt: client_of(running, "secret-a").audio.transcriptions.create(
         file=("a.wav", b"RIFF"), model="demo", stream=True, prompt=prompt
     )
 
 
-def test_a_stream_that_its_client_leaves_counts_what_was_sent(start, keys_file):
+def test_a_stream_that_its_client_leaves_counts_what_was_sent(start, keys_file, stream_of):
     running = start(keys_file=str(keys_file))
-    client, stream = stream_of(running, "wait for it")
-    with client, contextlib.closing(stream):
+    with contextlib.closing(stream_of(running, "wait for it")) as stream:
         assert next(iter(stream)).delta == "wait"
     until(lambda: usage_s(running) == 1.0)  # of the segment, not the whole
     assert running.ask("POST", "/v1/audio/transcriptions", "", ALICE)[0] == 429
@@ -151,10 +147,9 @@ def test_so_does_a_stream_over_grpc(start, keys_file):
     until(lambda: usage_s(running) == 1.0)
 
 
-def test_a_stream_whose_key_is_removed_goes_on_to_its_end(start, keys_file):
+def test_a_stream_whose_key_is_removed_goes_on_to_its_end(start, keys_file, stream_of):
     running = start(keys_file=str(keys_file))
-    client, stream = stream_of(running, "wait for it")
-    with client, contextlib.closing(stream):
+    with contextlib.closing(stream_of(running, "wait for it")) as stream:
         events = iter(stream)
         next(events)
         keys_file.write_text("")

@@ -15,14 +15,7 @@ from serve.contract.errors import ConfigError
 from serve.gateway.observe.log import JsonFormatter
 from serve.gateway.observe.spans import open_tracer
 from tests.collector import Collector, tree
-from tests.gateways import (
-    TRANSCRIPTIONS,
-    WAIT_S,
-    inputs,
-    json_request,
-    message,
-    until,
-)
+from tests.gateways import TRANSCRIPTIONS, WAIT_S, inputs, json_request, message, until
 from tests.serve.gateway.live.conftest import LIVE, Talk, loud_is_speech, sound, talk
 
 __all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text

@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import time
-import weakref
 
 import grpc
 import pytest
@@ -142,19 +141,6 @@ def test_the_kernel_says_how_much_came_in_over_a_connection(host):
         os.fstat(here.fileno())  # still open
         here.close()
         assert sockets.received([peer]) == {}
-
-
-class Held:
-    pass
-
-
-def test_what_refers_to_itself_goes():
-    held = Held()
-    held.itself = held
-    seen = weakref.ref(held)
-    del held
-    uploads.trim_memory()
-    assert seen() is None
 
 
 def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):

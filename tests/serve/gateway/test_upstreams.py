@@ -6,7 +6,7 @@ import json
 import grpc
 import pytest
 
-from serve.gateway.engine import InferMethod
+from serve.gateway.engine import infer
 from tests.gateways import WAIT_S, json_request, message, until
 
 TWO = ("cuda:0", "cuda:1")
@@ -18,7 +18,7 @@ def counts(running):
 
 
 def test_of_several_engines_the_next_gets_what_one_lost_with_its_file(start):
-    running = start(devices=("cuda:0", "cuda:1"))
+    running = start(devices=TWO)
     first, second = running.tritons
     audio = bytes(range(256)) * 2**13
     # As Triton's calls end where it is killed.
@@ -29,6 +29,8 @@ def test_of_several_engines_the_next_gets_what_one_lost_with_its_file(start):
         assert file[: len(file)] == audio
     calls = [running.call().future(message("wait")) for _ in range(4)]
     until(lambda: len(first.waiting) == len(second.waiting) == 2)
+    for device in TWO:
+        assert f'upstream_inflight_requests{{upstream="{device}"}} 2.0' in running.page()
     first.beat(age_s=100.0)  # it stands still
     assert running.transcribe()[0] == 200 and len(second.requests) == 4
     health = json.loads(running.ask("GET", "/health")[2])
@@ -38,18 +40,6 @@ def test_of_several_engines_the_next_gets_what_one_lost_with_its_file(start):
         triton.release()
     assert all(call.result(WAIT_S) for call in calls)
     assert list(running.services.engines.uploads.iterdir()) == []
-
-
-def test_the_least_busy_one_is_asked(start):
-    running = start(devices=TWO)
-    calls = [running.call().future(message("wait")) for _ in range(4)]
-    until(lambda: sum(counts(running)) == 4)
-    assert counts(running) == [2, 2]
-    for device in TWO:
-        assert f'upstream_inflight_requests{{upstream="{device}"}} 2.0' in running.page()
-    for triton in running.tritons:
-        triton.release()
-    assert all(call.result(WAIT_S) for call in calls)
 
 
 def test_what_has_not_begun_goes_to_another_where_one_dies(start):
@@ -135,9 +125,6 @@ class LosingChannel:
     def __init__(self, call: LostCall) -> None:
         self._call = call
 
-    def unary_unary(self, method: str):
-        return None
-
     def stream_stream(self, method: str):
         return lambda: self._call
 
@@ -153,7 +140,7 @@ def test_a_server_lost_while_it_takes_a_large_request_is_away(lost_at, error):
     """What gRPC raises of its own where a message meets the call's end hides how it ended."""
 
     async def ask() -> None:
-        async for _ in InferMethod(LosingChannel(LostCall(lost_at, error))).send(LARGE, False):
+        async for _ in infer(LosingChannel(LostCall(lost_at, error)), LARGE, False):
             pass
 
     with pytest.raises(grpc.aio.AioRpcError) as lost:

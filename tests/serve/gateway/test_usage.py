@@ -238,8 +238,8 @@ def test_usage_of_several_days(start, path):
         ("?key=alice", "key"),
     ],
 )
-def test_what_cannot_be_asked(running, query, param):
-    status, _, body = running.ask("GET", f"/v1/usage{query}")
+def test_what_cannot_be_asked(shared, query, param):
+    status, _, body = shared.ask("GET", f"/v1/usage{query}")
     assert (status, json.loads(body)["error"]["param"]) == (400, param)
 
 

@@ -105,23 +105,23 @@ async function unsent(key) {
 const BY_CODE = {
   audio_cut_short: "The end of this file is missing. Send the whole file if you have it.",
   audio_limit_exceeded: "This recording is too long for this server. Send it in parts.",
-  insufficient_quota: "This API key has used up its audio for today.",
+  insufficient_quota: "You have used up today's share of this server. Try again tomorrow.",
   invalid_audio: "The server cannot use the audio in this file.",
   invalid_value: "The server does not accept one of the settings.",
-  rate_limit_exceeded: "This API key has reached its limit for now.",
+  rate_limit_exceeded: "You have used up your share of this server for the moment.",
 };
 
 const BY_STATUS = {
-  400: "The server does not accept this request.",
+  400: "The server cannot work with this request.",
   401: "This server needs a valid API key. Enter one under Settings, then try again.",
-  408: "The upload took longer than this server waits.",
-  429: "The server is at capacity.",
-  503: "The server is not ready.",
+  408: "The upload took too long for this server.",
+  429: "The server is busy.",
+  503: "The server is starting or stopping.",
 };
 
 // What an error of the server means to people. `error`: {code, message} as OpenAI's API has it.
 export function meaning({ code }, status = 500) {
-  const other = status < 500 ? "The server refused this." : "The server could not finish this.";
+  const other = status < 500 ? "The server rejected this." : "The server could not finish this.";
   return BY_CODE[code] ?? BY_STATUS[status] ?? other;
 }
 

@@ -40,7 +40,7 @@ const queue = new Queue({
     $("cards").dataset.writes = count;
   },
   lost() {
-    const lost = "This browser stores nothing: texts and recordings end with this page.";
+    const lost = "This browser stores nothing. You lose all texts when you close this page.";
     notice(lost);
     $("kept").textContent = lost;
   },

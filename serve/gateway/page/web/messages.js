@@ -23,7 +23,7 @@ export function problem(job) {
   const { state, note, error } = job;
   if (note) return note;
   if (state === "interrupted") {
-    const why = job.stopped ? "You stopped this." : "This was interrupted when the page was left.";
+    const why = job.stopped ? "You stopped this." : "This stopped when you left the page.";
     return `${why}${below(job)}`;
   }
   return error ? `${error.message}${below(job)}` : "";
@@ -32,7 +32,7 @@ export function problem(job) {
 function below(job) {
   if (job.state === "done" || !job.segments.length) return "";
   return job.earlier
-    ? " The text below is the earlier one."
+    ? " The text below is from before."
     : " The text up to there is below.";
 }
 

@@ -1,11 +1,10 @@
 """Short-lived keys with which browsers open live sessions."""
 
-import contextlib
 import json
 import time
 
 import pytest
-from openai import AuthenticationError, BadRequestError, OpenAI
+from openai import AuthenticationError, BadRequestError
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -42,22 +41,6 @@ def keyed(start, keys):
     """A gateway with these, their file, and they."""
     path, named = keys
     return start(live=LIVE, keys_file=str(path)), path, named
-
-
-@pytest.fixture
-def client_of():
-    with contextlib.ExitStack() as stack:
-
-        def client_of(running, key="none"):
-            client = OpenAI(
-                base_url=f"http://{running.http}/v1",
-                api_key=key,
-                max_retries=0,
-                _strict_response_validation=True,
-            )
-            return stack.enter_context(client)
-
-        yield client_of
 
 
 def url(running, query=""):
@@ -194,26 +177,26 @@ def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
         ),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_name(running, client_of, body, param, message):
+def test_what_is_wrong_is_refused_by_its_name(shared, client_of, body, param, message):
     with pytest.raises(BadRequestError, match=message) as refused:
-        client_of(running).realtime.client_secrets.create(**body)
+        client_of(shared).realtime.client_secrets.create(**body)
     assert refused.value.param == param
 
 
-def test_a_body_may_be_empty_and_hold_what_is_unknown(running):
-    assert running.ask("POST", PATH)[0] == 200
+def test_a_body_may_be_empty_and_hold_what_is_unknown(shared):
+    assert shared.ask("POST", PATH)[0] == 200
     body = {"foo": 1, "session": {"voice": "alloy", "type": "transcription"}}
-    status, headers, answer = running.ask("POST", PATH, json.dumps(body))
+    status, headers, answer = shared.ask("POST", PATH, json.dumps(body))
     told = json.loads(answer)
     assert status == 200 and headers["cache-control"] == "no-store"
     assert [one["param"] for one in told["warnings"]] == ["session.voice", "foo"]
     assert told["session"]["object"] == "realtime.transcription_session"
 
 
-def test_long_settings_do_not_fit(running):
+def test_long_settings_do_not_fit(shared):
     long = "".join(chr(0x4E00 + number) for number in range(5000))
     body = {"session": {"audio": {"input": {"transcription": {"prompt": long}}}}}
-    status, _, answer = running.ask("POST", PATH, json.dumps(body))
+    status, _, answer = shared.ask("POST", PATH, json.dumps(body))
     error = json.loads(answer)["error"]
     assert (status, error["param"]) == (400, "session")
     assert f"at most {MAX_CHARS}" in error["message"]

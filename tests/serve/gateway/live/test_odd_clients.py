@@ -134,13 +134,13 @@ HANDSHAKE = (
     ("query", "status", "param"),
     [("intent=conversation", 400, "intent"), ("model=gpt-9", 404, "model")],
 )
-def test_a_refused_handshake_is_no_error_of_the_server(running, caplog, query, status, param):
+def test_a_refused_handshake_is_no_error_of_the_server(shared, caplog, query, status, param):
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{running.http}/v1/realtime?{query}")
+        connect(f"ws://{shared.http}/v1/realtime?{query}")
     response = refused.value.response
     assert response.status_code == status
     assert json.loads(response.body)["error"]["param"] == param
-    until(lambda: not running.gateway.http[0].server_state.tasks)
+    until(lambda: not shared.gateway.http[0].server_state.tasks)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

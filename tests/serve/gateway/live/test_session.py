@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from openai import OpenAI
 from prometheus_client import CollectorRegistry
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -41,7 +40,7 @@ def test_an_utterance_becomes_text_word_by_word(talk):
         event["type"].rpartition(".")[2] for event in client.events if ".delta" not in str(event)
     ]
     assert kinds[-6:] == [
-        *("speech_started", "speech_stopped", "committed", "added", "done", "completed"),
+        *("speech_started", "speech_stopped", "committed", "added", "done", "completed")
     ]
     assert client.deltas(item) == done["transcript"] == "one two three four"
     assert done["item_id"] == item and done["usage"]["type"] == "duration"
@@ -191,10 +190,9 @@ def test_longer_audio_than_a_window_is_cut_and_its_text_becomes_the_prompt(talk)
     assert asked[-1]["PROMPT"].endswith(".") and len(asked[-1]["PROMPT"]) > len(asked[0]["PROMPT"])
 
 
-def test_openais_own_client_transcribes(start, loud_is_speech):
-    running = start(live=LIVE)
-    client = OpenAI(base_url=f"http://{running.http}/v1", api_key="none")
-    connected = client.realtime.connect(extra_query={"intent": "transcription"}, model="whisper-1")
+def test_openais_own_client_transcribes(start, loud_is_speech, client_of):
+    realtime = client_of(start(live=LIVE)).realtime
+    connected = realtime.connect(extra_query={"intent": "transcription"}, model="whisper-1")
     with connected as connection:
         transcription = {"model": "whisper-1", "prompt": "one two three four five"}
         input = {"turn_detection": None, "transcription": transcription}
@@ -205,7 +203,6 @@ def test_openais_own_client_transcribes(start, loud_is_speech):
             if event.type == "conversation.item.input_audio_transcription.completed":
                 break
         assert event.transcript == "one two three"
-    client.close()
 
 
 # ---------------------------------------------------------------- what is wrong

@@ -143,18 +143,14 @@ def test_unknown_keys_have_no_effect_and_one_warning():
     assert "and 980 more" in warning.message and len(str(warning)) < 4000
 
 
-def test_numbers_may_have_a_point():
-    vad = {"silence_duration_ms": 500.0, "prefix_padding_ms": 300.0, "threshold": 1}
+@pytest.mark.parametrize("threshold", [0, 1, 1.0])
+def test_numbers_may_have_a_point_and_a_threshold_be_at_either_end(threshold):
+    vad = {"silence_duration_ms": 500.0, "prefix_padding_ms": 300.0, "threshold": threshold}
     format = {"type": "audio/pcm", "rate": 16000.0}
     after = updated(SessionSettings(), input_of(turn_detection=vad, format=format)).input
     assert (after.turn_detection.silence_duration_ms, after.format.rate) == (500, 16_000)
     assert type(after.format.rate) is type(after.turn_detection.prefix_padding_ms) is int
-
-
-@pytest.mark.parametrize("threshold", [0, 1.0])
-def test_a_threshold_may_be_at_either_end(threshold):
-    after = updated(SessionSettings(), input_of(turn_detection={"threshold": threshold}))
-    assert after.input.turn_detection.threshold == threshold
+    assert after.turn_detection.threshold == threshold
 
 
 def test_an_empty_language_is_to_be_detected_and_an_empty_model_is_no_change():

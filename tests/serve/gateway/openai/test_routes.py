@@ -80,18 +80,8 @@ def test_what_is_not_offered(shared, method, path, status):
     assert refused(shared, b"", {}, method, path)[0] == status
 
 
-def test_no_room_for_a_large_file(shared, monkeypatch):
-    def full(self, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("starlette.datastructures.UploadFile.write", full)
-    status, error = refused(shared, FILE + END)
-    assert (status, error["code"]) == (503, "server_unavailable")
-    assert error["message"].startswith("the server has no room")
-
-
 def test_a_fault_of_ours_is_told_apart(shared, monkeypatch, caplog):
-    monkeypatch.setattr("serve.gateway.openai.routes.body", lambda *_: 1 / 0)
+    monkeypatch.setattr("serve.gateway.openai.answers.body", lambda *_: 1 / 0)
     status, headers, body = shared.ask("POST", TRANSCRIPTIONS, FILE + END, FORM)
     assert status == 500
     assert json.loads(body)["error"]["type"] == "server_error"

@@ -43,8 +43,7 @@ def test_where_there_is_no_overload_nobody_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "obeys"),
-    [((2.5, 0.3), (0.7, 0.3), False), ((2.0, 1.0), (0.5, 0.5), True)],
+    ("asked", "has", "obeys"), [((2.5, 0.3), (0.7, 0.3), False), ((2.0, 1.0), (0.5, 0.5), True)]
 )
 def test_of_two_keys_each_has_what_it_asks_for_up_to_its_share(asked, has, obeys):
     simulation = Simulation(TARGET_S, RATE, seed=3)
