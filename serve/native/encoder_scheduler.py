@@ -47,7 +47,7 @@ class SlotJob:
 class _EncoderBatch:
     """A batch of windows in the encoder."""
 
-    begun: list[StartedJob]  # without cancelled windows
+    started: list[StartedJob]  # without cancelled windows
     held: list[torch.Tensor]  # tensors that the device still reads
     stopwatch: Stopwatch
 
@@ -71,7 +71,7 @@ class EncoderScheduler:
 
     Args:
         encoder: encodes windows into slots.
-        starter: prefills prompts.
+        prefill: prefills prompts.
         slots: the slots in which windows decode.
         batch: the maximum number of windows of an encoder batch; a GPU is fastest with that many.
         device: the device of encoder and steps.
@@ -84,7 +84,7 @@ class EncoderScheduler:
     def __init__(
         self,
         encoder: WindowEncoder,
-        starter: Prefill,
+        prefill: Prefill,
         slots: SlotPool,
         batch: int,
         device: torch.device,
@@ -94,7 +94,7 @@ class EncoderScheduler:
         decode_target_s: float = _DECODE_TARGET_S,
     ) -> None:
         self._encoder = encoder
-        self._starter = starter
+        self._prefill = prefill
         self._slots = slots
         self._batch = batch
         self._decode_target_s = decode_target_s
@@ -124,9 +124,9 @@ class EncoderScheduler:
     def remove(self, job_id: int) -> bool:
         """Drop a window, which gets no further event; return whether it was waiting or encoding."""
         for batch in self._batches:
-            for window in batch.begun:
+            for window in batch.started:
                 if window.job.id == job_id:
-                    batch.begun.remove(window)
+                    batch.started.remove(window)
                     self._slots.release(job_id)
                     return True
         return self._waiting.remove(job_id)
@@ -134,7 +134,7 @@ class EncoderScheduler:
     def clear(self) -> None:
         self._waiting.clear()
         for batch in self._batches:
-            for window in batch.begun:
+            for window in batch.started:
                 self._slots.release(window.job.id)
             batch.stopwatch.seconds()  # wait: until then the device reads the held tensors
         self._batches.clear()
@@ -148,11 +148,11 @@ class EncoderScheduler:
         if not self._waiting and not self._batches:
             return []
         decoding = [window.job for window in running]
-        begun = self._encoded(busy=bool(running))
+        started = self._encoded(busy=bool(running))
         for _ in range(1 if self.urgent_policy else max(2, self._slots.slots // _SLOTS_A_BATCH)):
             if not self._waiting or not self._enough_slots(decoding):
                 break
-            others = [*running, *begun]
+            others = [*running, *started]
             beside = self._beside and bool(others) and self._has_drafts()
             if not (
                 len(self._batches) < _AHEAD if beside else self._may_delay_steps(others, decoding)
@@ -160,19 +160,21 @@ class EncoderScheduler:
                 break
             self._encode(decoding)
             if not beside:
-                begun += self._start(self._batches.pop())
+                started += self._start(self._batches.pop())
             if len(self._waiting) < self._slots.free:
                 break
         if self._beside:
-            self._slots.rest({window.job.id for batch in self._batches for window in batch.begun})
-        return begun
+            self._slots.pause(
+                {window.job.id for batch in self._batches for window in batch.started}
+            )
+        return started
 
     def _encoded(self, busy: bool) -> list[SlotJob]:
         """Start the windows that are encoded; wait for a batch if the device is idle."""
-        begun: list[SlotJob] = []
-        while self._batches and (not (busy or begun) or self._batches[0].stopwatch.known):
-            begun += self._start(self._batches.popleft())
-        return begun
+        started: list[SlotJob] = []
+        while self._batches and (not (busy or started) or self._batches[0].stopwatch.known):
+            started += self._start(self._batches.popleft())
+        return started
 
     def _enough_slots(self, decoding: Sequence[Job]) -> bool:
         """Return whether enough slots are free for the queue, or for one batch of it."""
@@ -217,8 +219,8 @@ class EncoderScheduler:
                 self._streams.encoder.wait_stream(stream)
             with torch.cuda.stream(self._streams.encoder):
                 stopwatch = self._launch(features, places)
-        begun = [StartedJob(*pair) for pair in zip(jobs, places, strict=True)]
-        self._batches.append(_EncoderBatch(begun, features, stopwatch))
+        started = [StartedJob(*pair) for pair in zip(jobs, places, strict=True)]
+        self._batches.append(_EncoderBatch(started, features, stopwatch))
         self.encoding.append(stopwatch)
         self.windows += len(jobs)
 
@@ -237,20 +239,20 @@ class EncoderScheduler:
 
     def _start(self, batch: _EncoderBatch) -> list[SlotJob]:
         """Prefill a batch's prompts; on the device, they and later steps wait for the encoder."""
-        if not batch.begun:
+        if not batch.started:
             return []
         if self._streams is not None:
             batch.stopwatch.hold(self._streams.steps)
         began = time.perf_counter()
-        self.prefill(batch.begun)
+        self.prefill(batch.started)
         return [
             SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
-            for window in batch.begun
+            for window in batch.started
         ]
 
-    def prefill(self, begun: Sequence[StartedJob]) -> None:
+    def prefill(self, started: Sequence[StartedJob]) -> None:
         """Prefill the prompts of jobs after their audio is encoded."""
         stopwatch = Stopwatch(self._device, "prompts")
-        self._starter.start(begun)
+        self._prefill.start(started)
         stopwatch.stop()
         self.prompting.append(stopwatch)

@@ -66,14 +66,14 @@ class Prefill:
         if parts.graphs:
             self.add_graphs()
 
-    def start(self, begun: Sequence[StartedJob]) -> None:
+    def start(self, started: Sequence[StartedJob]) -> None:
         """Write the jobs' prompts and options into their rows, prefill, choose first tokens."""
-        self._write(begun)
-        detecting = [window for window in begun if DETECT_LANGUAGE in window.job.prompt]
+        self._write(started)
+        detecting = [window for window in started if DETECT_LANGUAGE in window.job.prompt]
         if detecting:
             self._detect(detecting)
-        plain = [window for window in begun if not self._guesses(window)]
-        drafted = [window for window in begun if self._guesses(window)]
+        plain = [window for window in started if not self._draft_length(window)]
+        drafted = [window for window in started if self._draft_length(window)]
         for some in (plain, drafted):
             if some:
                 self._prefill(some)
@@ -84,9 +84,9 @@ class Prefill:
             self._recorded.append(PrefillBatch(self._state.tokens, size))
         for prompts in reversed(self._recorded):
             self.replay.add(prompts, functools.partial(self._run_recorded, prompts))
-            for turns in prompts.size.turns:
-                choice = functools.partial(self._choose_recorded, prompts, turns)
-                self.replay.add((prompts, turns), choice)
+            for draft_length in prompts.size.draft_lengths:
+                choice = functools.partial(self._choose_recorded, prompts, draft_length)
+                self.replay.add((prompts, draft_length), choice)
 
     def warm_up(self) -> None:
         """Compile the kernels for prompts and drafts of every size, with rows that are free.
@@ -129,10 +129,10 @@ class Prefill:
     def _run_recorded(self, prompts: PrefillBatch) -> None:
         self._logits[prompts] = self._launch(prompts.batch, prompts.wanted)
 
-    def _choose_recorded(self, prompts: PrefillBatch, turns: int) -> None:
+    def _choose_recorded(self, prompts: PrefillBatch, draft_length: int) -> None:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
         self._state.trusted.fill_(True)
-        for picks in prompts.picks(turns):
+        for picks in prompts.picks(draft_length):
             self._advance(self._state, picks, self._logits[prompts], drafted=True)
 
     def _launch(self, batch: StepBatch, wanted: torch.Tensor) -> torch.Tensor:
@@ -145,32 +145,32 @@ class Prefill:
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
 
-    def _detect(self, begun: Sequence[StartedJob]) -> None:
-        spans = [TokenSpan(window.place, 0, self._sot_at(window.job) + 1) for window in begun]
+    def _detect(self, started: Sequence[StartedJob]) -> None:
+        spans = [TokenSpan(window.place, 0, self._sot_at(window.job) + 1) for window in started]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
         logits, _ = self._step(spans, ends)
-        self._note_start(begun, logits)
+        self._note_start(started, logits)
 
-    def _note_start(self, begun: Sequence[StartedJob], logits: torch.Tensor) -> None:
-        leaders = upload([window.place.first_row for window in begun], self._device)
-        self._rules.note_start(self._state, leaders, logits, self._candidates(begun))
+    def _note_start(self, started: Sequence[StartedJob], logits: torch.Tensor) -> None:
+        leaders = upload([window.place.first_row for window in started], self._device)
+        self._rules.note_start(self._state, leaders, logits, self._candidates(started))
 
-    def _candidates(self, begun: Sequence[StartedJob]) -> torch.Tensor | None:
+    def _candidates(self, started: Sequence[StartedJob]) -> torch.Tensor | None:
         """Return the languages allowed for each job, as `TokenRules.note_start` takes them."""
-        if not any(window.job.detection.languages for window in begun):
+        if not any(window.job.detection.languages for window in started):
             return None
         known = self._rules.languages
-        among = [window.job.detection.languages or known for window in begun]
+        among = [window.job.detection.languages or known for window in started]
         rows = torch.tensor([[language in some for language in known] for some in among])
         rows = rows.pin_memory() if self._device.type == "cuda" else rows
         return rows.to(self._device, non_blocking=True)
 
-    def _prefill(self, begun: Sequence[StartedJob]) -> None:
+    def _prefill(self, started: Sequence[StartedJob]) -> None:
         """Compute the rest of the prompts, and the drafts; all of the jobs have one or none has."""
         spans, starts, lasts = list[TokenSpan](), list[int](), list[int]()
         noting, fed = list[StartedJob](), 0
         drafts: list[list[int]] = []  # indices of each job's draft tokens in the batch
-        for window in begun:
+        for window in started:
             job, end = window.job, len(window.job.prompt)
             begin = self._sot_at(job) + 1 if DETECT_LANGUAGE in job.prompt else 0
             if begin == 0:
@@ -179,73 +179,80 @@ class Prefill:
             spans.append(TokenSpan(window.place, begin, end))
             fed += end - begin
             lasts.append(fed - 1)
-            guessed = self._guesses(window)
-            if guessed:
-                spans.append(TokenSpan(window.place, end, end + guessed))
-            drafts.append(list(range(fed, fed + guessed)))
-            fed += guessed
+            drafted_tokens = self._draft_length(window)
+            if drafted_tokens:
+                spans.append(TokenSpan(window.place, end, end + drafted_tokens))
+            drafts.append(list(range(fed, fed + drafted_tokens)))
+            fed += drafted_tokens
         wanted = [*starts, *lasts, *(at for indices in drafts for at in indices)]
         logits, prompts = self._step(spans, wanted)
         if noting:
             self._note_start(noting, logits[: len(noting)])
-        guesses = [len(indices) for indices in drafts]
-        if prompts is None or not self._choose_by_graph(prompts, begun, len(noting), guesses):
-            self._choose(begun, logits[len(noting) :], guesses)
+        draft_lengths = [len(indices) for indices in drafts]
+        if prompts is None or not self._choose_by_graph(
+            prompts, started, len(noting), draft_lengths
+        ):
+            self._choose(started, logits[len(noting) :], draft_lengths)
 
     def _choose_by_graph(
-        self, prompts: PrefillBatch, begun: Sequence[StartedJob], before: int, guesses: list[int]
+        self,
+        prompts: PrefillBatch,
+        started: Sequence[StartedJob],
+        before: int,
+        draft_lengths: list[int],
     ) -> bool:
         """Choose from a graph's logits, from line `before` on; return whether a graph fits."""
-        if any(window.place.count > 1 for window in begun):
+        if any(window.place.count > 1 for window in started):
             return False
-        first = before + len(begun)
-        firsts = list(itertools.accumulate(guesses[:-1], initial=first))
+        first = before + len(started)
+        firsts = list(itertools.accumulate(draft_lengths[:-1], initial=first))
         lines = [list(range(before, first))]
-        lines += [[at + turn for at in firsts] for turn in range(max(guesses))]
-        turns = prompts.choose([window.place.first_row for window in begun], lines)
-        if turns is not None:
-            self.replay.launch((prompts, turns))
-        return turns is not None
+        lines += [[at + turn for at in firsts] for turn in range(max(draft_lengths))]
+        draft_length = prompts.choose([window.place.first_row for window in started], lines)
+        if draft_length is not None:
+            self.replay.launch((prompts, draft_length))
+        return draft_length is not None
 
-    def _guesses(self, window: StartedJob) -> int:
+    def _draft_length(self, window: StartedJob) -> int:
         """Return the number of a job's draft tokens to compute: one less than its limit."""
         job = window.job
         room = min(job.options.max_tokens, self._state.tokens.shape[1] - len(job.prompt)) - 1
         return min(len(job.draft), room) if window.place.count == 1 else 0
 
     def _choose(
-        self, begun: Sequence[StartedJob], logits: torch.Tensor, guesses: list[int]
+        self, started: Sequence[StartedJob], logits: torch.Tensor, draft_lengths: list[int]
     ) -> None:
         """Choose first tokens, and one more for each accepted draft token.
 
         Args:
-            begun: n jobs.
+            started: n jobs.
             logits: after each job's prompt, then after each of its draft tokens, job by job.
-            guesses: the number of draft tokens of each job.
+            draft_lengths: the number of draft tokens of each job.
         """
-        rows = [row for window in begun for row in window.place.rows]
-        at = [i for i, window in enumerate(begun) for _ in window.place.rows]
+        rows = [row for window in started for row in window.place.rows]
+        at = [i for i, window in enumerate(started) for _ in window.place.rows]
         picks = Picks(upload(rows, self._device), upload(at, self._device))
-        if not any(guesses):
+        if not any(draft_lengths):
             self._advance(self._state, picks, logits)
             return
         self._rules.begin_draft(self._state, picks.rows)
         self._advance(self._state, picks, logits, drafted=True)
-        firsts = [len(begun) + sum(guesses[:i]) for i in range(len(begun))]
-        for turn in range(max(guesses)):
-            still = [i for i, count in enumerate(guesses) if count > turn]
+        firsts = [len(started) + sum(draft_lengths[:i]) for i in range(len(started))]
+        for turn in range(max(draft_lengths)):
+            still = [i for i, count in enumerate(draft_lengths) if count > turn]
             picks = Picks(
                 upload([rows[i] for i in still], self._device),
                 upload([firsts[i] + turn for i in still], self._device),
             )
             self._advance(self._state, picks, logits, drafted=True)
 
-    def _write(self, begun: Sequence[StartedJob]) -> None:
+    def _write(self, started: Sequence[StartedJob]) -> None:
         """Write the jobs' prompts, drafts and options into their rows."""
         context = self._state.tokens.shape[1]
-        lines = [(window, row) for window in begun for row in window.place.rows]
+        lines = [(window, row) for window in started for row in window.place.rows]
         known = [
-            (*window.job.prompt, *window.job.draft[: self._guesses(window)]) for window, _ in lines
+            (*window.job.prompt, *window.job.draft[: self._draft_length(window)])
+            for window, _ in lines
         ]
         longest = min(max(map(len, known)) + 1, context)
         rows = new_state(len(lines), longest, torch.device("cpu"))

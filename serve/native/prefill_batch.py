@@ -18,7 +18,7 @@ from serve.native.rules.state import NO_ROW, Picks
 _PROMPT = 4  # start of transcript, language, task, no timestamps
 _TOKENS = (32, 64, 128, 256, 384)  # tokens of prompts and drafts
 _WINDOWS = 8  # the maximum number of windows that start together
-_TURNS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
+_DRAFT_LENGTHS = (0, 8, 16, 32, 64)  # draft tokens of a window that the graphs verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class PrefillSize:
         return self.windows if self.tokens <= _PROMPT else 2 * self.windows
 
     @property
-    def turns(self) -> list[int]:
+    def draft_lengths(self) -> list[int]:
         """The draft lengths that have a graph, the shortest first."""
-        most = min(_TURNS[-1], self.tokens - _PROMPT)
-        return [*(turns for turns in _TURNS if turns < most), most]
+        most = min(_DRAFT_LENGTHS[-1], self.tokens - _PROMPT)
+        return [*(length for length in _DRAFT_LENGTHS if length < most), most]
 
 
 def sizes(slots: int) -> list[PrefillSize]:
@@ -62,7 +62,7 @@ class PrefillBatch:
         self._fed = torch.zeros(sum(lengths), dtype=torch.int64, device=ids.device)
         parts = torch.split(self._fed, lengths)
         self._rows, self._positions, self.wanted, self._slots, self._firsts, self._counts = parts
-        lines = 1 + 1 + size.turns[-1]  # the rows, and the line of logits for each choice
+        lines = 1 + 1 + size.draft_lengths[-1]  # the rows, and the line of logits for each choice
         width = size.windows + size.windows % 2  # even, since kernels assume aligned lines
         self._chosen = torch.full((lines, width), NO_ROW, device=ids.device)
 
@@ -73,9 +73,9 @@ class PrefillBatch:
         rows, each = (self._rows, self._positions), self.size.tokens if self.size.spans == 1 else 1
         return StepBatch(self._ids, *rows, groups, None, True, self._ids.shape[1], each)
 
-    def picks(self, turns: int) -> list[Picks]:
-        """Return the choices after the prompts and after each of `turns` draft tokens."""
-        rows, *lines = self._chosen[: 2 + turns, : self.size.windows].unbind()
+    def picks(self, draft_length: int) -> list[Picks]:
+        """Return the choices after the prompts and after each of `draft_length` draft tokens."""
+        rows, *lines = self._chosen[: 2 + draft_length, : self.size.windows].unbind()
         return [Picks(rows, line) for line in lines]
 
     def holds(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> bool:
@@ -104,10 +104,11 @@ class PrefillBatch:
         Returns:
             The draft length of the smallest graph that fits; None if there is none.
         """
-        turns = next((turns for turns in self.size.turns if turns >= len(lines) - 1), None)
-        if turns is None or len(rows) > self.size.windows:
+        lengths = (length for length in self.size.draft_lengths if length >= len(lines) - 1)
+        draft_length = next(lengths, None)
+        if draft_length is None or len(rows) > self.size.windows:
             return None
-        numbers = np.full((2 + turns, self._chosen.shape[1]), NO_ROW)
+        numbers = np.full((2 + draft_length, self._chosen.shape[1]), NO_ROW)
         numbers[: 1 + len(lines), : len(rows)] = [rows, *lines]
-        self._chosen[: 2 + turns].copy_(upload(numbers, self._ids.device))
-        return turns
+        self._chosen[: 2 + draft_length].copy_(upload(numbers, self._ids.device))
+        return draft_length

@@ -1,6 +1,6 @@
 """Run an engine with PyTorch, with in-flight batching over slots.
 
-`poll` is the main loop. It encodes queued windows into slots, prefills their prompts, and then
+`poll` is the main loop. It encodes queued windows into slots and prefills their prompts. It then
 advances every busy slot by one token per row, or by several if it replays CUDA graphs. A window
 that arrives while others decode joins the next step. A GPU encodes larger batches faster, so
 windows wait until slots for a whole batch are free; `serve.native.encoder_scheduler` has the rules.
@@ -132,17 +132,17 @@ class NativeRuntime:
         batch = min(config.encoder_batch, config.slots)
         encoder = open_encoder(config, parts, batch)
         self._loop = open_loop(config, parts)
-        starter = Prefill(parts)
+        prefill = Prefill(parts)
         self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
             self._aligner = Aligner(
                 parts.network, parts.cache, self._facts, rows, graphs=parts.graphs
             )
         if device.type == "cuda":
-            self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
+            self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, prefill)
         self._scheduler = EncoderScheduler(
             encoder,
-            starter,
+            prefill,
             self._slots,
             batch,
             device,
@@ -162,12 +162,12 @@ class NativeRuntime:
         kernels: KernelsName,
         decoders: Sequence[Decoder],
         encoder: WindowEncoder,
-        starter: Prefill,
+        prefill: Prefill,
     ) -> None:
         """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
-        stepping = [self._loop.replay, starter.replay, *(aligner.replay for aligner in aligners)]
-        sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
+        stepping = [self._loop.replay, prefill.replay, *(aligner.replay for aligner in aligners)]
+        sizes = [prefill.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
                 compiled_together,
@@ -225,9 +225,9 @@ class NativeRuntime:
             self._enter()
             if self._threads:
                 self._threads.follow()
-            for begun in self._scheduler.begin(list(self._running.values())):
-                self._running[begun.submitted.id] = begun
-                events.append(JobEvent(begun.submitted.id, began_s=begun.stopwatch.began_s))
+            for started in self._scheduler.begin(list(self._running.values())):
+                self._running[started.submitted.id] = started
+                events.append(JobEvent(started.submitted.id, began_s=started.stopwatch.began_s))
             if self._running:
                 self._step()
                 events += self._collect()
@@ -284,7 +284,7 @@ class NativeRuntime:
         """Run a step of all busy slots, or of the urgent ones only."""
         policy = self._scheduler.urgent_policy
         if policy:
-            self._slots.rest(policy.paused([running.job for running in self._running.values()]))
+            self._slots.pause(policy.paused([running.job for running in self._running.values()]))
         stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()

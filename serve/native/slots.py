@@ -39,7 +39,7 @@ class SlotPool:
         self._free_slots = list(range(slots))
         self._row_is_free = [True] * rows
         self._places: dict[int, SlotAllocation] = {}  # by job id
-        self._resting: Collection[int] = ()
+        self._paused: Collection[int] = ()
         self._owners: Sequence[tuple[SlotAllocation, int]] = ()
         self._owners_version = 0  # the version that `_owners` belongs to
 
@@ -66,15 +66,15 @@ class SlotPool:
     def owners(self) -> Sequence[tuple[SlotAllocation, int]]:
         """Return (allocation, job id) of every job that is not paused, ordered by slot."""
         if self._owners_version != self.version:
-            pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
+            pairs = ((place, id) for id, place in self._places.items() if id not in self._paused)
             self._owners = sorted(pairs, key=lambda pair: pair[0].slot)
             self._owners_version = self.version
         return self._owners
 
-    def rest(self, jobs: Collection[int]) -> None:
+    def pause(self, jobs: Collection[int]) -> None:
         """Pause exactly these jobs: the next steps skip them, and they keep their rows."""
-        if jobs != self._resting:
-            self._resting = jobs
+        if jobs != self._paused:
+            self._paused = jobs
             self.version += 1
 
     def fit(self, counts: Iterable[int]) -> int:

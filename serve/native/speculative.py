@@ -65,11 +65,11 @@ class DraftProposer:
         logits = self.decoder.step(batch, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)
         at = upload(positions, device)
-        for turn in range(1, count + 1):
-            self._guess(state, rows, logits, turn)
-            if turn < count:
-                batch = decode_batch(state, rows, groups, max(positions) + turn + 1)
-                batch = dataclasses.replace(batch, positions=at + turn)
+        for step in range(1, count + 1):
+            self._guess(state, rows, logits, step)
+            if step < count:
+                batch = decode_batch(state, rows, groups, max(positions) + step + 1)
+                batch = dataclasses.replace(batch, positions=at + step)
                 logits = self.decoder.step(batch, self.cache)
 
         for (place, job_id), position in zip(owners, positions, strict=True):
@@ -103,7 +103,7 @@ class _ModeTiming:
 class _Trial:
     """The trial of both modes for one class of batch sizes, and its result."""
 
-    turns: int = 0  # steps since the trial began
+    steps: int = 0  # steps since the trial began
     drafting: bool = True
     drafted: _ModeTiming = dataclasses.field(default_factory=_ModeTiming)
     plain: _ModeTiming = dataclasses.field(default_factory=_ModeTiming)
@@ -126,13 +126,13 @@ class SpeculationPolicy:
     def note(self, busy: int, seconds: float, tokens: float) -> None:
         """Record the time of a step in the chosen mode, and the new tokens of an average row."""
         trial = self._of(busy)
-        trial.turns += 1
-        if trial.turns <= 2 * TRIAL:
+        trial.steps += 1
+        if trial.steps <= 2 * TRIAL:
             timing = trial.drafted if trial.drafting else trial.plain
             timing.seconds += seconds
             timing.tokens += tokens
-            trial.drafting = trial.turns < TRIAL
-        if trial.turns == 2 * TRIAL:
+            trial.drafting = trial.steps < TRIAL
+        if trial.steps == 2 * TRIAL:
             trial.drafting = trial.drafted.ms_a_token < trial.plain.ms_a_token
             logger.info(
                 "speculative decoding is %s for about %d windows: %.2f ms a token with it, %.2f "
@@ -143,7 +143,7 @@ class SpeculationPolicy:
                 trial.plain.ms_a_token,
                 HOLD,
             )
-        if trial.turns == 2 * TRIAL + HOLD:
+        if trial.steps == 2 * TRIAL + HOLD:
             del self._trials[busy.bit_length()]
 
     def _of(self, busy: int) -> _Trial:
@@ -209,8 +209,8 @@ class SpeculativeLoop(EagerLoop):
         logits = self._network.step(batch, self._cache)
         self._rules.begin_draft(self._state, rows)
         lines = torch.arange(len(rows), device=device) * (count + 1)
-        for turn in range(count + 1):
-            self._advance(self._state, Picks(rows, lines + turn), logits, drafted=True)
+        for step in range(count + 1):
+            self._advance(self._state, Picks(rows, lines + step), logits, drafted=True)
             if not bool((self._state.trusted & ~self._state.finished)[rows].any()):
                 break
         after: list[int] = self._state.position[rows].tolist()

@@ -100,7 +100,7 @@ def test_int8_rounding_may_change_the_text_but_not_the_logits(
     with pytest.raises(EngineError, match=r"greedy agreement is 30\.00%, .*FP16 weights match"):
         verify.verify(engine, checkpoint, recordings)
     agreed = iter((0.9, 0.9))
-    with pytest.raises(EngineError, match=r"fp16 greedy agreement 90\.00%, .*does not explain it"):
+    with pytest.raises(EngineError, match=r"fp16 greedy agreement is 90\.00%, .*is not the cause"):
         verify.verify(engine, checkpoint, recordings)
 
 

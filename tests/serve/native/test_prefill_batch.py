@@ -79,7 +79,7 @@ def test_several_are_filled_up_with_the_last_ones_last_token():
 
 def test_rows_that_are_not_there_choose_nothing():
     prompts = fed(SEVERAL, [(SlotAllocation(3, 6, 1), 0, 4)], [3])
-    assert SEVERAL.turns == [0, 8] and prompts.choose([6, 2], [[0, 1], [2, 4], [3, 5]]) == 8
+    assert SEVERAL.draft_lengths == [0, 8] and prompts.choose([6, 2], [[0, 1], [2, 4], [3, 5]]) == 8
     picks = prompts.picks(8)
     assert len(picks) == 9 and picks[0].rows.tolist() == [6, 2, NO_ROW]
     assert [line.at.tolist() for line in picks[:3]] == [[0, 1, -1], [2, 4, -1], [3, 5, -1]]
@@ -99,7 +99,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
     def record(runtime):
-        starter = runtime._scheduler._starter
+        starter = runtime._scheduler._prefill
         with torch.inference_mode():
             starter.add_graphs()
             starter.replay.record(None)

@@ -60,13 +60,13 @@ def test_who_rests_keeps_what_it_owns_and_is_left_out():
     for job, count in ((10, 2), (11, 1)):
         slots.acquire(job, count)
     version = slots.version
-    slots.rest({10})
+    slots.pause({10})
     assert slots.version > version
     assert slots.owners() == [(SlotAllocation(1, 2, 1), 11)]
     assert not slots.several
     assert (slots.busy, slots.fit([2])) == (2, 1)
     assert slots.acquire(12) == SlotAllocation(2, 3, 1)
-    slots.rest(())
+    slots.pause(())
     assert [job for _, job in slots.owners()] == [10, 11, 12]
     slots.check()
 

@@ -198,9 +198,9 @@ def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jo
         draft=(drafter.decoder, drafter.cache),
     )
     runtime._loop = TurnLoop(parts)
-    runtime._scheduler._starter._draft = parts.draft
+    runtime._scheduler._prefill._draft = parts.draft
     with torch.inference_mode():  # as on a GPU; it leaves nothing behind
-        runtime._scheduler._starter.warm_up()
+        runtime._scheduler._prefill.warm_up()
     sampled = DecodingOptions(temperature=0.8, seed=3, max_tokens=20)
     cut = DecodingOptions(max_tokens=400)  # up to the end of the context
     some = [dataclasses.replace(job, options=sampled) for job in jobs[:2]]
