@@ -58,7 +58,7 @@ from serve.transcriber.phases import Phases
 from serve.transcriber.prompts import Prompt, Prompts
 from serve.transcriber.window_info import WindowInfo
 
-_MOST_RESTS = 4  # maximum number of remainders decoded after one window
+_MAX_REMAINDERS = 4  # maximum number of remainders decoded after one window
 
 
 _SEEDS_PER_WINDOW = 1000
@@ -291,23 +291,23 @@ class ActiveRequest:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
         window, info = self._windows.pop(index, None), self._infos[index]
         pieces = () if outcome == "silence" else attempt.pieces
-        kept, rests = len(pieces), list[AudioWindow]()
+        kept, remainders = len(pieces), list[AudioWindow]()
         if window is not None:  # VAD found speech in it
-            if info.rests < _MOST_RESTS:
-                kept, rests = find_uncovered(window, pieces)
-            if not rests:
+            if info.remainder_depth < _MAX_REMAINDERS:
+                kept, remainders = find_uncovered(window, pieces)
+            if not remainders:
                 self.untold_s += uncovered_s(window, pieces)
         place = self._order.index(index) + 1
-        for rest in reversed(rests):
+        for remainder in reversed(remainders):
             after = len(self._infos)
-            self._infos.append(WindowInfo.of(rest, info.number, info.rests + 1))
+            self._infos.append(WindowInfo.of(remainder, info.number, info.remainder_depth + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
             self._languages.set_rest(after, index)
-            self._waiting.appendleft((after, rest))
+            self._waiting.appendleft((after, remainder))
         self._decoded[index] = DecodedWindow(
             timeline=info.timeline,
-            duration_s=info.duration_s - sum(rest.duration_s for rest in rests),
+            duration_s=info.duration_s - sum(remainder.duration_s for remainder in remainders),
             attempt=attempt,
             pieces=pieces[:kept],
             language=self._languages.own(index),

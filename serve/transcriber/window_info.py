@@ -27,15 +27,15 @@ class WindowInfo:
     voice: tuple[tuple[float, float], ...] | None  # see `AudioWindow`
     voice_s: float | None
     number: int  # index among the windows cut from the audio; a remainder has its window's
-    rests: int  # 0: cut from the audio; n: the remainder of a window with n - 1
+    remainder_depth: int  # 0: cut from the audio; n: the remainder of a window with n - 1
     channel: int  # see `AudioWindow`
     narrow: bool  # see `AudioWindow`
 
     @classmethod
-    def of(cls, window: AudioWindow, number: int, rests: int = 0) -> "WindowInfo":
+    def of(cls, window: AudioWindow, number: int, remainder_depth: int = 0) -> "WindowInfo":
         times = window.timeline, window.duration_s
-        heard = window.voice, window.voice_s
-        return cls(*times, *heard, number, rests, window.channel, window.narrow)
+        speech = window.voice, window.voice_s
+        return cls(*times, *speech, number, remainder_depth, window.channel, window.narrow)
 
     @property
     def word_frames(self) -> int:
@@ -45,7 +45,7 @@ class WindowInfo:
 
     def encoder_frames(self, short: ShortEncoder) -> int:
         """Count the log-mel frames of this window that the encoder sees."""
-        rest = self.rests and short == "auto"
+        rest = self.remainder_depth and short == "auto"
         return N_FRAMES if rest else encoder_frames(self.duration_s, short)
 
 
