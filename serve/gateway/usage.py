@@ -8,6 +8,7 @@ no request waits for a disk. Counts that cannot be written stay in memory and ar
 import asyncio
 import dataclasses
 import datetime
+import itertools
 import logging
 import sqlite3
 import time
@@ -131,9 +132,8 @@ class UsageFile:
             FileError: the file cannot be read.
         """
         try:
-            return [
-                UsageRecord(*found) for found in self._opened().execute(_ROWS, (first, last, key))
-            ]
+            found = self._opened().execute(_ROWS, (first, last, key))
+            return list(itertools.starmap(UsageRecord, found))
         except sqlite3.Error as error:
             raise self._failed(error) from error
 

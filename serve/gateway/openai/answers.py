@@ -4,6 +4,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -129,9 +130,7 @@ def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
         **_warnings(transcript, fields),
     }
     if fields.segments:
-        answer["segments"] = [
-            _segment(index, segment) for index, segment in enumerate(transcript.segments)
-        ]
+        answer["segments"] = list(itertools.starmap(_segment, enumerate(transcript.segments)))
     if fields.words:
         answer["words"] = _words(transcript.segments)
     return answer

@@ -270,18 +270,3 @@ def test_a_message_larger_than_a_request_may_be(start):
     assert status == "RESOURCE_EXHAUSTED"
     assert "max_request_mb" in text
     assert running.triton.requests == {}
-
-
-def test_requests_beyond_the_count_are_refused_until_there_is_room(start):
-    running = start(max_inflight=2)
-    waiting = [running.call().future(message("wait")) for _ in range(2)]
-    until(lambda: len(running.triton.requests) == 2)
-    call = running.call().future(message())
-    status, text = refusal(call)
-    assert (status, text.split(":")[0]) == ("UNAVAILABLE", "OverloadedError")
-    assert dict(call.trailing_metadata())["retry-after"] == "1"
-    assert 'earshot_gateway_refused_total{reason="requests"} 1.0' in running.page()
-    running.triton.release()
-    for one in waiting:
-        assert one.result(WAIT_S)
-    assert running.call()(message())

@@ -1,4 +1,4 @@
-"""RequestTracer, as a collector gets them."""
+"""Spans, as a collector gets them."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ SERVER = 2
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, collector):
-    """RequestSpan are sent soon, to a collector that goes after those who send."""
+    """Spans are sent soon, to a collector that ends after their senders."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
