@@ -290,6 +290,11 @@ HEADER = (
     *("streams", "p50, s", "p95, s", "p99, s", "changed", "words", "known", "CER live"),
     *("CER whole", "from whole"),
 )
+_NOTE = (
+    "Delays are from the end of a word in the audio to its final text, of words whose time is "
+    "known. Changed: words of interim text that did not stay, per final word. From whole: the "
+    "CER with the text of whole recordings as reference."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +366,7 @@ def live(
             ]
             levels.append(_level(system, shares, whole, run.say))
             run.say("; ".join(map(" ".join, zip(HEADER, levels[-1].row, strict=True))))
-            table = Table(HEADER, [level.row for level in levels])
+            table = Table(HEADER, [level.row for level in levels], note=_NOTE)
             result = Result(levels, levels[-1].checks, (ReportSection("Live text", [table]),))
             run.keep(result)
     return result
@@ -395,7 +400,7 @@ def _level(
         EarshotError: the system has failed, or no word became final.
     """
     new = {clip.file: clip for share in shares for clip in share if clip.file not in whole}
-    say(f"as a whole: {len(new)} …")
+    say(f"transcribing {len(new)} whole recordings …")
     for file, clip in new.items():
         request = Request(clip.path.read_bytes(), language=clip.language, word_timestamps=True)
         whole[file] = system.whole(request)

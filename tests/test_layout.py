@@ -113,7 +113,7 @@ RULES = {
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.
-BUDGETS = {"build": 3_100, "eval": 10_600, "serve": 32_370}
+BUDGETS = {"build": 3_100, "eval": 10_300, "serve": 32_100}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.vad",),
@@ -145,7 +145,6 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@functools.cache
 @functools.cache
 def imports(path):
     """Full names of what a file imports; `from a import b` gives a.b."""

@@ -216,7 +216,8 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}
     sections = (ReportSection("Invented text", [table_of(scores)]),)
-    return Result(scores, (check_of(scores[0]), all_answered(errors)), sections)
+    checks = (check_of(scores[0]), all_answered(errors))
+    return Result(scores, checks, sections, f"clips without speech: {run.config.name}")
 
 
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
@@ -248,7 +249,7 @@ def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
 
 def table_of(scores: Sequence[HallucinationScore]) -> Table:
     """Tabulate the figures."""
-    header = ("", "invented", *NOBODY, "characters lost around words", "added")
+    header = ("", "invented", *NOBODY, "lost", "added")
     rows = []
     for score in scores:
         text, of = score.invented()
@@ -262,7 +263,8 @@ def table_of(scores: Sequence[HallucinationScore]) -> Table:
                 f"{100 * edits.insertions / length:.2f} %",
             )
         )
-    return Table(header, rows)
+    note = "Clips with text, by kind; and characters lost and added in clips with speech."
+    return Table(header, rows, note=note)
 
 
 def check_of(ours: HallucinationScore) -> Check:
