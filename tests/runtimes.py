@@ -39,8 +39,7 @@ TRTLLM = Config(runtime=RuntimeConfig(device="cuda", slots=SLOTS, encoder_batch=
 # Of another environment, whose library is the real one; `python -m eval trtllm-check` names it.
 PYTHON = os.environ.get("EARSHOT_TRTLLM_PYTHON", "")
 LLM_API = dataclasses.replace(
-    TRTLLM,
-    runtime=dataclasses.replace(TRTLLM.runtime, tensorrt_llm=TrtllmConfig(python=PYTHON)),
+    TRTLLM, runtime=dataclasses.replace(TRTLLM.runtime, tensorrt_llm=TrtllmConfig(python=PYTHON))
 )
 
 
@@ -160,35 +159,35 @@ def api_engine(checkpoint, folder):
         yield copy_engine(checkpoint, folder / "engine")
 
 
-def mel_job(engine):
-    """A maker of jobs of log-mel; equal keys have equal features."""
+def job_maker(engine, audio_of, stamped):
+    """A maker of jobs; `audio_of`: features or samples of a generator; `stamped`: timestamps."""
     tokenizer = Tokenizer.open(engine)
 
-    def job(id, key=None, language="en", timestamps=True, prompt="", **options):
-        generator = torch.Generator().manual_seed(id if key is None else key)
-        features = torch.randn(engine.manifest.dims.n_mels, N_FRAMES, generator=generator)
+    def job(id, key=None, language="en", timestamps=stamped, prompt="", **options):
+        audio = audio_of(torch.Generator().manual_seed(id if key is None else key))
         ids = tokenizer.prompt_ids(language, "transcribe", timestamps, prompt)
         options = {"max_tokens": 12, **options}
-        return Job(id, features, ids, DecodingOptions(timestamps=timestamps, **options))
+        return Job(id, audio, ids, DecodingOptions(timestamps=timestamps, **options))
 
     return job
+
+
+def mel_job(engine):
+    """A maker of jobs of log-mel; equal keys have equal features."""
+    shape = engine.manifest.dims.n_mels, N_FRAMES
+    return job_maker(engine, lambda generator: torch.randn(shape, generator=generator), True)
 
 
 def samples_job(engine):
     """A maker of jobs of samples; equal keys have equal samples."""
-    tokenizer = Tokenizer.open(engine)
+    return job_maker(engine, tones, False)
 
-    def job(id, key=None, language="en", timestamps=False, prompt="", **options):
-        generator = torch.Generator().manual_seed(id if key is None else key)
-        pitch_hz, loudness = 100 + 4000 * torch.rand(3, 1, generator=generator), 0.1
-        length = int(torch.randint(SAMPLE_RATE, WINDOW_SAMPLES + 1, (), generator=generator))
-        tones = (2 * torch.pi * pitch_hz * torch.arange(length) / SAMPLE_RATE).sin().sum(dim=0)
-        samples = loudness * tones + 0.01 * torch.randn(length, generator=generator)
-        ids = tokenizer.prompt_ids(language, "transcribe", timestamps, prompt)
-        options = {"max_tokens": 12, **options}
-        return Job(id, samples, ids, DecodingOptions(timestamps=timestamps, **options))
 
-    return job
+def tones(generator):
+    pitch_hz, loudness = 100 + 4000 * torch.rand(3, 1, generator=generator), 0.1
+    length = int(torch.randint(SAMPLE_RATE, WINDOW_SAMPLES + 1, (), generator=generator))
+    mixed = (2 * torch.pi * pitch_hz * torch.arange(length) / SAMPLE_RATE).sin().sum(dim=0)
+    return loudness * mixed + 0.01 * torch.randn(length, generator=generator)
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 """What the tests of the Triton side share: an answer, audio, and looks at a running server."""
 
+import dataclasses
 import functools
 import io
 import re
@@ -22,29 +23,7 @@ SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
 TIMINGS = Timings(0.1, 0.2, 0.3, 0.7)
 TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), TIMINGS, (1, 2, 60))
 # Every field has a value of its own, so that none can stand for another.
-STATS = Stats(
-    accepted=101,
-    ok=2,
-    failed=3,
-    cancelled=4,
-    timed_out=5,
-    rejected=6,
-    audio_s=40.0,
-    untold_s=21.0,
-    busy_s=8.0,
-    pending=9,
-    queued=10,
-    windows=11,
-    retries=12,
-    loops=20,
-    tokens=13,
-    busy_slots=14,
-    mean_batch=1.5,
-    encode_s=16.0,
-    decode_s=17.0,
-    drafted=18,
-    drafted_right=19,
-)
+STATS = Stats(**{field.name: value for value, field in enumerate(dataclasses.fields(Stats), 101)})
 
 
 @functools.cache

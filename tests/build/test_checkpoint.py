@@ -194,12 +194,8 @@ def test_damaged_files(folder, content):
     ("change", "expected"),
     [
         ({"encoder_attention_heads": 2}, "d_model = 64 with 2 heads; expected heads of 64"),
-        ({"decoder_attention_heads": 4}, "d_model = 64 with 4 heads; expected heads of 64"),
         ({"model_type": "wav2vec2"}, "model_type = 'wav2vec2'; expected 'whisper'"),
-        ({"activation_function": "relu"}, "activation_function = 'relu'; expected 'gelu'"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False; expected True"),
-        ({"num_mel_bins": "80"}, "num_mel_bins = '80'; expected 1 to 1,000,000"),
-        ({"encoder_layers": None}, "encoder_layers = None; expected 1 to 1,000"),
         ({"max_source_positions": 750}, "max_source_positions = 750; expected 1500"),
     ],
 )

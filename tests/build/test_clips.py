@@ -36,7 +36,6 @@ def test_reads_clips_and_ignores_other_keys(tmp_path):
     [
         ([], "lists no clips"),
         (["{"], r"manifest.jsonl:1 is not JSON"),
-        (["[]"], r"manifest.jsonl:1 holds \[\]; expected a table"),
         ([GOOD, {**GOOD, "file": "gone.wav"}], r":2: .*gone.wav does not exist"),
         ([GOOD, GOOD], r":2: a.wav is listed twice"),
         (
@@ -44,7 +43,6 @@ def test_reads_clips_and_ignores_other_keys(tmp_path):
             ":1: text is missing; has file, language, duration, voice",
         ),
         ([{**GOOD, "text": None}], "text = None; expected text"),
-        ([{**GOOD, "duration": "2"}], "duration = '2'; expected a number"),
         ([{**GOOD, "duration": 0}], "duration = 0; expected more than 0"),
         ([{**GOOD, "language": None}], "needs a language"),
     ],

@@ -43,11 +43,9 @@ def file(ct2, tmp_path):
 @pytest.mark.parametrize(
     ("precision", "dtype", "relative"),
     [
-        ("float32", torch.float32, 0.0),
         ("float16", torch.float16, 0.0),
         ("bfloat16", torch.bfloat16, 2**-8),
         ("int8", torch.float16, 0.02),
-        ("int8_float16", torch.float16, 0.02),
     ],
 )
 def test_every_precision_opens_as_what_was_write_ct2(source, tmp_path, precision, dtype, relative):
@@ -94,15 +92,8 @@ def message(path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (b"\x06\x00\x00\x00\x0c\x00W", b"\x07\x00\x00\x00\x0c\x00W", "its format is 7; expected 6"),
         (b"WhisperSpec", b"whisperSpec", "it holds a whisperSpec; expected a WhisperSpec"),
-        (
-            b"decoder/pre_norm\0\0\1\1\0\0\0\1",
-            b"decoder/pre_norm\0\0\1\1\0\0\0\0",
-            "= 0; expected 1",
-        ),
         (b"decoder/alibi\0", b"decoder/other\0", "decoder/other = 0; expected no such setting"),
-        (b"encoder/conv1/bias", b"encoder/conv2/bias", "encoder/conv2/bias occurs twice"),
         (b"projection/weight\0", b"projection/weight\1", "there is no valid name at byte"),
         (b"\0decoder/embeddings/weight\0", b"\0decoder/embeddings/height\0", "which does not exi"),
     ],
@@ -131,16 +122,12 @@ START = struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + struct.pack("<II", 3, 1)
     [
         (b"", "cannot read"),
         (START, "it has 26 bytes; expected at least 28;"),
-        (START + variable("a", [4] * 200, 0, 4), "a has 200 dimensions; expected at most 3"),
-        (START + variable("a", [4], 9, 4), "a has the type 9; expected one below 6"),
         (START + variable("a", [4], 0, 4), "a of shape [4] has 4 bytes; expected 16"),
-        (START + variable("a", [0], 0, 0), "a of shape [0] has 0 bytes"),
         # Products that wrap around in 32 and in 64 bits.
         (START + variable("a", [2**31, 2], 0, 0), "has 0 bytes; expected 17,179,869,184"),
         (START + variable("a", [2**31, 2**31, 4], 4, 0), "has 0 bytes; expected 36,893,488,147"),
         # Four gigabytes that are stated rightly and are not there.
         (START + variable("a", [2**32 - 1], 1, 2**32 - 1), "at least 4,294,967,"),
-        (START[:-4] + b"\xff" * 4, "it has 26 bytes;"),
     ],
 )
 def test_sizes_are_checked_before_anything_is_made(tmp_path, content, expected):

@@ -31,26 +31,13 @@ def tokens(entry):
 
 HOSTILE = [
     ("config.json", set_key("encoder_layers", "1000000000"), "encoder_layers = 1000000000"),
-    ("config.json", set_key("decoder_layers", "1001"), "decoder_layers = 1001; expected 1 to"),
-    ("config.json", set_key("d_model", "1" + "0" * 4000), "d_model = 1"),
     ("config.json", set_key("d_model", "1" + "0" * 5000), "not valid JSON"),
-    ("config.json", set_key("d_model", "-64"), "d_model = -64"),
     ("config.json", set_key("model_type", f'"{"x" * 100_000}"'), "model_type = 'xxx"),
     ("config.json", lambda text: DEEP, "not valid JSON"),
     ("config.json", lambda text: b" " * 2**20 + text, "more than 1,048,576 bytes"),
     ("generation_config.json", set_key("suppress_tokens", "[1e999]"), "suppress_tokens = inf"),
-    ("generation_config.json", set_key("suppress_tokens", DEEP.decode()), "not valid JSON"),
-    ("generation_config.json", set_key("lang_to_id", '{"\\ud800": 1}'), "not valid JSON"),
-    ("tokenizer.json", lambda text: DEEP, "not valid JSON"),
     ("tokenizer.json", lambda text: b" " * 2**24 + text, "more than 16,777,216 bytes"),
-    ("tokenizer.json", tokens('{"content": "a", "id": 1e999}'), "is not a tokenizer"),
     ("tokenizer.json", tokens("7"), "is not a tokenizer"),
-    ("tokenizer.json", set_key("model", "[]"), "is not a tokenizer"),
-    (
-        "tokenizer.json",
-        set_key("model", '{"type": "BPE", "vocab": 1, "merges": [1]}'),
-        "is not a tokenizer",
-    ),
 ]
 
 
@@ -77,8 +64,6 @@ def test_a_hostile_file_of_a_checkpoint_is_named(folder, tmp_path, capsys, name,
         (lambda text: b" " * 2**24 + text, "more than 16,777,216 bytes"),
         (set_key("runtime_options", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"), "not JSON"),
         (set_key("dims", '{"n_mels": 1e999}'), "dims"),
-        (set_key("checkpoint_bytes", "-1"), "checkpoint_bytes = -1"),
-        (set_key("languages", '{"\\ud800": 1}'), "not JSON"),
     ],
 )
 def test_a_hostile_engine_json_is_refused(checkpoint, tmp_path, capsys, change, says):

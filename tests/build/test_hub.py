@@ -5,13 +5,11 @@ import shutil
 import pytest
 from huggingface_hub import errors
 
-from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from build.hub import CheckpointLocation, checkpoint_folder
 from eval.accuracy import prepare
 from eval.config import EvaluationProduct
 from serve.contract.errors import MissingCheckpointError
-from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_hub import HUB_ID, REVISION, FakeHub
 
 PINNED = f"{HUB_ID}@{REVISION}"
@@ -33,11 +31,6 @@ def folder(tmp_path):
     ):
         (folder / surplus).write_bytes(b"gigabytes")
     return folder
-
-
-@pytest.fixture
-def hub(folder, tmp_path, monkeypatch):
-    return FakeHub(folder, tmp_path / "cache").install(monkeypatch)
 
 
 def for_build(name):
@@ -169,7 +162,6 @@ def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
     ("name", "meant"),
     [
         ("bse", "base"),
-        ("tiny_en", "tiny.en"),
         ("small", "openai/whisper-small"),
         ("openai/whisper-bas", ""),
     ],
@@ -180,12 +172,3 @@ def test_a_name_that_is_nearly_right(hub, name, meant):
     with pytest.raises(MissingCheckpointError) as caught:
         checkpoint_folder(name)
     assert str(caught.value).endswith(expected if meant else "; did you mean openai/whisper-base?")
-
-
-def test_what_eval_is_given_opens(tmp_path, monkeypatch):
-    """The same pinned id, first built from, then evaluated."""
-    whole = write_hf(tmp_path / "whole", NANO, random_weights(NANO))
-    FakeHub(whole, tmp_path / "cache").install(monkeypatch)
-    opened = open_checkpoint(PINNED)
-    assert opened.source.id == PINNED
-    assert opened.path == for_eval(PINNED)

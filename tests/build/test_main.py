@@ -227,19 +227,6 @@ def test_verify_compares_with_the_runtime_of_the_config(engine, config, capsys):
     assert deviation("--config", str(config)) != deviation()
 
 
-def test_an_engine_that_fails_verification_does_not_replace_one_that_passed(
-    config, engine, capsys, monkeypatch
-):
-    strict = verify.Bounds(logits_relative=0.0, token_agreement=1.0, greedy_agreement=1.0)
-    monkeypatch.setitem(verify.BOUNDS, "int8", strict)
-    before = (engine / MANIFEST_FILE).stat().st_ino
-    code = main(["engine", "--config", str(config)])
-    assert code == 1
-    assert "error: the int8 engine does not match its checkpoint" in capsys.readouterr().err
-    assert (engine / MANIFEST_FILE).stat().st_ino == before
-    assert list(engine.parent.iterdir()) == [engine]
-
-
 def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     assert error(capsys, "inspect", tmp_path / "none") == (
         1,
@@ -262,16 +249,6 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     (engine / MANIFEST_FILE).write_text("{}")
     code, message = error(capsys, "inspect", engine)
     assert code == 1 and "format version None" in message
-
-
-def test_interrupted(config, monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("build.native.quantize_rows", interrupt)
-    assert main(["engine", "--config", str(config)]) == 130
-    assert capsys.readouterr().err.strip().endswith("interrupted; nothing was changed")
-    assert list((config.parent / "engines").iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [[], ["engine"], ["inspect"], ["verify"]])
@@ -301,11 +278,3 @@ def test_flags_that_a_runtime_would_pass_over_are_refused(config, capsys, runtim
     assert code == 2
     assert f"{flag[0]} is for the comparison of the engine with its checkpoint" in message
     assert f"{runtime!r} does not do; leave it out, and compare them with `python -m" in message
-
-
-def test_a_config_is_refused_before_its_checkpoint_is_opened(config, capsys):
-    text = config.read_text().replace("[build]", '[build]\nruntime = "tensorrt_llm_api"')
-    config.write_text(text)
-    command = ["engine", "--config", config, "--checkpoint", "no/such/folder"]
-    code, message = error(capsys, *command)
-    assert code == 2 and "without quantisation" in message

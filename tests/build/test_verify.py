@@ -13,7 +13,7 @@ from build.checkpoint import open_checkpoint
 from build.draft import with_draft
 from build.recordings import VerificationAudio, read_recordings, recordings_of
 from serve.contract.engine import WEIGHTS_FILE
-from serve.contract.errors import AudioError, ConfigError, EngineError, FileError
+from serve.contract.errors import AudioError, ConfigError, EngineError
 from serve.native import resources
 from serve.speech.features import SAMPLE_RATE
 from tests.checkpoints import (
@@ -143,8 +143,6 @@ def test_a_checkpoint_is_verified_on_languages_that_it_knows(checkpoint):
 
 
 def test_audio_that_cannot_be_read(tmp_path, checkpoint):
-    with pytest.raises(FileError, match=r"cannot read .*nothing.wav: No such file"):
-        read_recordings([str(tmp_path / "nothing.wav")])
     (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(AudioError, match=r"text.wav: audio is text, not a recording"):
         read_recordings([str(tmp_path / "text.wav")])

@@ -5,106 +5,72 @@ the last version before the engine workflow was removed. Nothing here comes from
 nothing was observed on the running library.
 """
 
-import dataclasses
 import inspect
 
-_NANOBIND = "cpp/tensorrt_llm/nanobind/executor"
-
-
-@dataclasses.dataclass(frozen=True)
-class Binding:
-    """A constructor or method of the bindings.
-
-    One argument a line, in order; those below a lone * go by name only. `kind?` takes None as
-    well. Defaults are left out but for "...", which stands for any: the argument may be left out.
-    """
-
-    read_in: str
-    arguments: str
-
-    def parse(self):
-        """(signature, {name: (kind, whether None is taken)})."""
-        parameters, kinds = [], {}
-        how = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        for line in self.arguments.split():
-            if line == "*":
-                how = inspect.Parameter.KEYWORD_ONLY
-                continue
-            declared, _, default = line.partition("=")
-            name, _, kind = declared.partition(":")
-            default = ... if default else inspect.Parameter.empty
-            parameters.append(inspect.Parameter(name, how, default=default))
-            kinds[name] = kind.removesuffix("?"), kind.endswith("?")
-        return inspect.Signature(parameters), kinds
-
-
-# Of each the arguments that Earshot or the stand-ins pass; the real ones take more.
+# Arguments of the bindings' constructors and methods: those that Earshot or the stand-ins pass, in
+# order; the real ones take more. Arguments behind a lone * go by name only. `kind?` takes None as
+# well. "=..." marks an argument that has a default. Read in executorConfig.cpp, request.cpp and
+# executor.cpp of cpp/tensorrt_llm/nanobind/executor.
 BINDINGS = {
-    "KvCacheConfig": Binding(
-        f"{_NANOBIND}/executorConfig.cpp",
-        """
+    "KvCacheConfig": """
         *
         enable_block_reuse:bool=... free_gpu_memory_fraction:float?=...
         cross_kv_cache_fraction:float?=...
-        """,
-    ),
-    "ParallelConfig": Binding(f"{_NANOBIND}/executorConfig.cpp", "* device_ids:ints?=..."),
-    "LogitsPostProcessorConfig": Binding(
-        f"{_NANOBIND}/executorConfig.cpp", "* processor_batched:callable?=..."
-    ),
-    "ExecutorConfig": Binding(
-        f"{_NANOBIND}/executorConfig.cpp",
-        """
+    """,
+    "ParallelConfig": "* device_ids:ints?=...",
+    "LogitsPostProcessorConfig": "* processor_batched:callable?=...",
+    "ExecutorConfig": """
         *
         max_beam_width:int=... kv_cache_config:KvCacheConfig=... enable_chunked_context:bool=...
         normalize_log_probs:bool=... batching_type:BatchingType=... max_batch_size:int?=...
         parallel_config:ParallelConfig?=...
         logits_post_processor_config:LogitsPostProcessorConfig?=...
         gather_generation_logits:bool=...
-        """,
-    ),
-    "SamplingConfig": Binding(
-        f"{_NANOBIND}/request.cpp",
-        """
+    """,
+    "SamplingConfig": """
         beam_width:int=...
         *
         top_k:int?=... top_p:float?=... seed:int?=... temperature:float?=...
         length_penalty:float?=...
-        """,
-    ),
-    "OutputConfig": Binding(
-        f"{_NANOBIND}/request.cpp",
-        """
+    """,
+    "OutputConfig": """
         *
         return_log_probs:bool?=... return_generation_logits:bool?=...
         exclude_input_from_output:bool?=...
-        """,
-    ),
-    "Request": Binding(
-        f"{_NANOBIND}/request.cpp",
-        """
+    """,
+    "Request": """
         input_token_ids:ints max_tokens:int
         *
         streaming:bool=... sampling_config:SamplingConfig=... output_config:OutputConfig=...
         end_id:int?=... pad_id:int?=... embedding_bias:Tensor?=...
         logits_post_processor_name:str?=... client_id:int?=... encoder_input_features:Tensor?=...
         encoder_output_length:int?=...
-        """,
-    ),
+    """,
     # One of several constructors: that of two engines in folders.
-    "Executor": Binding(
-        f"{_NANOBIND}/executor.cpp",
-        """
+    "Executor": """
         encoder_model_path:str decoder_model_path:str model_type:ModelType
         executor_config:ExecutorConfig
-        """,
-    ),
-    "Executor.enqueue_request": Binding(f"{_NANOBIND}/executor.cpp", "request:Request"),
-    "Executor.await_responses": Binding(f"{_NANOBIND}/executor.cpp", "timeout:timedelta?=..."),
-    "Executor.cancel_request": Binding(f"{_NANOBIND}/executor.cpp", "id:int?=..."),
-    "Executor.get_latest_iteration_stats": Binding(f"{_NANOBIND}/executor.cpp", ""),
-    "Executor.shutdown": Binding(f"{_NANOBIND}/executor.cpp", ""),
+    """,
+    "Executor.enqueue_request": "request:Request",
+    "Executor.await_responses": "timeout:timedelta?=...",
+    "Executor.cancel_request": "id:int?=...",
 }
+
+
+def parse(arguments):
+    """Return the signature, and by name the kind and whether None is taken."""
+    parameters, kinds = [], {}
+    how = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for word in arguments.split():
+        if word == "*":
+            how = inspect.Parameter.KEYWORD_ONLY
+            continue
+        declared, _, default = word.partition("=")
+        name, _, kind = declared.partition(":")
+        default = ... if default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(name, how, default=default))
+        kinds[name] = kind.removesuffix("?"), kind.endswith("?")
+    return inspect.Signature(parameters), kinds
 
 
 def bind(name, arguments, options):
@@ -114,7 +80,7 @@ def bind(name, arguments, options):
         TypeError: what nanobind would refuse: an argument that is unknown, missing, by position
             where it must go by name, or of another type. Unlike Python it takes no bool for int.
     """
-    signature, kinds = BINDINGS[name].parse()
+    signature, kinds = parse(BINDINGS[name])
     bound = signature.bind(*arguments, **options)
     bound.apply_defaults()
     for argument, value in bound.arguments.items():

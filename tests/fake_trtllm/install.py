@@ -25,20 +25,7 @@ from tests.checkpoints import NANO, PUBLISHED, random_weights, write_hf
 
 HERE = Path(__file__).parent
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=64,
-    n_audio_head=1,
-    n_audio_layer=2,
-    n_audio_ffn=256,
-    n_vocab=1611,
-    n_text_ctx=448,
-    n_text_state=64,
-    n_text_head=1,
-    n_text_layer=2,
-    n_text_ffn=256,
-)
+DIMS = Dims(80, 1500, 64, 1, 2, 256, 1611, 448, 64, 1, 2, 256)
 FACTS = TokenizerFacts(
     eot=100,
     sot=101,

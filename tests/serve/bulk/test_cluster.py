@@ -201,14 +201,6 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(command, count, ray_folder, tmp_path)
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # no part of a file
 
 
-def test_an_option_that_cannot_be_honoured_ends_the_run(cluster, command, tmp_path):
-    with command(tmp_path, "--address", cluster.address, "--language", "xx") as run:
-        _, errors = run.communicate(timeout=WAIT_S)
-    assert run.returncode == 1
-    assert "error: language 'xx' is unknown" in errors and "Traceback" not in errors
-    assert shards(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     "address, status, message",
     [

@@ -11,10 +11,7 @@ BYTE = "\udcff"  # as Python has a byte of an argument that is not UTF-8
     "arguments",
     [
         ["transcribe", "--config", "configs/demo.toml", "a.wav", "--prompt", f"Zo{BYTE}"],
-        ["transcribe", "--config", "configs/demo.toml", "a.wav", "--phrases", f"Anna,{BYTE}"],
         ["jobs", "submit", "--config", "configs/demo.toml", "--url", f"https://a/{BYTE}"],
-        ["jobs", "show", "--config", "configs/demo.toml", BYTE],
-        ["live", "--config", "configs/demo.toml", "a.wav", "--language", BYTE],
         ["keys", "new", "--file", "keys.toml", "--name", BYTE],
     ],
 )

@@ -33,12 +33,6 @@ def test_each_phrase_is_shown_with_its_weight_and_tokens(shown):
     assert last.startswith("2 phrases, ")
 
 
-def test_a_wrong_weight_is_refused(shown):
-    status, out, err = shown("Whittemore^9\n")
-    assert status != 0 and out == ""
-    assert "expected a weight above 0" in err
-
-
 def test_another_engine_than_the_configs_can_be_named(shown):
     status, out, _ = shown("Whittemore\n", "engines/absent", "--engine", "engines/mine")
     assert status == 0 and out.startswith("Whittemore")

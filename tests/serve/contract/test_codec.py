@@ -58,20 +58,15 @@ def test_a_number_with_a_point_may_be_written_without():
     ("fields", "message"),
     [
         ('"tial": 1', "zoo.json: unknown key 'tial'; did you mean 'tail'?"),
-        ('"eyes": {"left": {"length": 1, "q": 1}}', "eyes.left: unknown key 'q'; known: length, j"),
         ('"tail": {"length": 1, "joint": 1}', "tail: unknown key 'joint'; did you mean 'joints'?"),
-        ('"tail": {}', "zoo.json: tail.length is missing; has no keys"),
         ('"tail": 3', "zoo.json: tail = 3; expected a table"),
         ('"tail": {"length": "1"}', "tail.length = '1'; expected a number"),
-        ('"tail": {"length": 0}', "tail.length = 0; expected more than 0"),
         ('"tail": {"length": 1, "joints": [1, true]}', "joints[1] = True; expected an integer"),
         ('"kind": "cow"', "zoo.json: kind = 'cow'; expected 'cat' or 'dog'"),
         ('"tame": 1', "zoo.json: tame = 1; expected true or false"),
         ('"pair": [1, 2, 3]', "zoo.json: pair = [1, 2, 3]; expected at most 2 of them"),
         ('"age": 1e400', "zoo.json: age = inf; expected an integer"),
-        ('"pair": [1]', "zoo.json: pair[1] is missing"),
         ('"age": -1', "zoo.json: age = -1; expected at least 0"),
-        ('"age": 10', "zoo.json: age = 10; expected less than 10"),
     ],
 )
 def test_what_is_wrong_is_named(fields, message):
@@ -100,8 +95,6 @@ def test_what_is_no_beast_at_all(text, message):
     [
         {"name": "a", "tame": "x" * 10_000},
         {"name": "a", "x" * 2_000_000: 1},
-        {"name": "a", "eyes": {"x" * 2_000_000: 3}},
-        {"x" * 2_000_000: 1},
         {"tail": {f"{i}": 1 for i in range(300_000)}},
     ],
 )

@@ -25,12 +25,7 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
     [
         ("[runtime]\nslot = 3", "unknown key 'slot'; did you mean 'slots'"),
         ("[surver]\n", "unknown key 'surver'; did you mean 'server'"),
-        ("[runtime]\nslots = 0", "runtime.slots = 0; expected more than 0"),
         ("[transcriber]\ntemperatures = [0, 1.5]", "temperatures[1] = 1.5; expected at most 1"),
-        (
-            "[runtime.tensorrt_llm]\nbeam = 2",
-            "tensorrt_llm: unknown key 'beam'; known: beam_",
-        ),
         (
             "[runtime.tensorrt_llm]\ntriton_backend = true",
             "runtime.tensorrt_llm.triton_backend was removed; it chose NVIDIA's C++ Triton model",
@@ -41,25 +36,15 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
             "[build]\nengine = 'e'",
             "the key engine has moved out of [build]; expected engine = 'e' at the top of",
         ),
-        ("[gateway]\nprice_per_audio_hour = 1", "price_per_audio_hour was removed; it was the"),
         ("[gateway]\ncurrency = 'EUR'", "gateway.currency was removed; it was the currency"),
-        ("[jobs]\nstore = 's3://bucket/jobs'", "jobs.store was removed; it was an object store"),
         ("[transcriber]\npatience = 2", "it was the default of the option patience; leave it out"),
         ("[transcriber]\nmax_decode_s = 2", "was a limit, which is now fixed at 60 s"),
-        (
-            "[runtime]\nkernels = 'torch'",
-            "runtime.kernels was removed; it chose the kernels",
-        ),
         ("[runtime\n", "not valid TOML"),
-        ("[[upstreams]]\nmodels = ['a']", "upstreams was removed; it named other Earshots"),
-        ("[shadow]\nmodel = 'a'", "shadow.model was removed; it named another Earshot's model"),
         ("[server]\nhost = ''", "server.host = ''; expected an IPv4 address such as 127.0.0.1"),
         ("[server]\nstart_timeout_s = 1e300", "server.start_timeout_s = 1e+300; expected at most"),
         ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
-        ("engine = ''", "engine = ''; expected text of printable characters"),
         ('engine = "a\\u0000b"', "expected text of printable characters"),
         ("[runtime]\nslots = " + "9" * 5000, "is not valid TOML"),
-        ("name = " + "[" * 5000, "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):

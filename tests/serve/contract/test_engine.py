@@ -32,20 +32,7 @@ from serve.contract.engine import (
 from serve.contract.errors import EngineError, UnavailableError
 from tests.tiny_engine import make_engine
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=128,
-    n_audio_head=2,
-    n_audio_layer=1,
-    n_audio_ffn=256,
-    n_vocab=51865,
-    n_text_ctx=448,
-    n_text_state=64,
-    n_text_head=1,
-    n_text_layer=2,
-    n_text_ffn=512,
-)
+DIMS = Dims(80, 1500, 128, 2, 1, 256, 51865, 448, 64, 1, 2, 512)
 
 
 def test_a_manifest_comes_back_whole(nano_engine):

@@ -40,12 +40,7 @@ def verified_on(path):
 
 @pytest.mark.parametrize(
     "reader",
-    [
-        load_clips,
-        load_config,
-        verified_on,
-        lambda path: read_recordings([str(path)]),
-    ],
+    [load_clips, load_config, verified_on, lambda path: read_recordings([str(path)])],
     ids=["clips", "config", "manifest", "audio"],
 )
 def test_every_reader_ends_in_the_same_error(tmp_path, reader):

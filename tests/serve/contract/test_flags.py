@@ -12,20 +12,16 @@ from serve.contract.flags import OTHERWISE, WITHOUT, in_flags, told
     ("message", "shown"),
     [
         ("ask with partial = true", "ask with --option partial=true"),
-        ("ask with `partial`", "ask with --option partial"),
         ("ask for short_encoder = false", "ask for --option short_encoder=false"),
         ("ask for diarize = false", "ask for no --diarize"),
         ("timestamps = true, but it cannot", "--option timestamps=true, but it cannot"),
         ("the request: beam_size = 99; expected", "the request: --beam-size 99; expected"),
         ("languages = ['de', 'xx'] with", "--option languages=de,xx with"),
         ("known_speaker_names has 2 and", "--known-speaker has 2 and"),
-        ("clip_timestamps has 3 to 2 s", "--option clip_timestamps has 3 to 2 s"),
         ("phrases is given, but", "--phrases is given, but"),
         # No fields: a key of a config, a word, an option without a flag, a file.
         ("transcriber.max_tokens = 3", "transcriber.max_tokens = 3"),
         ("the language 'xx' is unknown", "the language 'xx' is unknown"),
-        ("a mode has a prompt", "a mode has a prompt"),
-        ("draft = (1,)", "draft = (1,)"),
         ("'task = x.wav'", "'task = x.wav'"),
     ],
 )

@@ -45,29 +45,16 @@ def change(folder, value, *path):
 
 REFUSED = [
     ({}, ("files",), f"files lacks {TOKENIZER_FILE}; expected it in a native engine"),
-    (DROP, ("files", WEIGHTS_FILE), f"files lacks {WEIGHTS_FILE}"),
     ("cpu", ("runtime",), "runtime = 'cpu'; expected 'native', 'tensorrt_llm' "),
     (3, ("beams",), "unknown key 'beams'; known: format_version, runtime, "),
-    (DROP, ("dims", "n_mels"), "dims.n_mels is missing"),
-    (-1, ("files", WEIGHTS_FILE, "bytes"), f"files.{WEIGHTS_FILE}.bytes = -1; expected at least 0"),
     ("x", ("files", WEIGHTS_FILE, "sha256"), "sha256 = 'x'; expected 64 hexadecimal digits"),
-    (-80, ("dims", "n_mels"), "dims.n_mels = -80; expected more than 0"),
     (10**9, ("dims", "n_audio_layer"), "dims.n_audio_layer = 1000000000; expected at most 1000"),
     (2, ("dims", "n_audio_head"), "dims.n_audio_head = 2; expected n_audio_state = 64 divided by"),
-    (10, ("dims", "n_vocab"), "= 300; expected less than dims.n_vocab = 10"),
-    (-1, ("tokenizer", "eot"), "tokenizer.eot = -1; expected at least 0"),
     (5000, ("tokenizer", "sot"), "tokenizer.sot = 5000; expected less than dims.n_vocab"),
-    (5000, ("tokenizer", "languages", "es"), "tokenizer.languages.es = 5000; expected less than"),
     ([1, 5000], ("tokenizer", "suppress_tokens"), "tokenizer.suppress_tokens[1] = 5000"),
     (1800, ("tokenizer", "max_initial_timestamp_index"), "max_initial_timestamp_index + timestamp"),
     ([[0, 1]], ("tokenizer", "alignment_heads"), "alignment_heads[0] = [0, 1]; expected a layer"),
     ({"x": math.nan}, ("verification",), "verification.x = nan; expected a finite number"),
-    ({"x": {"relative": math.inf, "max_abs": 0}}, ("quantization",), "relative = inf"),
-    (
-        {"source": {"id": "x", "sha256": SHA}, "n_text_layer": -1, "n_text_ffn": 1},
-        ("draft",),
-        "draft.n_text_layer = -1",
-    ),
 ]
 
 
@@ -104,8 +91,7 @@ def test_encoder_and_decoder_must_have_one_width(folder):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["/etc/hostname", "../engine.json", "a/../b", ".", "", "a//b", "a\0b", "a\\b", "x" * 300, "ü"],
+    "name", ["/etc/hostname", "../engine.json", "a/../b", "", "a\0b", "x" * 300]
 )
 def test_a_file_that_is_not_in_the_folder_is_refused_unread(folder, name, monkeypatch):
     monkeypatch.setattr(

@@ -9,15 +9,9 @@ import random
 import time
 
 import pytest
-import torch
 
-from serve.contract.config import Config, RuntimeConfig, TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
-from serve.contract.messages import Request
-from serve.speech.features import SAMPLE_RATE
-from serve.speech.languages import LANGUAGE_NAMES
-from serve.transcriber.open import open_transcriber
 from tests.runtimes import SLOTS, SUBJECTS, Ended, collect, opener, run
 
 
@@ -371,26 +365,3 @@ def test_closing_drops_what_runs(open_runtime, job):
     runtime.close()
     runtime.close()
     assert (runtime.gauges().busy_slots, runtime.gauges().queued) == (0, 0)
-
-
-def test_audio_becomes_text_through_the_whole_path(nano_engine):
-    """Random weights say nothing of sense, but every stage runs, and twice the same."""
-    config = Config(
-        engine=str(nano_engine),
-        runtime=RuntimeConfig(slots=SLOTS, encoder_batch=2, threads=1),
-        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5), vad="off"),
-    )
-    samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
-    request = Request(samples.numpy(), sample_rate=SAMPLE_RATE)
-    with open_transcriber(config) as transcriber:
-        first, second = transcriber.transcribe(request), transcriber.transcribe(request)
-        assert transcriber.healthy
-    assert (first.text, first.language) == (second.text, second.language)
-    assert first.language in LANGUAGE_NAMES
-    assert first.duration == 40.0
-    assert first.segments == second.segments
-    assert first.timings.encode_s > 0
-    assert first.timings.decode_s > 0
-    stats = transcriber.stats()
-    assert (stats.ok, stats.audio_s) == (3, 81.0)
-    assert stats.windows >= 5

@@ -26,11 +26,7 @@ MOST = 8 + 256
 def config():
     http, rpc, metrics = free_ports("127.0.0.1", 3)
     server = ServerConfig(
-        http_port=http,
-        grpc_port=rpc,
-        metrics_port=metrics,
-        max_inflight=8,
-        stall_timeout_s=STALL_S,
+        http_port=http, grpc_port=rpc, metrics_port=metrics, max_inflight=8, stall_timeout_s=STALL_S
     )
     return dataclasses.replace(Config(), server=server)
 

@@ -18,7 +18,7 @@ from serve.contract.config import Config, load_config
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor import server as server_module
-from serve.supervisor.processes import is_alive, live_children
+from serve.supervisor.processes import live_children
 from serve.supervisor.server import TritonServer, cause, config_to_toml, prepare
 from serve.wire.client import TritonClient
 from serve.wire.folder import FAILURE, grpc_target, run_folder, shared_memory
@@ -226,14 +226,3 @@ def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
             wait_until(triton.failure, "nobody noticed")
             assert "Triton abandoned requests" in triton.failure()
             assert "not healthy" in call.result().error_message
-
-
-@pytest.mark.nightly
-@pytest.mark.server
-def test_the_models_go_with_a_triton_that_is_killed(alone):
-    with alone() as (_, triton):
-        children = live_children(triton.pid)
-        os.kill(triton.pid, signal.SIGKILL)
-        wait_until(triton.failure, "nobody noticed")  # a zombie counts as alive for them
-        assert "ended with status -9" in triton.failure()
-        wait_until(lambda: not any(map(is_alive, children)), "they stayed")

@@ -51,12 +51,16 @@ def health(server):
         return json.load(answer)
 
 
-def ending(call):
-    """What a call ended with: its answer's length, or the kind of its error."""
+def ending(wait, one):
+    """What a call or a stream ended with, or the kind of its error."""
     try:
-        return call.result().duration
+        return wait(one)
     except EarshotError as error:
         return type(error)
+
+
+def durations(calls):
+    return {ending(lambda call: call.result().duration, call) for call in calls}
 
 
 def engine_of(server, number):
@@ -81,7 +85,7 @@ def test_each_keeps_to_its_own_cores(server):
 def test_requests_spread_over_the_engines(server, client):
     before = counts(server, "accepted_total")
     assert list(before) == DEVICES
-    assert {ending(call) for call in [client.start(Request(audio=LONG)) for _ in range(8)]} == {75}
+    assert durations([client.start(Request(audio=LONG)) for _ in range(8)]) == {75}
     wait_until(
         lambda: sum(counts(server, "accepted_total").values()) >= sum(before.values()) + 8,
         "they are not counted",
@@ -108,8 +112,8 @@ def test_one_that_dies_is_avoided_and_comes_back(server, client):
         assert is_ready(server.http)
         assert client.transcribe(CLIP).duration == 1.0
         # What has not begun to answer the other engine answers.
-        assert {ending(call) for call in calls} <= {119.0, UnavailableError}
-        ends = [ending_of(stream) for stream in streams]
+        assert durations(calls) <= {119.0, UnavailableError}
+        ends = [ending(lambda one: type(list(one)[-1]), stream) for stream in streams]
     assert {RequestFinished, UnavailableError} == set(ends)
     wait_until(lambda: all(health(server)["engines"].values()), "it did not come back", 120.0)
     both = dict.fromkeys(DEVICES, 1)
@@ -117,13 +121,6 @@ def test_one_that_dies_is_avoided_and_comes_back(server, client):
     restarts = counts(server, "restarts_total")
     assert restarts == {**before, "cpu-1": before["cpu-1"] + 1}
     assert server.failure() is None
-
-
-def ending_of(stream):
-    try:
-        return type(list(stream)[-1])
-    except EarshotError as error:
-        return type(error)
 
 
 def test_the_end_waits_for_what_either_has_accepted(server, client):
@@ -137,7 +134,7 @@ def test_the_end_waits_for_what_either_has_accepted(server, client):
     pids = (*server.pids, engine_of(server, 0), engine_of(server, 1))
     family = [psutil.Process(pid) for pid in pids]
     server.stop()
-    assert {ending(call) for call in calls} == {119.0}
+    assert durations(calls) == {119.0}
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert not is_ready(server.http)

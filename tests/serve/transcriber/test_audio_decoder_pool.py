@@ -121,26 +121,6 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
     assert harness.intake.held_windows() == 0
 
 
-def test_closing_ends_what_is_decoded_at_the_next_block(alone, monkeypatch):
-    begun, go_on, blocks = threading.Event(), threading.Event(), []
-    honest = np.clip
-
-    def clip(block, *bounds):
-        blocks.append(len(block))
-        begun.set()
-        assert go_on.wait(WAIT_S)
-        return honest(block, *bounds)
-
-    monkeypatch.setattr("serve.speech.audio.np.clip", clip)
-    for id in range(4):
-        alone.intake.add(make_active(id), LONG)
-    assert begun.wait(WAIT_S)
-    alone.intake.close()
-    go_on.set()
-    alone.settle()
-    assert (len(blocks), alone.said) == (1, [])
-
-
 def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
     """As one does at its last window, in which nobody speaks, and others as the server stops."""
     begun, go_on = threading.Event(), threading.Event()

@@ -197,22 +197,6 @@ class TestEndings(TranscriberTests):
         quiescent(transcriber, runtime)
         assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
 
-    def test_a_failed_window_ends_its_request_only(self, start, tokenizer, caplog):
-        broken = EarshotError("this window is cursed")
-
-        def script(job):
-            cursed = "cursed" in tokenizer.decode(job.prompt)
-            return Echo(tokenizer, error=broken if cursed else None)(job)
-
-        transcriber, runtime = start(script)
-        bad = Client().send(transcriber, request("cursed", audio=noise(100.0)))
-        good = Client().send(transcriber, request("fine"))
-        assert bad.error is broken
-        assert good.transcript.text == "fine"
-        assert transcriber.stats().failed == 1
-        quiescent(transcriber, runtime)
-        assert "Traceback" not in caplog.text, "the runtime said so, nothing went wrong here"
-
     def test_cancelling_frees_the_slots(self, start, tokenizer):
         def script(job):
             stuck = "stuck" in tokenizer.decode(job.prompt)

@@ -10,7 +10,6 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.contract.messages import RequestFinished
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber import active
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.loop import Transcriber
 from tests.fakes import Echo, FakeRuntime
@@ -28,7 +27,7 @@ from tests.harness import (
 
 CURSED = noise(100.0, 0.2)
 LOUD = 0.75  # some samples of the cursed request are above this, no others
-PLACES = ["log_mel", "options of a retry", "next_window", "decode", "stitch", "join_text"]
+PLACES = ["log_mel", "next_window", "decode"]
 DECODE = Tokenizer.decode  # as it is before anything is planted
 
 
@@ -49,17 +48,11 @@ def plant(monkeypatch, place, tokenizer):
     def says(tokens):
         return "cursed" in DECODE(tokenizer, tokens)
 
-    options = ActiveRequest.options
     faults = {
         "log_mel": (
             "serve.speech.features.log_mel",
             lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
             lambda samples, filters: bool(abs(samples).max() > LOUD),
-        ),
-        "options of a retry": (
-            "serve.transcriber.active.ActiveRequest.options",
-            options,
-            lambda self, index, temperature: says(self.prompt(index).ids) and temperature > 0.0,
         ),
         "next_window": (
             "serve.transcriber.active.ActiveRequest.next_window",
@@ -71,30 +64,17 @@ def plant(monkeypatch, place, tokenizer):
             DECODE,
             lambda self, tokens: says(tokens),
         ),
-        "stitch": (
-            "serve.transcriber.active.stitch",
-            active.stitch,
-            lambda window, decode: says(window.attempt.tokens),
-        ),
-        "join_text": (
-            "serve.transcriber.active.join_text",
-            active.join_text,
-            lambda segments: "cursed" in segments[0].text,
-        ),
     }
     target, honest, is_cursed = faults[place]
     monkeypatch.setattr(target, faulty(honest, is_cursed))
 
 
 def moody(tokenizer):
-    """A script: the cursed request is unsure at first, its neighbour takes its time."""
+    """A script: the neighbour of the cursed request takes its time."""
 
     def script(job):
         cursed = "cursed" in DECODE(tokenizer, job.prompt)
-        if not cursed:
-            return Echo(tokenizer, delay=50)(job)
-        unsure = job.options.temperature == 0.0
-        return Echo(tokenizer, avg_logprob=-3.0 if unsure else -0.1)(job)
+        return Echo(tokenizer, delay=0 if cursed else 50)(job)
 
     return script
 

@@ -12,7 +12,6 @@ from serve.contract.messages import SegmentReady
 from serve.speech.judging import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play
 from tests.harness import (
-    FOREVER,
     UNSURE,
     Client,
     TranscriberTests,
@@ -191,13 +190,6 @@ class TestWindows(TranscriberTests):
         detecting = [DETECT_LANGUAGE in job.prompt for job in runtime.jobs]
         assert detecting == [True, True] + [False] * (len(detecting) - 2)
 
-    def test_a_window_decoded_again_keeps_the_language_found(self, start, tokenizer):
-        spanish = tokenizer.facts.languages["es"]
-        transcriber, runtime = start(Echo(tokenizer, **UNSURE), temperatures=(0.0, 0.2))
-        assert transcriber.transcribe(request(language=None)).language == "es"
-        assert DETECT_LANGUAGE in runtime.jobs[0].prompt
-        assert spanish in runtime.jobs[1].prompt
-
     def test_segments_come_in_order_as_soon_as_they_are_final(self, start, tokenizer):
         facts = tokenizer.facts
         seen = []
@@ -224,21 +216,6 @@ class TestWindows(TranscriberTests):
         assert starts == sorted(starts)
         assert starts[0] == 0.0
         assert starts[-1] > 45.0
-
-    def test_a_segment_does_not_wait_for_later_windows(self, start, tokenizer):
-        order = []
-
-        def script(job):
-            order.append(job)
-            return Echo(tokenizer, delay=0 if len(order) == 1 else FOREVER)(job)
-
-        transcriber, _ = start(script)
-        client = Client().send(transcriber, request(audio=noise(80.0)))
-        until(lambda: client.events)
-        assert isinstance(client.events[0], SegmentReady)
-        assert not client.ended.is_set()
-        client.handle.cancel()
-        assert isinstance(client.error, CancelledError)
 
     def test_a_short_request_goes_next_beside_many_long_ones(self, start, tokenizer):
         """However much audio was sent before it."""

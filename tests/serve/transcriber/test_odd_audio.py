@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from serve.contract.errors import AudioError, OptionError
+from serve.contract.errors import OptionError
 from serve.contract.messages import Request
 from tests.fakes import Echo
 from tests.harness import UNSURE, TranscriberTests, noise, request
-from tests.serve.speech.sounds import RATE, Sound, encode, tone, tracks
+from tests.serve.speech.sounds import Sound, encode, tone, tracks
 
 
 def file(data: bytes, **options) -> Request:
@@ -50,19 +50,3 @@ class TestOddAudio(TranscriberTests):
         assert [job.options.temperature for job in runtime.jobs] == [0.0]
         transcriber.transcribe(file(encode(noise(1.0), "WAV", "PCM_16")))
         assert len(runtime.jobs) > 2
-
-    def test_the_error_of_a_cut_file_says_how_much_partial_gives(self, start, echo):
-        whole = encode(noise(7.0), "FLAC")
-        cut = whole[: len(whole) * 4 // 10]
-        transcriber, _ = start(echo)
-        with pytest.raises(AudioError, match=r"of the 7\.00 s it declares can be decoded") as error:
-            transcriber.transcribe(file(cut))
-        answer = transcriber.transcribe(file(cut, partial=True))
-        assert 2.0 < answer.duration < 3.0
-        (warning,) = answer.warnings
-        assert str(error.value).startswith(warning)
-        assert f": {len_s(answer):.2f} s of" in warning
-
-
-def len_s(answer) -> float:
-    return round(answer.duration * RATE) / RATE

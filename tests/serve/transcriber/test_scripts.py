@@ -32,9 +32,7 @@ class TestScripts(TranscriberTests):
 
     @pytest.mark.parametrize(
         ("language", "written"),
-        [
-            *(("zh-TW", TAIWAN), ("zh-HK", HONG_KONG), ("zh-CN", SIMPLE), ("zh", SIMPLE)),
-        ],
+        [*(("zh-TW", TAIWAN), ("zh-HK", HONG_KONG), ("zh-CN", SIMPLE), ("zh", SIMPLE))],
     )
     def test_text_words_tokens_and_segments_have_the_script_that_is_asked_for(
         self, start, tokenizer, language, written

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from serve.contract.engine import Engine
-from serve.contract.errors import EarshotError, OptionError
+from serve.contract.errors import OptionError
 from serve.contract.messages import SegmentReady
 from serve.speech import words
 from tests.fakes import CAPABILITIES, CONFIDENCE, Echo
@@ -126,19 +126,6 @@ class TestWords(TranscriberTests):
         assert answer.text == "over the fox"
         assert [word for word, _, _ in spoken(answer)] == [" over", " the", " fox"]
         assert len(runtime.jobs) == 3
-
-    def test_a_failure_ends_its_request_alone(self, start, echo, monkeypatch):
-        transcriber, runtime = start(echo, ABLE)
-
-        def broken(matrix):
-            raise ZeroDivisionError("no way through")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(words, "monotonic_path", broken)
-            with pytest.raises(EarshotError, match=r"internal error: .*no way through"):
-                transcriber.transcribe(request("over", **TIMED))
-        assert spoken(transcriber.transcribe(request("over", **TIMED)))
-        quiescent(transcriber, runtime)
 
     def test_refused_by_name_where_it_cannot_be_had(self, start, echo, engine):
         facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))

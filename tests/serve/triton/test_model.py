@@ -13,7 +13,6 @@ import pytest
 
 from serve.contract.errors import EarshotError, OverloadedError
 from serve.contract.messages import Phase, Request, RequestFinished, SegmentReady
-from serve.triton import heartbeat
 from serve.wire import tensors
 from tests import fake_triton
 from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
@@ -206,44 +205,6 @@ def test_the_end_sends_what_the_drain_still_answers(start, backend):
     del backend.close
 
 
-def test_it_says_that_it_lives_from_its_start_to_its_end(start, failure, monkeypatch):
-    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
-    alive = failure.with_name("alive")
-    model = start()
-    alive.unlink()
-    wait_until(alive.exists, "no further sign of life")
-    model.finalize()
-    alive.unlink()
-    assert "earshot-heartbeat" not in threads()
-
-
-class TestOpenBackend:
-    @pytest.fixture
-    def parameters(self, tmp_path):
-        """As config.pbtxt gives them."""
-        toml = tmp_path / "some.toml"
-        toml.write_text("[server]\ndrain_timeout_s = 4.0\n")
-        return {
-            "config": str(toml),
-            "engine": "engines/x",
-            "folder": "/run",
-        }
-
-    @pytest.fixture
-    def made(self, module, monkeypatch):
-        """Whatever is made is the list of its name and arguments."""
-        for name in ("EngineBackend", "open_transcriber"):
-            monkeypatch.setattr(module, name, lambda *a, name=name: [name, *a])
-        return module.open_backend
-
-    def test_it_has_the_engine(self, made, parameters):
-        name, transcriber, *others = made(parameters)
-        assert (name, transcriber[0]) == ("EngineBackend", "open_transcriber")
-        assert transcriber[1].server.drain_timeout_s == 4.0
-        assert transcriber[2:] == ["engines/x"]
-        assert others == [4.0, Path("/run"), fake_triton.MetricFamily]
-
-
 @pytest.mark.parametrize(
     "error, told", [(EarshotError("no engine at x"), "no engine at x"), (KeyError(), "KeyError()")]
 )
@@ -259,10 +220,3 @@ def test_a_start_that_fails_leaves_its_reason(
     assert failure.read_text() == told
     unexpected = not isinstance(error, EarshotError)
     assert ("the model failed to start" in caplog.text) is unexpected, "a trace only for bugs"
-
-
-def test_numpy_2_is_refused_at_the_start(start, module, failure, monkeypatch):
-    monkeypatch.setattr(module.np, "__version__", "2.0.1")
-    with pytest.raises(fake_triton.TritonModelException, match=r"numpy 2\.0\.1"):
-        start()
-    assert "numpy 2.0.1" in failure.read_text()

@@ -19,7 +19,6 @@ from serve.contract.errors import (
 )
 from serve.contract.runtimes import TrtllmConfig
 from serve.runtime.loader import open_runtime
-from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import worker
 from serve.trtllm.llm_api import LlmApiExecutor, start_settings
@@ -112,15 +111,6 @@ class TestRequests:
         run(runtime, [job(id, max_tokens=4) for id in range(9)])
         assert llm.most_active == slots
         assert max(llm.encoded_together) <= LLM_API.runtime.encoder_batch + 1
-
-    def test_tokens_stream_one_by_one(self, opened, job):
-        runtime, _ = opened()
-        runtime.submit(job(1))
-        events = []
-        while not events or events[-1].finished is None:
-            events += runtime.poll(0.05)
-        assert len(events) > 3
-        assert all(len(event.tokens) == 1 for event in events[:-1])
 
     def test_beams_neither_stream_nor_sample(self, opened, engine, job):
         runtime, llm = opened(beam_width=2)
@@ -260,10 +250,3 @@ class TestFailures:
         runtime.close()
         assert not llm.thread.is_alive()
         assert "earshot-llm-api" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_the_name_of_a_token_that_is_not_there(engine):
-    tokenizer = Tokenizer.open(engine)
-    assert tokenizer.special_name(engine.manifest.tokenizer.sot) == "<|startoftranscript|>"
-    with pytest.raises(EarshotError, match="has no token 99999"):
-        tokenizer.special_name(99_999)

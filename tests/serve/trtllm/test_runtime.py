@@ -1,20 +1,33 @@
 """What the adapter asks of the executor, what it refuses, and how failures end."""
 
 import dataclasses
+import inspect
 import math
 
 import pytest
 import torch
 
-from serve.contract.engine import Engine
+from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.contract.errors import UnavailableError as Unavailable
 from serve.runtime.loader import open_runtime
+from serve.runtime.protocol import DecodingOptions, Job
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.limits import ENGINES_FOLDER
 from serve.trtllm.runtime import ExecutorRequest
+from tests.fake_trtllm import facts
 from tests.fake_trtllm.install import DIMS, FACTS, compile_engine, make_checkpoint, make_config
-from tests.fake_trtllm.jobs import DETECT, PLAIN, TIMED, make_job, run
+from tests.runtimes import run
+
+TIMED = (FACTS.sot, FACTS.languages["en"], FACTS.transcribe)
+PLAIN = (*TIMED, FACTS.no_timestamps)
+DETECT = (FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe)
+
+
+def make_job(id=1, prompt=TIMED, **options):
+    features = torch.randn(80, 3000, generator=torch.Generator().manual_seed(id))
+    options = {"max_tokens": 12, "timestamps": prompt[-1] != FACTS.no_timestamps, **options}
+    return Job(id, features, prompt, DecodingOptions(**options))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +76,7 @@ def test_another_gpu_of_the_machine_is_named_to_the_executor(engine, fake, monke
 def test_requests_carry_what_whisper_needs(opened):
     runtime, executor = opened()
     job = make_job(max_tokens=7)
-    run(runtime, job)
+    run(runtime, [job])
     (request,) = executor.requests
     assert request.input_token_ids == list(TIMED)
     assert request.max_tokens == 7
@@ -77,7 +90,7 @@ def test_requests_carry_what_whisper_needs(opened):
 
 def test_sampling_asks_for_the_whole_distribution(opened):
     runtime, executor = opened()
-    run(runtime, make_job(temperature=0.4, seed=17))
+    run(runtime, [make_job(temperature=0.4, seed=17)])
     sampling = executor.requests[0].sampling_config
     assert (sampling.top_k, sampling.top_p) == (None, 1.0)
     assert (sampling.temperature, sampling.seed) == (0.4, 17)
@@ -95,7 +108,7 @@ def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
     executor, able = fake.Executor.instances[-1], runtime.capabilities
     assert (able.beam_width, able.beam_sizes, able.streaming) == (3, (1, 3), False)
     jobs = [make_job(1), make_job(2, beam_size=3), make_job(3, DETECT, beam_size=3)]
-    run(runtime, *jobs, make_job(4, temperature=0.5))
+    run(runtime, [*jobs, make_job(4, temperature=0.5)])
     found = [request.sampling_config for request in executor.requests]
     penalties = {(s.beam_width, s.top_k, s.length_penalty) for s in found if s.top_p is None}
     assert penalties == {(1, 1, None), (3, None, 1.0)}
@@ -107,7 +120,7 @@ def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
 
 def test_the_encoder_batches_what_its_budget_allows(opened):
     runtime, executor = opened()
-    run(runtime, *(make_job(id, max_tokens=3) for id in range(6)))
+    run(runtime, [make_job(id, max_tokens=3) for id in range(6)])
     assert max(executor.encoded_together) == 2  # `encoder_batch`
     assert sum(executor.encoded_together) == 6
 
@@ -122,24 +135,30 @@ def test_tokens_stream_and_the_average_covers_the_end(opened, fake):
     assert len(events) > 3
     assert all(len(event.tokens) == 1 for event in events[:-1])
     tokens = [token for event in events for token in event.tokens]
-    (whole,) = run(runtime, dataclasses.replace(job, id=2)).values()
-    assert tuple(tokens) == whole[0]
-    assert math.isfinite(whole[1].scores.avg_logprob)
-    assert whole[1].scores.avg_logprob < -0.01  # 0 if normalised over the one candidate
+    whole = run(runtime, [dataclasses.replace(job, id=2)])[2]
+    assert tuple(tokens) == whole.tokens
+    assert math.isfinite(whole.last.scores.avg_logprob)
+    assert whole.last.scores.avg_logprob < -0.01  # 0 if normalised over the one candidate
 
 
 def test_detection_probes_once_and_fills_the_prompt(opened):
     runtime, executor = opened()
-    ended = run(runtime, make_job(1, DETECT), make_job(2, TIMED))
+    ended = run(runtime, [make_job(1, DETECT), make_job(2, TIMED)])
     probes = [r for r in executor.requests if r.output_config.return_generation_logits]
     assert [(p.input_token_ids, p.max_tokens) for p in probes] == [([FACTS.sot], 1)]
-    found = ended[1][1].scores
+    found = ended[1].last.scores
     assert found.language in FACTS.languages.values()
     assert [FACTS.sot, found.language, FACTS.transcribe] in [
         request.input_token_ids for request in executor.requests
     ]
-    assert ended[2][1].scores.language is None
-    assert ended[2][1].scores.no_speech_prob is None
+    assert ended[2].last.scores.language is None
+    assert ended[2].last.scores.no_speech_prob is None
+    assert not runtime.capabilities.no_speech_prob
+
+
+def test_the_callback_takes_its_arguments_in_the_librarys_order():
+    parameters = list(inspect.signature(RulesCallback.__call__).parameters)
+    assert parameters[1:] == facts.POST_PROCESSOR
 
 
 def test_the_callback_forbids_by_row_and_leaves_the_rest():
@@ -168,12 +187,12 @@ def test_the_callback_forbids_by_row_and_leaves_the_rest():
 def test_a_refused_window_ends_alone(opened):
     runtime, executor = opened()
     executor.network.encoder_config["n_mels"] = 81  # as if the engine were another's
-    _, last = run(runtime, make_job(1))[1]
+    last = run(runtime, [make_job(1)])[1].last
     assert last.finished == "error"
     assert isinstance(last.error, EarshotError)
     assert "features have 80 mels" in str(last.error)
     executor.network.encoder_config["n_mels"] = 80
-    assert run(runtime, make_job(2))[2][1].finished in ("eot", "length")
+    assert run(runtime, [make_job(2)])[2].last.finished in ("eot", "length")
 
 
 def test_a_broken_executor_is_a_device_error(opened):
@@ -227,12 +246,7 @@ def altered(engine, tmp_path, **options):
     ("options", "words"),
     [
         ({"tensorrt_llm": "1.2.0"}, r"compiled by TensorRT-LLM 1\.2\.0, found 1\.2\.1; build it"),
-        (
-            {"compute_capability": "8.9", "gpu": "L40S"},
-            r"capability 8\.9 \(L40S\), found 9\.0 \(Stand-in GPU\); build it again .* on this",
-        ),
         ({"max_windows": 3}, "runtime_options: unknown key 'max_windows'; .*; build it again"),
-        ({"max_beam_width": "4"}, "max_beam_width = '4'; expected an integer; build it again"),
     ],
 )
 def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):

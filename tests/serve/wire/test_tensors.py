@@ -5,11 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serve.contract.errors import (
-    AudioError,
-    EarshotError,
-    OptionError,
-)
+from serve.contract.errors import AudioError, EarshotError, OptionError
 from serve.contract.messages import Request
 from serve.wire import tensors
 from tests.serving import SEGMENT, TRANSCRIPT
@@ -83,10 +79,7 @@ def test_a_request_comes_back_as_it_was(request_):
     ("options", "message"),
     [
         ({"beam_size": "five"}, "beam_size = 'five'; expected a whole number"),
-        ({"max_tokens": 2**31}, "max_tokens = 2147483648; expected a whole number"),
-        ({"patience": "2"}, "patience = '2'; expected a number"),
         ({"timestamps": 0.5}, "timestamps = 0.5; expected true or false"),
-        ({"language": 3}, "language = 3; expected text"),
         ({"draft": 1}, "draft = 1; expected a list"),
         ({"clip_timestamps": (0, "10")}, "clip_timestamps = '10'; expected a number"),
     ],
@@ -109,16 +102,12 @@ def test_samples_keep_their_values():
         ({}, AudioError, "neither AUDIO nor SAMPLES"),
         ({"AUDIO": [b"x"], "SAMPLES": np.zeros(3)}, AudioError, "both AUDIO and SAMPLES"),
         ({"AUDIO": [b"x"], "LANGUAGES": [b"en", b"\xff"]}, OptionError, "LANGUAGES is not UTF-8"),
+        ({"AUDIO": [b"x"], "TASK": [b"sing"]}, OptionError, "TASK = 'sing'; expected one of"),
         ({"AUDIO": [b"x"], "PROMPT": [b"\xff"]}, OptionError, "PROMPT is not UTF-8"),
         (
             {"AUDIO": [b"x"], "PROMPT": [b"\xff" * (2**18 + 1)]},
             OptionError,
             "PROMPT has 262145 bytes; expected at most 262144: send less text",
-        ),
-        (
-            {"AUDIO": [b"x"], "DRAFT": np.zeros(1025, np.int32)},
-            OptionError,
-            "DRAFT has 4100 bytes; expected at most 4096",
         ),
     ],
 )
@@ -172,7 +161,6 @@ def test_a_segment_on_its_own_is_not_an_answer():
         ("SEGMENTS", "[", "the answer's SEGMENTS is not JSON"),
         ("SEGMENTS", "[{}]", r"SEGMENTS: \[0\]\.start is missing; .*; expected a server of this"),
         ("TIMINGS", '{"wait_s": 1}', "TIMINGS: unknown key 'wait_s'.* of this Earshot version"),
-        ("TIMINGS", "\xff", "TIMINGS"),
     ],
 )
 def test_the_answer_of_another_version_is_said_to_be_one(name, text, message):

@@ -119,15 +119,11 @@ class Response:
 @dataclasses.dataclass
 class InflightBatchingStats:
     num_scheduled_requests: int
-    num_context_requests: int
-    num_gen_requests: int
 
 
 @dataclasses.dataclass
 class IterationStats:
-    iter: int
     iter_latency_ms: float
-    num_active_requests: int
     inflight_batching_stats: InflightBatchingStats | None
 
 
@@ -185,9 +181,6 @@ class Executor:
         config = json.loads((Path(path) / "config.json").read_text())
         tensors = load_file(Path(path) / "rank0.engine")
         return config["build_config"], config["pretrained_config"], tensors
-
-    def can_enqueue_requests(self):
-        return self.running
 
     def enqueue_request(self, request):
         facts.bind("Executor.enqueue_request", (request,), {})
@@ -286,10 +279,8 @@ class Executor:
             self.post_process(logits)
             for request_id, row in logits.items():
                 self.sample(request_id, self.active[request_id], row.reshape(-1).float())
-        count = len(logits)
         latency_ms = 1000 * (time.perf_counter() - began)
-        batch = InflightBatchingStats(count, fresh, count - fresh)
-        self.stats.append(IterationStats(len(self.stats), latency_ms, count, batch))
+        self.stats.append(IterationStats(latency_ms, InflightBatchingStats(len(logits))))
 
     def start(self, request_id, active):
         with torch.inference_mode():
