@@ -1,8 +1,8 @@
 """Run TensorRT-LLM 1.2 engines with the library's C++ executor, in this process.
 
 It follows the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compiles engines
-with `trtllm-build` and runs them with in-flight batching. Release 1.3 removed both; use
-`serve.trtllm.llm_api` for it.
+with `trtllm-build` and runs them with in-flight batching. Candidates from 1.3.0rc21 on have
+neither; use `serve.trtllm.llm_api` for 1.3.
 """
 
 import contextlib

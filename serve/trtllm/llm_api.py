@@ -1,7 +1,7 @@
 """Run a checkpoint with the LLM API of TensorRT-LLM 1.3 and later, in a separate process.
 
 These releases have no engines. Their PyTorch backend runs the Hugging Face checkpoint in the engine
-folder, in FP16. This module follows NVIDIA's guide docs/source/models/encoder-decoder.md and
+folder, in BF16. This module follows NVIDIA's guide docs/source/models/encoder-decoder.md and
 tensorrt_llm/_torch/models/modeling_whisper.py. The library computes the log-mel from samples. It
 applies the suppress lists, but no timestamp rules, and it does not detect the language. Its prompt
 must begin at start of transcript, so there is no previous text.

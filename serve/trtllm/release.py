@@ -15,7 +15,7 @@ from serve.contract.errors import UnavailableError
 
 RELEASE = (1, 2)  # the last release that compiles engines; checkpoints use its tensor names
 API_RELEASE = (1, 3)  # the first release with Whisper in the PyTorch backend
-WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
+WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package since 1.3.0rc25
 _MEND = (
     "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "
     "build.runtime = 'native'"
@@ -35,9 +35,9 @@ def library_version() -> str:
     version, release = _installed("release 1.2", _MEND)
     if release > RELEASE:
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but release 1.3 removed trtllm-build and the "
-            "engine executor; expected 1.2; build with build.runtime = 'tensorrt_llm_api', or "
-            f"{_MEND}"
+            f"TensorRT-LLM {version} is installed; expected 1.2, the last release that has "
+            "trtllm-build and the engine executor (1.3.0rc20 is the last candidate); build with "
+            f"build.runtime = 'tensorrt_llm_api', or {_MEND}"
         )
     if release != RELEASE:
         raise UnavailableError(
@@ -64,8 +64,8 @@ def api_version() -> str:
     folders = spec.submodule_search_locations if spec is not None else None
     if not any((Path(folder) / WHISPER_MODEL).is_file() for folder in folders or []):
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but it has no {WHISPER_MODEL}: its PyTorch "
-            f"backend does not run Whisper yet; {_MEND_API}"
+            f"TensorRT-LLM {version} is installed, but it has no {WHISPER_MODEL}; expected "
+            f"1.3.0rc25 or later, whose PyTorch backend runs Whisper; {_MEND_API}"
         )
     _check_numpy(version)
     return version

@@ -61,7 +61,7 @@ def test_a_hostile_file_of_a_checkpoint_is_named(folder, tmp_path, capsys, name,
     ("change", "says"),
     [
         (lambda text: DEEP, "not JSON"),
-        (lambda text: b" " * 2**24 + text, "more than 16,777,216 bytes"),
+        (lambda text: b" " * 2**24 + text, "at most 16,777,216"),
         (set_key("runtime_options", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"), "not JSON"),
         (set_key("dims", '{"n_mels": 1e999}'), "dims"),
     ],

@@ -124,7 +124,7 @@ def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys
 def test_each_warning_has_a_line_and_speaks_of_flags(toml, files, fake, capsys):
     warnings = ("two tracks; choose one with audio_track = 2", "send it with channels = split")
     answer = dataclasses.replace(TRANSCRIPT, warnings=warnings)
-    fake.transcribe = lambda request: answer
+    fake.transcribe = lambda request, on_segment: answer
     assert run(toml, "--format", "json", files["a.wav"]) == 0
     output = capsys.readouterr()
     assert f"warning: {files['a.wav']}: send it with --channels split\n" in output.err
@@ -193,11 +193,11 @@ def test_what_the_folder_has_is_skipped_unless_it_is_asked_for_again(
 def test_a_run_that_is_interrupted_tells_what_is_done(toml, files, fake, tmp_path, capsys):
     answer, first = fake.transcribe, tmp_path / "out" / "a.txt"
 
-    def transcribe(request):
+    def transcribe(request, on_segment):
         if request.audio == b"b.mp3":
             wait_until(first.exists, "nothing is done", WAIT_S)
             raise KeyboardInterrupt
-        return answer(request)
+        return answer(request, on_segment)
 
     fake.transcribe = transcribe
     assert run(toml, "--output", str(first.parent), files["a.wav"], files["b.mp3"]) == 130
@@ -227,7 +227,7 @@ def test_errors_speak_of_flags(toml, files, fake, capsys):
 
 
 def _raising(error):
-    def transcribe(request):
+    def transcribe(request, on_segment):
         raise error
 
     return transcribe

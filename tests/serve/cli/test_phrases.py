@@ -2,7 +2,6 @@
 
 import pytest
 
-import serve.cli.phrases
 from serve.cli.main import main
 from tests.fakes import fake_engine
 
@@ -11,7 +10,7 @@ from tests.fakes import fake_engine
 def shown(tmp_path, capsys, monkeypatch):
     """The exit status, output and errors of the command for a file with some lines."""
     engines = {"engines/mine": fake_engine(tmp_path)}
-    monkeypatch.setattr(serve.cli.phrases, "open_engine", engines.__getitem__)
+    monkeypatch.setattr("serve.contract.engine.open_engine", engines.__getitem__)
     config = tmp_path / "some.toml"
 
     def show(text, configured="engines/mine", *more):

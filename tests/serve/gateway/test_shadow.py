@@ -261,7 +261,7 @@ def test_the_command_tells_what_was_found(running, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "CER       28.57 % [0.00, 100.00]\n  es      28.57 %" in told
     assert "served     one two\n  reference  one ten" in told
-    assert "drift     not told" in told
+    assert "drift     unknown" in told
     assert "a few hundred requests are a baseline" in told and "[shadow.baseline]" in told
 
 

@@ -70,7 +70,7 @@ class TestRequests:
     def test_the_library_is_configured_for_whisper(self, opened, engine):
         _, llm = opened(kv_cache_fraction=0.6)
         assert llm.model == str(engine.path / "checkpoint")
-        assert llm.dtype is torch.float16
+        assert llm.dtype is torch.bfloat16
         args = llm.args
         assert (args.backend, args.attn_backend) == ("pytorch", "TRTLLM")
         assert (args.max_batch_size, args.max_beam_width) == (LLM_API.runtime.slots, 1)
