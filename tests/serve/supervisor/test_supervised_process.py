@@ -150,7 +150,7 @@ def test_one_of_several_is_never_given_up_while_others_work(part, started, clock
         fail(part, started, clock, "the device is gone")
     clock.needed = True
     started[-1].reason = "the device is gone"
-    with pytest.raises(EarshotError, match="gave up after 10 starts"):
+    with pytest.raises(EarshotError, match="gave up after 10 failed starts"):
         part.look()
 
 

@@ -102,7 +102,7 @@ def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
     else:
         transcriber.refusal = end if isinstance(end, OverloadedError) else None
         if isinstance(end, OptionError):
-            inputs["TASK"] = np.array([b"sing"])
+            inputs["PROMPT"] = np.array([b"\xff"])
         with pytest.raises(EarshotError) as kept:
             backend.start(inputs, print, "0-ab-1")
         assert kept.value.__traceback__ is not None
