@@ -174,8 +174,8 @@ def _capacity(
 ) -> float:
     """Measure the throughput, seconds of audio a second, of a server without a target.
 
-    Counting starts when as many requests are answered as are in flight. It lasts `seconds`, and
-    until twice as many are answered.
+    Counting starts once as many requests are answered as are in flight. It ends after `seconds`,
+    but not before twice as many are answered.
     """
     at_once, ended = 2 * config.runtime.slots, list[OverloadClient]()
     with running(changed(config, "gateway", target_p99_s=0.0), keys=3) as server:
