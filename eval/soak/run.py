@@ -96,8 +96,9 @@ def _result(findings: Sequence[Finding]) -> Result:
         summary = "; ".join(bad) or f"all {len(finding.checks)} checks passed"
         rows.append([name, loud(finding.verdict), took, summary])
         values = [[label, f"{value:,.3f}"] for label, value in finding.figures.items()]
-        table = Table(["figure", ""], values)
-        figures.append(ReportSection(f"{name}: {finding.title}", [table], printed=False))
+        if values:
+            table = Table(["figure", ""], values, note=f"{finding.title}.")
+            figures.append(ReportSection(name, [table], printed=False))
         checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in finding.checks]
     table = Table(["scenario", "", "took", "what happened"], rows, prose=True)
     sections = (ReportSection("Scenarios", [table]), *figures)
