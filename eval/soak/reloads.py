@@ -19,6 +19,7 @@ from typing import NamedTuple
 import psutil
 import torch
 from safetensors.torch import load_file, save_file
+from websockets.exceptions import WebSocketException
 
 from eval.clients import CLIENTS, Ask, live_session, utterance
 from eval.load import closed_loop
@@ -80,17 +81,20 @@ def reloads(stage: Stage) -> None:
 def _speak(server: RunningServer, ask: Ask, stopped: threading.Event) -> tuple[int, int]:
     """Say one utterance after another in one session; return how many were said and completed."""
     said, items = 0, list[str]()
-    with live_session(server.at, _LIMIT_S) as socket:
-        while not stopped.is_set():
-            said += 1
-            for message in utterance(ask):
-                socket.send(message)
-            while len(items) < said:
-                event = json.loads(socket.recv(timeout=_LIMIT_S))
-                if event["type"].endswith(".completed"):
-                    items.append(event["item_id"])
-                elif event["type"].endswith((".failed", "error")):
-                    raise EarshotError(f"the live session: {event}")
+    try:
+        with live_session(server.at, _LIMIT_S) as socket:
+            while not stopped.is_set():
+                said += 1
+                for message in utterance(ask):
+                    socket.send(message)
+                while len(items) < said:
+                    event = json.loads(socket.recv(timeout=_LIMIT_S))
+                    if event["type"].endswith(".completed"):
+                        items.append(event["item_id"])
+                    elif event["type"].endswith((".failed", "error")):
+                        raise EarshotError(f"the live session: {event}")
+    except WebSocketException as error:
+        raise EarshotError(f"the live session ended: {error!r}") from error
     return said, len(set(items))
 
 
@@ -122,17 +126,16 @@ def _tritons(server: RunningServer) -> set[int]:
 def _cases(server: RunningServer) -> list[_Case]:
     """Make engines of each kind in the server's folder."""
     own, folder = Path(server.config.engine).absolute(), server.folder
+    other = shutil.copytree(own, folder / "other")
 
-    def copied(name: str, spoil: Callable[[Path], object] = str) -> Path:
-        shutil.copytree(own, folder / name)
-        spoil(folder / name)
+    def bad(name: str, spoil: Callable[[Path], None]) -> Path:
+        spoil(shutil.copytree(own, folder / name))
         return folder / name
 
-    other, random_scales = copied("other"), copied("random", _randomize)
-    in_place = ("--in-place",)
+    random_scales, in_place = bad("random", _randomize), ("--in-place",)
     return [
         _Case("1. a copy", other, good=True),
-        _Case("2. truncated weights", copied("truncated", _truncate), good=False),
+        _Case("2. truncated weights", bad("truncated", _truncate), good=False),
         _Case("3. the first again", own, good=True),
         _Case("4. random scales", random_scales, good=False),
         _Case("5. killed while it starts", other, good=False, killed=True),

@@ -89,14 +89,15 @@ def soak(
 def _result(findings: Sequence[Finding]) -> Result:
     sections, checks = [], list[Check]()
     for finding in findings:
+        name, limited = finding.scenario, [one for one in finding.figures if one.limit]
+        bad = [one.check for one in limited if one.passed is not True]
+        good = Check(name, True, f"all {len(limited)} limits are kept")
+        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in bad] or [good]
         rows = []
-        for figure in finding.figures:
-            told = loud(verdict([figure.check])) if figure.limit else ""
-            rows.append([figure.name, shown(figure.value), figure.limit, told])
-            if figure.limit:
-                name = f"{finding.scenario}: {figure.name}"
-                checks.append(dataclasses.replace(figure.check, name=name))
-        title = f"{finding.scenario}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
+        for one in finding.figures:
+            told = loud(verdict([one.check])) if one.limit else ""
+            rows.append([one.name, shown(one.value), one.limit, told])
+        title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))
     return Result({"scenarios": findings}, tuple(checks), tuple(sections))
