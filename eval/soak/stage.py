@@ -90,7 +90,7 @@ RULES: dict[str, Callable[[RequestOutcome], bool]] = {
 
 def shown(value: float) -> str:
     """Write a number with at most three decimals."""
-    return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return f"{round(value, 3) + 0:,.3f}".rstrip("0").rstrip(".")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,9 @@ class Stage:
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the count of requests, and of those that break each rule."""
+        """Add the count of requests, if there were any, and of those that break each rule."""
+        if not self.outcomes:
+            return
         self.tell("requests", len(self.outcomes))
         self.tell("requests answered", sum(o.answer.kind == "answered" for o in self.outcomes))
         for name, is_wrong in RULES.items():
@@ -181,7 +183,11 @@ class Stage:
             EarshotError: it did not start, or ended by itself.
         """
         with running(config or self.config, keys=keys) as server:
-            yield server
+            try:
+                yield server
+            except BaseException:  # clients may still wait; their requests end with the server
+                self._disruptions.append([time.monotonic(), math.inf])
+                raise
             status = server.process.poll()
             if status is not None:
                 raise EarshotError(f"the server ended by itself with exit status {status}")
