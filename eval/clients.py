@@ -334,7 +334,8 @@ def by_live(at: Addresses, ask: Ask) -> Answer:
                 socket.send(to_json({"type": "input_audio_buffer.commit"}))
                 hear_until(socket, lambda: errors)
         except InvalidStatus as error:  # the server refused the WebSocket
-            _content(error.response.status_code, error.response.body or b"")
+            sent = error.response
+            _content(sent.status_code, sent.body or b"", sent.headers.get("Retry-After", ""))
         return _only(finals, [] if finals else errors)
 
     return answer_to(text)

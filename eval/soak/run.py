@@ -1,32 +1,33 @@
-"""`python -m eval soak`: everything at once, or scenarios, each on a server of its own."""
+"""`python -m eval soak`: everything at once, or scenarios, each on servers of its own."""
 
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import psutil
 
 from build.clips import load_clips
-from eval.config import changed
 from eval.record import Check, ReportSection, Result, Run, Table, Verdict, loud, verdict
 from eval.soak import MIXED, SCENARIOS
-from eval.soak.attacks import floods, killers
 from eval.soak.jobs import jobs
 from eval.soak.mixed import mixed
 from eval.soak.overload import overload
 from eval.soak.reloads import reloads
-from eval.soak.scenarios import (
-    LONG_LIMIT_S,
-    SLOW_LIMIT_S,
-    large_uploads,
-    short_beside_long,
-    slow_clients,
-)
-from eval.soak.stage import Found, SoakSettings, Stage, stage
+from eval.soak.scenarios import floods, killers, large_uploads, short_beside_long, slow_clients
+from eval.soak.stage import SoakFigure, Stage, shown
 from serve.contract.errors import ConfigError, EarshotError
 
-_ENDS = "the scenario comes to its end"
+_SCENARIOS: dict[str, Callable[[Stage], None]] = {
+    MIXED: mixed,
+    "short-beside-long": short_beside_long,
+    "large-uploads": large_uploads,
+    "slow-clients": slow_clients,
+    "floods": floods,
+    "killers": killers,
+    "jobs": jobs,
+    "overload": overload,
+    "reload": reloads,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,24 +36,25 @@ class Finding:
 
     scenario: str
     title: str
-    checks: tuple[Check, ...]
-    figures: dict[str, float]  # by name, which ends in its unit
+    figures: tuple[SoakFigure, ...]
     seconds: float
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict of its checks."""
-        return verdict(self.checks)
+        """Return the verdict of its figures."""
+        return verdict(figure.check for figure in self.figures)
 
 
 def soak(
     run: Run, *, minutes: int, actions: int | None, seed: int, scenarios: Sequence[str] | None
 ) -> Result:
-    """Attack a server, and keep the findings so far after each scenario and an interrupt.
+    """Attack servers; keep the findings so far after each scenario and an interrupt.
 
     Args:
         run: the run; its config is the attacked product.
-        minutes, actions, seed: as in `SoakSettings`.
+        minutes: the duration of `mixed`, and of the other scenarios that have one.
+        actions: ends `mixed` early.
+        seed: the seed of the clients' actions.
         scenarios: names of `SCENARIOS`; () is all of them, None everything at once.
 
     Raises:
@@ -63,25 +65,21 @@ def soak(
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     clips, findings = tuple(load_clips(run.config.eval.manifest)), list[Finding]()
-    settings = SoakSettings(run.config, clips, run.say, seed, minutes, actions)
     titles = {MIXED: "clients of every kind, hostile ones and disruptions at once", **SCENARIOS}
     for name in (MIXED,) if scenarios is None else scenarios or SCENARIOS:
         run.say(f"{name}: {titles[name]} …")
-        began, checks, figures = time.monotonic(), list[Check](), dict[str, float]()
+        stage, began_s = Stage(run.config, clips, run.say, seed, minutes, actions), time.monotonic()
         try:
-            for news in _SCENARIOS[name](settings):
-                if isinstance(news, Check):
-                    checks.append(news)
-                else:
-                    figures[news[0]] = float(news[1])
+            _SCENARIOS[name](stage)
         except (EarshotError, OSError, psutil.Error) as error:
-            checks.append(Check(_ENDS, False, str(error) or repr(error)))
+            stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
-            checks.append(Check(_ENDS, None, "interrupted"))
+            stage.decide("scenario ended early", 1, "at most 0", None, "interrupted")
             raise
         finally:
-            took_s = time.monotonic() - began
-            findings.append(Finding(name, titles[name], tuple(checks), figures, took_s))
+            stage.apply_rules()
+            took_s = time.monotonic() - began_s
+            findings.append(Finding(name, titles[name], tuple(stage.figures), took_s))
             result = _result(findings)
             run.keep(result)
         run.say(f"{name}: {loud(findings[-1].verdict)}")
@@ -89,59 +87,17 @@ def soak(
 
 
 def _result(findings: Sequence[Finding]) -> Result:
-    rows, figures, checks = [], [], []
+    sections, checks = [], list[Check]()
     for finding in findings:
-        name, took = finding.scenario, f"{finding.seconds:.0f} s"
-        bad = [f"{one.name}: {one.detail}" for one in finding.checks if one.passed is not True]
-        summary = "; ".join(bad) or f"all {len(finding.checks)} checks passed"
-        rows.append([name, loud(finding.verdict), took, summary])
-        values = [[label, f"{value:,.3f}"] for label, value in finding.figures.items()]
-        if values:
-            table = Table(["figure", ""], values, note=f"{finding.title}.")
-            figures.append(ReportSection(name, [table], printed=False))
-        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in finding.checks]
-    table = Table(["scenario", "", "took", "what happened"], rows, prose=True)
-    sections = (ReportSection("Scenarios", [table]), *figures)
-    return Result({"scenarios": findings}, tuple(checks), sections)
-
-
-def _on_a_server(
-    attack: Callable[[Stage], Found], **changes: dict[str, Any]
-) -> Callable[[SoakSettings], Found]:
-    """Return a scenario that attacks one server, with changed sections of the config."""
-
-    def scenario(settings: SoakSettings) -> Found:
-        config = settings.config
-        for section, values in changes.items():
-            config = changed(config, section, **values)
-        with stage(dataclasses.replace(settings, config=config)) as running:
-            yield from attack(running)
-            yield from _stops(running)
-
-    return scenario
-
-
-def _stops(running: Stage) -> Found:
-    ended = running.server.process.poll()
-    if ended is not None:
-        yield Check("the server runs to the end", False, f"exit status {ended}")
-        return
-    status, seconds = running.server.stop()
-    yield "stopped after SIGTERM, s", seconds
-    how = "killed, because it did not stop" if status is None else f"exit status {status}"
-    yield Check("it stops when it is asked to", status is not None, how)
-
-
-_SCENARIOS: dict[str, Callable[[SoakSettings], Found]] = {
-    MIXED: mixed,
-    "short-beside-long": _on_a_server(
-        short_beside_long, transcriber={"request_timeout_s": LONG_LIMIT_S}
-    ),
-    "large-uploads": _on_a_server(large_uploads),
-    "slow-clients": _on_a_server(slow_clients, server={"upload_timeout_s": SLOW_LIMIT_S}),
-    "floods": _on_a_server(floods),
-    "killers": _on_a_server(killers),
-    "jobs": jobs,
-    "overload": overload,
-    "reload": _on_a_server(reloads),
-}
+        name, limited = finding.scenario, [one for one in finding.figures if one.limit]
+        bad = [one.check for one in limited if one.passed is not True]
+        good = Check(name, True, f"all {len(limited)} limits are kept")
+        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in bad] or [good]
+        rows = []
+        for one in finding.figures:
+            told = loud(verdict([one.check])) if one.limit else ""
+            rows.append([one.name, shown(one.value), one.limit, told])
+        title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
+        table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
+        sections.append(ReportSection(title, [table]))
+    return Result({"scenarios": findings}, tuple(checks), tuple(sections))

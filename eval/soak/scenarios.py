@@ -1,205 +1,231 @@
-"""Scenarios of uploads: too large, endless, too slow, very long."""
+"""Scenarios of hostile clients: each disturbance beside a client that sends a short file."""
 
+import contextlib
+import functools
 import io
 import itertools
+import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.clients import Answer, Ask, all_answered, by_grpc, counted, http_body
-from eval.processes import Watch, shared_memory_bytes
-from eval.record import Check
-from eval.soak.attacks import MAX_RATIO, Upload, chunked, head, upload
-from eval.soak.stage import Found, Stage, crowd
+from eval.clients import Answer, Ask, by_grpc, counted, http_body
+from eval.config import changed
+from eval.processes import ChildProcess, Send, Watch, shared_memory_bytes
+from eval.server import Addresses, RunningServer
+from eval.soak.attacks import FLOODS, KILLERS, chunked, flood, head, upload
+from eval.soak.stage import Stage, crowd
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
-LONG_LIMIT_S = 90.0  # request timeout for hours of audio, so that the scenario ends
-SLOW_LIMIT_S = 10.0  # upload timeout for slow clients
-MAX_BYTES = 4 * 2**30
+MAX_RATIO = 2.0  # of the latency without the disturbance
+_BESIDE_S = 6.0  # for which the honest client sends
+_RISE_S = 2.0  # for a disturbance to rise, and for its rest to go
 _MB = 2**20
+
+
+def _beside(
+    stage: Stage,
+    server: RunningServer,
+    disturbances: dict[str, Callable[[], AbstractContextManager[object]]],
+) -> None:
+    """Compare the latency of an honest client beside each disturbance with that without."""
+    quiet_s = statistics.median(stage.send_for(server, _BESIDE_S))
+    stage.tell("without a disturbance: median latency, s", quiet_s)
+    for name, disturb in disturbances.items():
+        with disturb():
+            time.sleep(_RISE_S)
+            median_s = statistics.median(stage.send_for(server, _BESIDE_S))
+        stage.say(f"{name}: {median_s:.2f} s, {quiet_s:.2f} s without")
+        stage.at_most(f"{name}: median latency, s", median_s, MAX_RATIO * quiet_s)
+        time.sleep(_RISE_S)
+
+
+@contextlib.contextmanager
+def _crowd_of(
+    stage: Stage,
+    name: str,
+    count: int,
+    send: Callable[[], Answer],
+    is_wrong: Callable[[Answer], bool],
+) -> Iterator[None]:
+    """Let hostile clients send at once beside a block, and count their wrong answers."""
+    with crowd(count) as pool:
+        calls = [pool.submit(send) for _ in range(count)]
+        yield
+        answers = [call.result() for call in calls]
+    stage.say(f"{name}: {counted(answers)}")
+    stage.none_of(f"{name}: wrong answers", [one for one in answers if is_wrong(one)])
+
+
+def _memory_of(server: RunningServer) -> Watch:
+    return Watch(lambda: shared_memory_bytes(server.processes().values()))
+
+
+# ---------------------------------------------------------------- floods and killers
+
+
+def floods(stage: Stage) -> None:
+    """Send a short file beside each flood."""
+    with stage.server() as server:
+
+        @contextlib.contextmanager
+        def flooding(name: str) -> Iterator[None]:
+            arguments = (name, server.http)
+            with ChildProcess(f"flood {name}", _flood_nicely, arguments, log=None) as child:
+                child.receive(_TIMEOUT_S)  # it begins
+                yield
+
+        _beside(stage, server, {name: functools.partial(flooding, name) for name in FLOODS})
+
+
+def _flood_nicely(send: Send, name: str, address: str) -> None:
+    """Flood in a child; its own work slows others as little as possible."""
+    os.nice(10)
+    send("begins")
+    flood(name, address)
+
+
+_ALIVE_S = 10.0  # longest wait for a short file after a killer
+
+
+def killers(stage: Stage) -> None:
+    """Send each of them once; afterwards a short file is answered, and no process has died."""
+    with stage.server() as server:
+        stage.send(server)
+        before = server.pids()
+        for name in KILLERS:
+            answer = stage.attack(server, name)
+            alive, now = stage.send(server), server.pids()
+            detail = f"it was {answer}; then the file was {alive}"
+            if now != before:
+                detail += f"; processes before {before}, now {now}"
+            stage.say(f"{name}: {detail}")
+            held = alive.kind == "answered" and alive.seconds <= _ALIVE_S and now == before
+            limit = f"at most {_ALIVE_S:g}, same processes"
+            stage.decide(f"{name}: next answer, s", alive.seconds, limit, held, detail)
+            if server.process.poll() is not None:
+                return
+            before = now
+
+
+# ---------------------------------------------------------------- uploads
+
+_TIMEOUT_S = 60.0
 _DECLARED_BYTES = 10**13
 _AT_ONCE, _EACH_MB = 16, 128
 _ENDLESS_MB = 4096  # end of an endless upload that is not refused
 _COPIES = 6  # of a byte at once, in the gateway, Triton, shared memory and the model's process
 _SLOW, _SLOW_PIECE_S = 40, 0.5
-_TIMEOUT_S = 60.0
-_ASKS = 7
-_HOUR_S = 3600
-_LONG = 20
-_BESIDE_ASKS = 5
-_ARRIVED_S = 2.0  # for the uploads of all hours
-_BLOCK = 1 << 16
+_SLOW_LIMIT_S = 10.0  # upload timeout for slow clients
 
 
-def large_uploads(stage: Stage) -> Found:
+def large_uploads(stage: Stage) -> None:
     """Send uploads larger than memory: refused by their declared size, and by their real one."""
-    http, zeros = stage.at.http, bytes(_MB)
-    limit_mb = stage.server.config.server.max_inflight_mb
-    with _watched(stage) as watch:
-        declared = upload(http, head(http, Content_Length=_DECLARED_BYTES), _few(zeros), _TIMEOUT_S)
-        stage.say(f"large uploads: 10 TB declared: {declared.answer}")
-        body = chunked(itertools.repeat(zeros, _ENDLESS_MB))
-        # Binary data may be larger than JSON.
-        top = head(http, Transfer_Encoding="chunked", Inference_Header_Content_Length=100)
-        endless = upload(http, top, body, 2 * _TIMEOUT_S)
-        stage.say(f"large uploads: endless: {endless.answer}, {endless.sent_bytes / _MB:.0f} MB")
-        many = _many_at_once(stage, zeros)
-        stage.say(f"large uploads: many at once: {counted(many)}")
-        huge = by_grpc(stage.at, Ask(bytes(400 * _MB)))
-        stage.say(f"large uploads: 400 MB by gRPC: {huge}")
-    grown_mb = (watch.peak_bytes - watch.first_bytes) / _MB
-    yield "sent before the endless one was refused, MB", endless.sent_bytes / _MB
-    yield "memory before, MB", watch.first_bytes / _MB
-    yield "memory at its peak on top, MB", grown_mb
-    yield _refused_early("10 TB declared", declared)
-    yield _refused_early("an endless body", endless)
-    yield Check("400 MB by gRPC are refused", huge.kind == "refused", str(huge))
-    ended = all(answer.kind in ("answered", "refused", "failed") for answer in many)
-    yield Check(f"{_AT_ONCE} of {_EACH_MB} MB at once each get an answer", ended, counted(many))
-    yield Check(
-        f"memory grows by at most {_COPIES} times what may be in flight",
-        grown_mb <= _COPIES * limit_mb,
-        f"{grown_mb:.0f} MB against server.max_inflight_mb = {limit_mb}",
-    )
+    zeros, limit_mb = bytes(_MB), stage.config.server.max_inflight_mb
+    with stage.server() as server:
+        with _memory_of(server) as watch:
+            top = head(server.http, Content_Length=_DECLARED_BYTES)
+            declared = upload(server.http, top, _drip(bytes(4 * _MB), _MB), _TIMEOUT_S)
+            _refused_early(stage, "10 TB declared", *declared)
+            # Binary data may be larger than JSON.
+            top = head(
+                server.http, Transfer_Encoding="chunked", Inference_Header_Content_Length=100
+            )
+            body = chunked(itertools.repeat(zeros, _ENDLESS_MB))
+            _refused_early(stage, "endless", *upload(server.http, top, body, 2 * _TIMEOUT_S))
+            # Zeros in place of audio are refused only once they are complete.
+            start, tail = http_body(bytes(_EACH_MB * _MB))
+            top = _head_of(server.at, start, tail)
+
+            def send() -> Answer:
+                body = itertools.chain([start + tail[:4]], itertools.repeat(zeros, _EACH_MB))
+                return upload(server.http, top, body, 2 * _TIMEOUT_S)[0]
+
+            name = f"{_AT_ONCE} uploads of {_EACH_MB} MB"
+            with _crowd_of(stage, name, _AT_ONCE, send, lambda one: one.kind == "lost"):
+                pass
+            huge = by_grpc(server.at, Ask(bytes(400 * _MB)))
+            stage.none_of("400 MB by gRPC, not refused", [huge] if huge.kind != "refused" else [])
+        grown_mb = (watch.peak_bytes - watch.first_bytes) / _MB
+        stage.at_most("growth of memory to its peak, MB", grown_mb, _COPIES * limit_mb)
+        stage.send(server)
 
 
-def _watched(stage: Stage) -> Watch:
-    return Watch(lambda: shared_memory_bytes(stage.server.processes().values()))
+def _refused_early(stage: Stage, name: str, answer: Answer, sent_bytes: int) -> None:
+    sent_mb, limit_mb = sent_bytes / _MB, _ENDLESS_MB / 2
+    early, limit = answer.kind == "refused" and sent_mb < limit_mb, f"refused below {limit_mb:g}"
+    stage.decide(f"{name}: sent before its refusal, MB", sent_mb, limit, early, str(answer))
 
 
-def _refused_early(name: str, result: Upload) -> Check:
-    early = result.answer.kind == "refused" and result.sent_bytes < _ENDLESS_MB / 2 * _MB
-    detail = f"{result.answer}, after {result.sent_bytes / _MB:.0f} MB"
-    return Check(f"{name} is refused before it is sent", early, detail)
-
-
-def _few(piece: bytes) -> Iterator[bytes]:
-    """Yield a few pieces with pauses; the rest never comes."""
-    for _ in range(4):
-        yield piece
-        time.sleep(0.5)
-
-
-def _many_at_once(stage: Stage, zeros: bytes) -> list[Answer]:
-    """Send zeros in place of audio, which are refused only once they are complete."""
-    start, tail = http_body(bytes(_EACH_MB * _MB))
+def _head_of(at: Addresses, start: bytes, tail: bytes) -> bytes:
     size = len(start) + len(tail)
-    top = head(stage.at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
-
-    def send(_: int) -> Answer:
-        pieces = itertools.chain([start + tail[:4]], itertools.repeat(zeros, _EACH_MB))
-        return upload(stage.at.http, top, pieces, 2 * _TIMEOUT_S).answer
-
-    with crowd(_AT_ONCE) as pool:
-        return list(pool.map(send, range(_AT_ONCE)))
+    return head(at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
 
 
-def slow_clients(stage: Stage) -> Found:
-    """Send forty slow uploads beside a client that is not slow."""
-    quiet = _asked(stage)
-    start, tail = http_body(stage.short)
-    size = len(start) + len(tail)
-    top = head(stage.at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
-
-    def send(_: int) -> Answer:
-        return upload(stage.at.http, top, _drip(start + tail), 3 * SLOW_LIMIT_S).answer
-
-    with crowd(_SLOW) as pool:
-        uploads = pool.map(send, range(_SLOW))
-        time.sleep(2 * _SLOW_PIECE_S)
-        beside = _asked(stage)
-        stage.say(f"slow clients: {counted(beside)} beside {_SLOW} slow ones")
-        slow = list(uploads)
-    quiet_s, beside_s = _median_s(quiet), _median_s(beside)
-    yield "short clip alone, median s", quiet_s
-    yield f"short clip beside {_SLOW} slow uploads, median s", beside_s
-    yield all_answered(quiet + beside)
-    yield _hardly_slower("a short clip takes", beside_s, quiet_s)
-    ended = not any(answer.waited_in_vain for answer in slow)
-    yield Check(f"each slow upload ends within {3 * SLOW_LIMIT_S:g} s", ended, counted(slow))
-
-
-def _drip(body: bytes) -> Iterator[bytes]:
-    """Yield a hundred bytes at a time, with pauses; the whole body would take minutes."""
-    for at in range(0, len(body), 100):
-        yield body[at : at + 100]
+def _drip(body: bytes, size: int) -> Iterator[bytes]:
+    """Yield pieces of a size with pauses."""
+    for at in range(0, len(body), size):
+        yield body[at : at + size]
         time.sleep(_SLOW_PIECE_S)
 
 
-def _asked(stage: Stage) -> list[Answer]:
-    return [stage.ask(_TIMEOUT_S) for _ in range(_ASKS)]
+def slow_clients(stage: Stage) -> None:
+    """Send forty uploads, which would take minutes, beside a client that is not slow."""
+    config = changed(stage.config, "server", upload_timeout_s=_SLOW_LIMIT_S)
+    start, tail = http_body(stage.files[stage.short].audio)
+    with stage.server(config) as server:
+        top = _head_of(server.at, start, tail)
 
+        def send() -> Answer:
+            drips = _drip(start + tail, 100)
+            return upload(server.http, top, drips, 3 * _SLOW_LIMIT_S)[0]
 
-def _median_s(answers: Sequence[Answer]) -> float:
-    return statistics.median(answer.seconds for answer in answers)
-
-
-def _hardly_slower(what: str, beside_s: float, quiet_s: float) -> Check:
-    return Check(
-        f"{what} at most {MAX_RATIO:g} times as long beside them",
-        beside_s <= MAX_RATIO * quiet_s,
-        f"{beside_s:.2f} s against {quiet_s:.2f} s, {beside_s / quiet_s:.1f} times",
-    )
+        name = f"{_SLOW} slow uploads"
+        slow = functools.partial(
+            _crowd_of, stage, name, _SLOW, send, lambda one: one.waited_in_vain
+        )
+        _beside(stage, server, {name: slow})
 
 
 # ---------------------------------------------------------------- hours of audio
 
+_HOUR_S = 3600
+_LONG = 20
+_LONG_LIMIT_S = 90.0  # request timeout for hours of audio, so that the scenario ends
+_MAX_MB = 4096.0
+
+
+def short_beside_long(stage: Stage) -> None:
+    """Send a short file while 20 hours of audio wait; memory stays bounded."""
+    config = changed(stage.config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
+    hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
+    with stage.server(config) as server:
+        name = f"{_LONG} hours of audio"
+        send = functools.partial(by_grpc, server.at, hour)
+        long = functools.partial(
+            _crowd_of, stage, name, _LONG, send, lambda one: one.kind in ("failed", "lost")
+        )
+        with _memory_of(server) as watch:
+            _beside(stage, server, {name: long})
+        stage.at_most("peak memory of all processes, MB", watch.peak_bytes / _MB, _MAX_MB)
+        stage.send(server)
+
 
 def hour_of(clips: Sequence[Clip]) -> bytes:
-    """Make an hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
+    """Make an hour of the clips in turn, as an MP3 file of some 20 MB.
 
     Raises:
         AudioError: a clip cannot be decoded.
     """
     limits = AudioLimits(_HOUR_S)
     parts = [audio.whole(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
-    samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
-    file = io.BytesIO()
-    with soundfile.SoundFile(file, "w", SAMPLE_RATE, 1, format="OGG", subtype="VORBIS") as ogg:
-        for start in range(0, len(samples), _BLOCK):  # libsndfile's stack is too small for all
-            ogg.write(samples[start : start + _BLOCK])
+    samples, file = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE), io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE, format="MP3")
     return file.getvalue()
-
-
-def short_beside_long(stage: Stage) -> Found:
-    """Send a short clip while 20 hours of audio wait: it takes at most twice its quiet time.
-
-    Each of the long files is answered or refused, and memory stays bounded.
-    """
-    quiet = _asked(stage)
-    yield all_answered(quiet)
-    quiet_s = max(answer.seconds for answer in quiet)
-    stage.say(f"short beside long: {quiet_s:.2f} s quiet; making an hour of audio …")
-    hour = Ask(hour_of(stage.settings.clips), patience_s=4 * LONG_LIMIT_S)
-    with _watched(stage) as watch, crowd(_LONG) as pool:
-        calls = [pool.submit(by_grpc, stage.at, hour) for _ in range(_LONG)]
-        time.sleep(_ARRIVED_S)
-        beside = list[Answer]()
-        while len(beside) < _BESIDE_ASKS and not all(call.done() for call in calls):
-            beside.append(stage.ask(_TIMEOUT_S))
-        stage.say(f"short beside long: {[f'{answer.seconds:.1f} s' for answer in beside]}")
-        ended = [call.result() for call in calls]
-    recovered_s, last = stage.answers_again(_TIMEOUT_S)
-    beside_s = max(answer.seconds for answer in beside)
-    yield "short clip alone, slowest, s", quiet_s
-    yield f"short clip beside {_LONG} hours, slowest, s", beside_s
-    yield "median beside them, s", _median_s(beside)
-    yield "memory before, MB", watch.first_bytes / _MB
-    yield "peak memory of all processes, MB", watch.peak_bytes / _MB
-    yield "answered again after, s", recovered_s
-    yield all_answered(beside)
-    yield _hardly_slower("the slowest takes", beside_s, quiet_s)
-    clear = all(answer.kind in ("answered", "refused") for answer in ended)
-    yield Check("each hour is answered or refused", clear, counted(ended))
-    yield Check(
-        f"all processes together stay below {MAX_BYTES / 2**30:g} GB",
-        watch.peak_bytes < MAX_BYTES,
-        f"at most {watch.peak_bytes / 2**30:.2f} GB, shared pages counted once",
-    )
-    yield Check("a short clip is answered afterwards", last.kind == "answered", str(last))

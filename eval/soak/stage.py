@@ -1,88 +1,272 @@
-"""The needs of every scenario: its settings, the attacked server, and the files of clients."""
+"""The stage of a scenario: its servers and clients, and the figures that decide whether they hold.
+
+Every request of a client has one `RequestOutcome`; `RULES` say which outcomes are wrong.
+"""
 
 import contextlib
 import dataclasses
 import io
+import math
+import os
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-import av
-import numpy as np
+import psutil
 import soundfile
 
 from build.clips import Clip
-from eval.clients import PATIENCE_S, Answer, Ask, by_grpc
+from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
-from eval.server import POLL_S, Addresses, RunningServer, running
-from serve.contract.messages import Samples
+from eval.server import RunningServer, running
+from eval.soak.attacks import ATTACKS, aac
+from serve.contract.errors import EarshotError
 from serve.speech import audio
-from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
+from serve.speech.rate import SAMPLE_RATE
 
 _CLIPS = 3  # the shortest with speech
 _FORMATS = {"wav": "WAV", "flac": "FLAC", "mp3": "MP3", "ogg": "OGG"}  # names of libsndfile
 _MAX_CLIP_S = 600.0
-
-Found = Iterator[Check | tuple[str, float]]
-"""The result of a scenario: checks, and figures as a name with its value."""
+_STOP_S = 30.0  # beyond the drain's limit
+_GONE_S = 5.0  # for the last processes to end
+_MIN_ASKS = 3
+_SHOWN = 3  # wrong outcomes of a rule in the report
+_SERVER_FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
+_FOLDER = re.compile(r"/\S*/earshot-\w+(?=/models)")  # of a server's files, in command lines
+_SHARED = Path("/dev/shm")
 
 
 @dataclasses.dataclass(frozen=True)
-class SoakSettings:
-    """The settings of a scenario."""
+class RequestOutcome:
+    """One request and its only final answer.
+
+    Attributes:
+        name: the API and the file, or the attack.
+        answer: its end.
+        text: the first text of the same file and API; None for a hostile client.
+        patient: whether the client waited for the answer.
+        disrupted: whether the server was disrupted meanwhile.
+        may_refuse: whether the scenario allows a refusal.
+    """
+
+    name: str
+    answer: Answer
+    text: str | None = None
+    patient: bool = True
+    disrupted: bool = False
+    may_refuse: bool = False
+
+    def is_honest(self, kind: str) -> bool:
+        """Return whether a patient client got an answer of a kind from an undisturbed server."""
+        honest = self.text is not None and self.patient and not self.disrupted
+        return honest and self.answer.kind == kind
+
+
+RULES: dict[str, Callable[[RequestOutcome], bool]] = {
+    "texts that differ from the first one of their file": lambda one: (
+        one.text is not None and one.answer.kind == "answered" and one.answer.text != one.text
+    ),
+    "clients that waited in vain": lambda one: (
+        one.text is not None and one.patient and one.answer.waited_in_vain
+    ),
+    "honest requests lost": lambda one: one.is_honest("lost"),
+    "honest requests failed": lambda one: one.is_honest("failed"),
+    "honest requests refused": lambda one: one.is_honest("refused") and not one.may_refuse,
+    "HTTP refusals without Retry-After": lambda one: (
+        one.is_honest("refused")
+        and one.answer.text.startswith(("429 ", "503 "))
+        and one.answer.retry_after_s is None
+    ),
+    "server errors for hostile clients": lambda one: (
+        one.text is None and not one.disrupted and bool(_SERVER_FAULT.match(one.answer.text))
+    ),
+}
+"""Outcomes that no scenario allows."""
+
+
+def shown(value: float) -> str:
+    """Write a number with at most three decimals."""
+    return f"{round(value, 3) + 0:,.3f}".rstrip("0").rstrip(".")
+
+
+@dataclasses.dataclass(frozen=True)
+class SoakFigure:
+    """One row of a scenario's table.
+
+    Attributes:
+        name: ends in the unit.
+        value: the measured value.
+        limit: the limit of the value in words; "" if it has none.
+        passed: whether the value keeps the limit; None if that is not decided.
+        detail: examples, for the check.
+    """
+
+    name: str
+    value: float
+    limit: str = ""
+    passed: bool | None = True
+    detail: str = ""
+
+    @property
+    def check(self) -> Check:
+        """Return the row as a check."""
+        parts = (shown(self.value), self.limit, self.detail)
+        return Check(self.name, self.passed, ", ".join(filter(None, parts)))
+
+
+@dataclasses.dataclass
+class Stage:
+    """The settings of a scenario, its outcomes and its figures. Threads may share it."""
 
     config: EvaluationProduct
-    clips: tuple[Clip, ...]
+    clips: Sequence[Clip]
     say: Say
     seed: int = 0
     minutes: float = 5.0
     actions: int | None = None
+    figures: list[SoakFigure] = dataclasses.field(default_factory=list)
+    outcomes: list[RequestOutcome] = dataclasses.field(default_factory=list)
 
-    @property
-    def short_clip(self) -> Clip:
-        """Return the shortest clip with speech."""
-        return min((clip for clip in self.clips if clip.text), key=lambda clip: clip.duration_s)
+    def __post_init__(self) -> None:
+        self.files = files_of(self.clips)
+        self.short = next(iter(self.files), "")
+        self._texts: dict[tuple[str, str], str] = {}
+        self._disruptions: list[list[float]] = []  # begin and end of each
 
+    # ------------------------------------------------------------ figures
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A running server, and what its clients send."""
+    def tell(self, name: str, value: float) -> None:
+        """Add a figure without a limit."""
+        self.figures.append(SoakFigure(name, float(value)))
 
-    server: RunningServer
-    settings: SoakSettings
-    say: Say
-    short: bytes  # the shortest clip's file
+    def decide(
+        self, name: str, value: float, limit: str, passed: bool | None, detail: str = ""
+    ) -> None:
+        """Add a figure whose verdict is known."""
+        self.figures.append(SoakFigure(name, float(value), limit, passed, detail))
 
-    @property
-    def at(self) -> Addresses:
-        """Return the server's addresses."""
-        return self.server.at
+    def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:
+        """Add a figure and the largest value that it may have."""
+        self.decide(name, value, f"at most {shown(limit)}", value <= limit, detail)
 
-    def ask(self, patience_s: float) -> Answer:
-        """Send the short clip over gRPC and wait."""
-        return by_grpc(self.at, Ask(self.short, patience_s=patience_s))
+    def at_least(self, name: str, value: float, limit: float, detail: str = "") -> None:
+        """Add a figure and the smallest value that it may have."""
+        self.decide(name, value, f"at least {shown(limit)}", value >= limit, detail)
 
-    def answers_again(self, timeout_s: float) -> tuple[float, Answer]:
-        """Ask until there is a transcript; return the seconds it took and the last answer."""
-        began, last = time.monotonic(), Answer("lost", "the server has ended", 0.0)
-        while (left_s := timeout_s - (time.monotonic() - began)) > 0:
-            if self.server.process.poll() is not None:
-                break
-            last = self.ask(left_s)
-            if last.kind == "answered":
-                break
-            time.sleep(POLL_S)
-        return time.monotonic() - began, last
+    def none_of(self, name: str, wrong: Sequence[object]) -> None:
+        """Add the count of things that must not be, with examples."""
+        self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
+    def apply_rules(self) -> None:
+        """Add the count of requests, if there were any, and of those that break each rule."""
+        if not self.outcomes:
+            return
+        self.tell("requests", len(self.outcomes))
+        self.tell("requests answered", sum(o.answer.kind == "answered" for o in self.outcomes))
+        for name, is_wrong in RULES.items():
+            wrong = [one for one in self.outcomes if is_wrong(one)]
+            self.none_of(name, [f"{one.name}: {one.answer}" for one in wrong])
 
-@contextlib.contextmanager
-def stage(settings: SoakSettings, *, keys: int = 0) -> Iterator[Stage]:
-    """Run a server; arguments and errors as `eval.server.running`."""
-    short = settings.short_clip.path.read_bytes()
-    with running(settings.config, keys=keys) as server:
-        yield Stage(server, settings, settings.say, short)
+    # ------------------------------------------------------------ servers and clients
+
+    @contextlib.contextmanager
+    def server(
+        self, config: EvaluationProduct | None = None, *, keys: int = 0
+    ) -> Iterator[RunningServer]:
+        """Run a server with the stage's config or another one; it must leave nothing behind.
+
+        Raises:
+            EarshotError: it did not start, or ended by itself.
+        """
+        with running(config or self.config, keys=keys) as server:
+            try:
+                yield server
+            except BaseException:  # clients may still wait; their requests end with the server
+                self._disruptions.append([time.monotonic(), math.inf])
+                raise
+            status = server.process.poll()
+            if status is not None:
+                raise EarshotError(f"the server ended by itself with exit status {status}")
+            processes, folders = list(server.processes().values()), set[str]()
+            for process in processes:
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    folders.update(_FOLDER.findall(" ".join(process.cmdline())))
+            _, seconds = server.stop()
+            limit_s = server.config.server.drain_timeout_s + _STOP_S
+            self.at_most("time to stop after SIGTERM, s", seconds, limit_s)
+            self.none_of("processes left", psutil.wait_procs(processes, _GONE_S)[1])
+            shared = [path for one in folders for path in _SHARED.glob(f"{Path(one).name}*")]
+            self.none_of("files left", [*filter(os.path.exists, folders), *shared])
+
+    def send(
+        self,
+        server: RunningServer,
+        api: str = "KServe gRPC",
+        file: str = "",
+        *,
+        key: str = "",
+        patience_s: float = PATIENCE_S,
+        patient: bool = True,
+        may_refuse: bool = False,
+    ) -> Answer:
+        """Send an honest request, wait for its answer and note the outcome.
+
+        Args:
+            server: the server.
+            api: a name of `CLIENTS`.
+            file: a name of `files`; "" is the shortest one.
+            key: the API key; "" is the server's first one.
+            patience_s: the longest wait.
+            patient: False if the client is to leave early, so that it may have no answer.
+            may_refuse: whether a refusal is allowed.
+        """
+        began_s, file = time.monotonic(), file or self.short
+        at = dataclasses.replace(server.at, key=key) if key else server.at
+        answer = CLIENTS[api](at, dataclasses.replace(self.files[file], patience_s=patience_s))
+        text = ""
+        if answer.kind == "answered":
+            text = self._texts.setdefault((api, file), answer.text)
+        disrupted = self._is_disrupted(began_s)
+        name = f"{api}, {file}"
+        self.outcomes.append(
+            RequestOutcome(name, answer, text, patient, disrupted, may_refuse=may_refuse)
+        )
+        return answer
+
+    def attack(self, server: RunningServer, name: str) -> Answer:
+        """Let a hostile client of `ATTACKS` act, and note the outcome."""
+        began_s = time.monotonic()
+        try:
+            answer = ATTACKS[name](server.at, self.files[self.short])
+        except OSError as error:  # the server does not listen now
+            answer = lost(error, began_s)
+        disrupted = self._is_disrupted(began_s)
+        self.outcomes.append(RequestOutcome(name, answer, disrupted=disrupted))
+        return answer
+
+    def send_for(self, server: RunningServer, seconds: float) -> list[float]:
+        """Send the shortest file again and again, at least thrice; return the latencies (s)."""
+        latencies, end_s = list[float](), time.monotonic() + seconds
+        while time.monotonic() < end_s or len(latencies) < _MIN_ASKS:
+            latencies.append(self.send(server).seconds)
+        return latencies
+
+    @contextlib.contextmanager
+    def disruption(self) -> Iterator[None]:
+        """Mark the time of a block: requests in it may be lost."""
+        interval = [time.monotonic(), math.inf]
+        self._disruptions.append(interval)
+        try:
+            yield
+        finally:
+            interval[1] = time.monotonic()
+
+    def _is_disrupted(self, began_s: float) -> bool:
+        return any(began_s <= end_s for _, end_s in self._disruptions)
 
 
 @contextlib.contextmanager
@@ -95,59 +279,19 @@ def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-# ---------------------------------------------------------------- files
-
-
-@dataclasses.dataclass(frozen=True)
-class SoakFile:
-    """A file that a client sends."""
-
-    name: str
-    data: bytes
-    samples: Samples  # (n,), 16 kHz mono, of the clip itself
-
-    def ask(self, patience_s: float = PATIENCE_S) -> Ask:
-        """Return a request with it."""
-        return Ask(self.data, patience_s=patience_s, samples=self.samples)
-
-
-def files_of(clips: Sequence[Clip]) -> list[SoakFile]:
+def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:
     """Make files of the shortest clips with speech: each as WAV, FLAC, MP3, OGG and M4A.
 
     Raises:
         AudioError: a clip cannot be decoded.
     """
-    files = []
+    files = {}
     spoken = sorted((clip for clip in clips if clip.text), key=lambda clip: clip.duration_s)
     for clip in spoken[:_CLIPS]:
         samples = audio.whole(audio.decode(clip.path.read_bytes(), AudioLimits(_MAX_CLIP_S)))
         for ending, kind in _FORMATS.items():
             file = io.BytesIO()
             soundfile.write(file, samples, SAMPLE_RATE, format=kind)
-            files.append(SoakFile(f"{clip.path.stem}.{ending}", file.getvalue(), samples))
-        files.append(SoakFile(f"{clip.path.stem}.m4a", aac(samples, "mp4"), samples))
+            files[f"{clip.path.stem}.{ending}"] = Ask(file.getvalue(), samples=samples)
+        files[f"{clip.path.stem}.m4a"] = Ask(aac(samples, "mp4"), samples=samples)
     return files
-
-
-def aac(samples: Samples, container: str, **options: str) -> bytes:
-    """Encode AAC in a container that libsndfile cannot write: mp4, mpegts."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=container, options=options) as writer:
-        stream = writer.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-        frame = av.AudioFrame.from_ndarray(
-            (samples[None].clip(-1, 1) * 32767).astype(np.int16), format="s16", layout="mono"
-        )
-        frame.sample_rate = SAMPLE_RATE
-        cut = av.AudioResampler(stream.format, "mono", SAMPLE_RATE, stream.frame_size or 1024)
-        for part in [*cut.resample(frame), *cut.resample(None)]:
-            part.pts = None
-            writer.mux(stream.encode(part))
-        writer.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def changed_broadcast() -> bytes:
-    """Make an MPEG-TS whose streams change midway, for which PyAV raises an IndexError."""
-    quiet = np.zeros(SAMPLE_RATE, np.float32)
-    later = aac(quiet, "mpegts", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
-    return aac(quiet, "mpegts") * 20 + later

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from eval.soak.attacks import chunked, head, upload
+from eval.soak.attacks import chunked, flood, head, upload
 
 MB = 2**20
 REFUSAL = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!"
@@ -54,21 +54,41 @@ def stay_mute(connection):
 
 
 @pytest.mark.parametrize(
-    ("behave", "kind", "vain"),
-    [(refuse, "refused", False), (hang_up, "lost", False), (take_all, "failed", False)],
+    ("behave", "kind"), [(refuse, "refused"), (hang_up, "lost"), (take_all, "failed")]
 )
-def test_an_upload_ends_as_the_server_ends_it(behave, kind, vain):
+def test_an_upload_ends_as_the_server_ends_it(behave, kind):
     pieces = [b"x"] * 3 if behave is take_all else itertools.repeat(bytes(MB))
     with listening(behave) as address:
-        found = upload(address, head(address, Transfer_Encoding="chunked"), chunked(pieces), 20.0)
-    assert (found.answer.kind, found.answer.waited_in_vain) == (kind, vain), found
+        top = head(address, Transfer_Encoding="chunked")
+        answer, sent_bytes = upload(address, top, chunked(pieces), 20.0)
+    assert (answer.kind, answer.waited_in_vain) == (kind, False), answer
     if behave is refuse:
-        assert found.answer.text == "413 no!"
-        assert found.sent_bytes < 100 * MB, "it went on although it had been refused"
+        assert answer.text == "413 no!"
+        assert sent_bytes < 100 * MB, "it went on although it had been refused"
 
 
 def test_a_server_that_says_nothing_is_waited_for_in_vain():
     with listening(stay_mute) as address:
-        found = upload(address, head(address, Content_Length=10), [b"x"], 0.1)
-    assert found.answer.waited_in_vain
-    assert found.sent_bytes == 1
+        answer, sent_bytes = upload(address, head(address, Content_Length=10), [b"x"], 0.1)
+    assert answer.waited_in_vain
+    assert sent_bytes == 1
+
+
+def test_a_flood_goes_on_and_connects_again_after_a_refusal():
+    heard, done = [], threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while not done.is_set():
+                connection, _ = server.accept()
+                with connection:
+                    heard.append(len(connection.recv(65536)))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        flood("refusals", address, seconds=0.5, connections=1)
+        done.set()
+        socket.create_connection(server.getsockname()).close()  # so that it looks again
+        thread.join()
+    assert len(heard) >= 2 and heard[0] > 0

@@ -1,0 +1,130 @@
+"""Rules say which outcomes of requests are wrong, and figures which limits are not kept."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from build.clips import load_clips
+from eval.clients import CLIENTS, Answer
+from eval.config import EvaluationProduct
+from eval.server import Addresses
+from eval.soak.attacks import ATTACKS
+from eval.soak.mixed import judge_growth, uneven
+from eval.soak.stage import Stage
+
+SERVER = SimpleNamespace(at=Addresses("", ""))
+RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
+LOST = Answer("lost", "Socket closed", 1.0)
+VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
+FAILED = Answer("failed", "500 an error of ours", 1.0)
+REFUSED = Answer("refused", "503 full", 1.0, retry_after_s=1)
+UNTOLD = Answer("refused", "503 full", 1.0)
+TEXTS = "texts that differ from the first one of their file"
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return load_clips("tests/data/manifest.jsonl")
+
+
+@pytest.fixture
+def stage(clips, monkeypatch):
+    """A stage whose client has had one right answer; tests set the next one, `stage.next`."""
+    stage = Stage(EvaluationProduct(), clips, lambda _: None)
+    stage.next = RIGHT
+    monkeypatch.setitem(CLIENTS, "any", lambda *_: stage.next)
+    stage.send(SERVER, "any")
+    return stage
+
+
+def broken(stage):
+    return {figure.name for figure in stage.figures if figure.passed is not True}
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "disrupted", "told"),
+    [
+        (RIGHT, {}, False, set()),
+        (WRONG, {}, False, {TEXTS}),
+        (WRONG, {}, True, {TEXTS}),
+        (WRONG, {"patient": False}, False, {TEXTS}),
+        (LOST, {}, False, {"honest requests lost"}),
+        (LOST, {}, True, set()),
+        (LOST, {"patient": False}, False, set()),
+        (VAIN, {}, True, {"clients that waited in vain"}),
+        (VAIN, {"patient": False}, False, set()),
+        (FAILED, {}, False, {"honest requests failed"}),
+        (FAILED, {}, True, set()),
+        (REFUSED, {}, False, {"honest requests refused"}),
+        (REFUSED, {"may_refuse": True}, False, set()),
+        (UNTOLD, {"may_refuse": True}, False, {"HTTP refusals without Retry-After"}),
+    ],
+)
+def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, told):
+    stage.next = answer
+    if disrupted:
+        with stage.disruption():
+            stage.send(SERVER, "any", **options)
+    else:
+        stage.send(SERVER, "any", **options)
+    stage.apply_rules()
+    assert broken(stage) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("500 Internal Server Error", False),
+        ("INTERNAL IndexError", False),
+        ("503 full", True),
+        ("400 AudioError", True),
+        ("INVALID_ARGUMENT AudioError", True),
+    ],
+)
+def test_a_hostile_client_is_refused_and_no_fault(stage, monkeypatch, text, passed):
+    monkeypatch.setitem(ATTACKS, "odd", lambda *_: Answer("failed", text, 0.1))
+    stage.attack(SERVER, "odd")
+    stage.apply_rules()
+    assert broken(stage) == (set() if passed else {"server errors for hostile clients"})
+
+
+def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
+    def refused(*_):
+        raise ConnectionRefusedError
+
+    monkeypatch.setitem(ATTACKS, "odd", refused)
+    assert stage.attack(SERVER, "odd").kind == "lost"
+
+
+@pytest.mark.parametrize(("each", "passed"), [(0, True), (20, False)])
+def test_growth_is_judged_by_its_interval(stage, each, passed):
+    found = [(200 * n, 1e5 + 100 * n * each, 30 + n * each) for n in range(20)]
+    judge_growth(stage, "gateway", found)
+    assert [figure.passed for figure in stage.figures] == [passed, passed]
+
+
+def test_growth_over_few_actions_is_not_decided(stage):
+    judge_growth(stage, "gateway", [(n, 1e5, 30) for n in range(20)])
+    assert [figure.passed for figure in stage.figures] == [None, None]
+
+
+PAGE = """earshot_accepted_total{model="whisper"} 9
+earshot_requests_total{model="whisper",outcome="ok"} 5
+earshot_requests_total{model="whisper",outcome="cancelled"} 4
+earshot_requests_total{model="whisper",outcome="rejected"} 3
+earshot_pending_requests{model="whisper"} 0
+earshot_gateway_inflight_requests 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (PAGE, []),
+        (PAGE.replace('"ok"} 5', '"ok"} 4'), ["9 were accepted and 8 ended"]),
+        (PAGE.replace("_requests 0.0", "_requests 2.0"), ["gateway_inflight_requests is 2"]),
+        ("", ["the page has no outcomes"]),
+    ],
+)
+def test_the_servers_own_counts_must_be_even(page, told):
+    assert uneven(page) == told
