@@ -1,18 +1,14 @@
 """Drafting: answers do not change, steps are saved, and the quicker way is taken."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from build.checkpoint import Network
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, CheckpointSource
-from serve.native.graphs import EagerLoop, Snapshot
 from serve.native.runtime import NativeRuntime
 from serve.native.speculative import HOLD, TRIAL, SpeculationPolicy
-from serve.native.speculative_graph import SpeculativeStep
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import write_engine
 from tests.marks import nightly
@@ -166,58 +162,6 @@ def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
     assert "SpeculativeLoop, drafts of up to 4 tokens" in described
 
 
-class TurnLoop(EagerLoop):
-    """Takes the turns that a CUDA graph would record, one a launch."""
-
-    def __init__(self, parts):
-        super().__init__(parts)
-        self._turns, self.taken = SpeculativeStep(parts, MOST), 0
-
-    def launch(self, slots):
-        owners, self.taken = slots.owners(), self.taken + 1
-        table = torch.zeros((3, slots.slots), dtype=torch.int64)
-        for i, (place, _) in enumerate(owners):
-            table[:, i] = torch.tensor((place.slot, place.first_row, 1))
-        self._turns.run(table, slots.span)
-        self._snapshot = Snapshot(self._state, owners)
-        return 1
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", [whole, first_and_last_layer])
-def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
-    runtime = NativeRuntime(engine_with(kind), CONFIG)
-    eager, drafter = runtime._loop, runtime._loop._drafter
-    parts = SimpleNamespace(
-        network=eager._network,
-        cache=eager._cache,
-        state=eager._state,
-        advance=eager._advance,
-        advances={False: eager._advance},
-        guess=drafter._guess,
-        draft=(drafter.decoder, drafter.cache),
-    )
-    runtime._loop = TurnLoop(parts)
-    runtime._intake._starter._draft = parts.draft
-    with torch.inference_mode():  # as on a GPU; it leaves nothing behind
-        runtime._intake._starter.warm_up()
-    sampled = DecodingOptions(temperature=0.8, seed=3, max_tokens=20)
-    cut = DecodingOptions(max_tokens=400)  # up to the end of the context
-    some = [dataclasses.replace(job, options=sampled) for job in jobs[:2]]
-    some += [dataclasses.replace(jobs[2], id=jobs[2].id + 50, options=cut)]
-    plain = run(
-        NativeRuntime(engine_with(whole), dataclasses.replace(CONFIG, draft_tokens=0)), some
-    )
-    ended = run(runtime, jobs)
-    for job_id, event in expected[0].items():
-        found = ended[job_id]
-        assert (found.tokens, found.finished) == (event.tokens, event.finished)
-        assert found.scores.avg_logprob == pytest.approx(event.scores.avg_logprob, abs=1e-4)
-    assert (runtime._loop.taken < 0.5 * expected[1]) == (kind is whole)
-    for job_id, event in run(runtime, some).items():
-        assert event.tokens == plain[job_id].tokens
-
-
 def turns(pace, busy, count, seconds, tokens):
     """Take turns; how many of them were drafted. `seconds` and `tokens`: (plain, drafted)."""
     drafted = 0
@@ -244,12 +188,3 @@ def test_numbers_of_windows_are_measured_apart():
     turns(pace, 8, 2 * TRIAL, (1.0, 4.0), 3.0)
     assert pace.should_draft(1) and not pace.should_draft(8)
     assert not pace.should_draft(15) and pace.should_draft(16)  # about as many; not measured yet
-
-
-def test_what_was_found_is_logged(caplog):
-    with caplog.at_level("INFO", "serve.native.speculative"):
-        turns(SpeculationPolicy(), 5, 2 * TRIAL, (0.003, 0.004), 2.0)
-    assert caplog.messages == [
-        "speculative decoding is on for about 5 windows: 2.00 ms a token with it, 3.00 without; "
-        f"the next measurement follows after {HOLD} steps"
-    ]
