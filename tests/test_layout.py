@@ -97,10 +97,7 @@ RULES = {
     "eval.report": ("eval.record",),
     "eval.random_whisper": (*CONTRACT, "serve.speech"),
     "eval.config": (*CONTRACT, "build.config"),
-    "eval.corpora": (
-        *CONTRACT,
-        *("build.clips", "eval.record", "serve.speech.file_types"),
-    ),
+    "eval.corpora": (*CONTRACT, *("build.clips", "eval.record", "serve.speech.file_types")),
     "eval.accuracy": (*HARNESS, "eval.corpora", "eval.figures"),
     "eval.bench": (*HARNESS, "eval.random_whisper"),
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
@@ -126,9 +123,7 @@ ONLY_IN = {
 }
 # A runtime that is not ours, by the words that give it away: its folders, and the tables that know
 # every runtime, every builder, every command of eval. Nothing else imports or names it.
-RUNTIMES_OF_OTHERS = {
-    "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
-}
+RUNTIMES_OF_OTHERS = {"trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE)}
 TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
 TABLES = (
     *("serve/contract/runtimes.py", "serve/contract/tensorrt_llm.py"),
@@ -149,7 +144,6 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@functools.cache
 @functools.cache
 def imports(path):
     """Full names of what a file imports; `from a import b` gives a.b."""
