@@ -20,10 +20,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
-from serve.contract.server_config import (
-    GatewayConfig,
-    ServerConfig,
-)
+from serve.contract.server_config import GatewayConfig, ServerConfig
 from serve.gateway.engine import SERVICE, EngineAddress
 from serve.gateway.run import GatewayServer
 from serve.supervisor.supervisor import free_ports

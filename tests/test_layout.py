@@ -96,10 +96,7 @@ RULES = {
     "eval.report": ("eval.record",),
     "eval.random_whisper": (*CONTRACT, "serve.speech"),
     "eval.config": (*CONTRACT, "build.config"),
-    "eval.corpora": (
-        *CONTRACT,
-        *("build.clips", "eval.record", "serve.speech.file_types"),
-    ),
+    "eval.corpora": (*CONTRACT, *("build.clips", "eval.record", "serve.speech.file_types")),
     "eval.accuracy": (*HARNESS, "eval.corpora", "eval.figures"),
     "eval.bench": (*HARNESS, "eval.random_whisper"),
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
@@ -125,9 +122,7 @@ ONLY_IN = {
 }
 # A runtime that is not ours, by the words that give it away: its folders, and the tables that know
 # every runtime, every builder, every command of eval. Nothing else imports or names it.
-RUNTIMES_OF_OTHERS = {
-    "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
-}
+RUNTIMES_OF_OTHERS = {"trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE)}
 TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
 TABLES = ("serve/contract/runtimes.py", "build/builders.py", "eval/commands.py")
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these

@@ -20,6 +20,7 @@ from eval.config import changed
 from eval.load import closed_loop, open_loop, poisson
 from eval.server import RunningServer, running
 from eval.soak.stage import Stage
+from serve.contract.errors import EarshotError
 
 MIN_SHARE = 0.95  # of the capacity, answered in time; of the clients, admitted
 _TARGET_S = 2.0  # if gateway.target_p99_s is not set
@@ -122,11 +123,13 @@ def _capacity(stage: Stage, drawn: Sequence[tuple[str, float]], seconds: float) 
             _try_once(stage, server, began_s, client)
             if client.end_s < math.inf and not stop.is_set():
                 ended.append(client)
-            if client.end_s > seconds and len(ended) >= 2 * at_once:
+            if client.end_s == math.inf or (client.end_s > seconds and len(ended) >= 2 * at_once):
                 stop.set()
 
         coming = (OverloadClient(*rng.choice(drawn)) for _ in itertools.count())
         closed_loop(work, coming, at_once=at_once, stop=stop)
+    if len(ended) < 2 * at_once:
+        raise EarshotError("the server without a target did not answer a request; see its log")
     ended.sort(key=lambda one: one.end_s)
     counted = ended[at_once:]
     audio_s = sum(one.audio_s for one in counted)

@@ -160,11 +160,7 @@ def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("bse", "base"),
-        ("small", "openai/whisper-small"),
-        ("openai/whisper-bas", ""),
-    ],
+    [("bse", "base"), ("small", "openai/whisper-small"), ("openai/whisper-bas", "")],
 )
 def test_a_name_that_is_nearly_right(hub, name, meant):
     hub.failure = http(errors.RepositoryNotFoundError)

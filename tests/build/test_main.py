@@ -259,14 +259,6 @@ def test_help(command, capsys):
     assert "usage: python -m build" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["make"], ["engine", "--precision", "int4"]])
-def test_usage_errors(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(command)
-    assert caught.value.code == 2
-    assert "usage: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("runtime", "flag"),
     [("tensorrt_llm", ["--device", "cuda"]), ("tensorrt_llm_api", ["--audio", "a.wav"])],

@@ -16,13 +16,7 @@ from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError
 from serve.native import resources
 from serve.speech.features import SAMPLE_RATE
-from tests.checkpoints import (
-    NANO,
-    random_weights,
-    write_engine,
-    write_hf,
-    write_json,
-)
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,7 @@ from serve.trtllm.llm_api import check_config
 from serve.trtllm.release import api_version
 from tests.checkpoints import NANO, write_ct2, write_openai
 from tests.fake_hub import FakeHub
-from tests.fake_trtllm.install import (
-    HERE,
-    OnThread,
-    copy_engine,
-)
+from tests.fake_trtllm.install import HERE, OnThread, copy_engine
 
 CUDA = RuntimeConfig(device="cuda")
 

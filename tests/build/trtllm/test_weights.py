@@ -8,10 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from build.tensor_names import source_tensor_name
-from build.trtllm.weights import (
-    decoder_config,
-    write_checkpoint,
-)
+from build.trtllm.weights import decoder_config, write_checkpoint
 from serve.contract.engine import Dims, tensor_kinds
 from serve.contract.errors import CheckpointError
 from tests.fake_trtllm.install import DIMS, random_tensors

@@ -1,6 +1,5 @@
 """What a window's text attended to: against the definition on transformers' attentions."""
 
-import contextlib
 import dataclasses
 
 import pytest
@@ -11,7 +10,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
 from serve.native.alignment import Aligner, EndedWindow, smoothed
-from serve.native.forced import MOST_WINDOWS, ForcedSequence, TeacherForcedStep
+from serve.native.forced import MOST_WINDOWS
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import SlotAllocation
@@ -207,65 +206,6 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
     assert aligner.collect(wait=True) == [] and not aligner.drop(0)
     silent = dataclasses.replace(ended[1], event=JobEvent(1, (), "eot"))
     assert aligner.launch([silent]) == [silent.event]
-
-
-def test_steps_that_are_filled_up_find_the_same(engine):
-    """Whatever fills them, and leave the same keys; texts of any length, in any slots and rows."""
-    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(2)
-    windows = [
-        ForcedSequence(
-            JobEvent(0),
-            SlotAllocation(2, 3, 1),
-            (facts.sot, 5, 9, 8, 7, facts.eot),
-            2,
-            (9,),
-            (8, 7),
-            90,
-        ),
-        ForcedSequence(
-            JobEvent(1), SlotAllocation(0, 0, 1), (facts.sot, 6, 11, facts.eot), 1, (), (11,), 1500
-        ),
-    ]
-    found, caches = [], []
-    for sizes in ((), ((32, 4), (16, 2), (8, 3), (16, 1))):
-        cache = network.new_cache(3, 4)
-        cache.cross.copy_(torch.randn(cache.cross.shape, generator=generator.manual_seed(3)))
-        step = TeacherForcedStep(network, cache, facts.alignment_heads, facts.eot, 4, sizes)
-        probs, queries = step.run(windows)
-        found.append((probs, queries[:10]))
-        caches.append(cache)
-    (probs, queries), filled = found
-    assert probs.shape == (3,) and (probs > 0).all() and (probs < 1).all()
-    torch.testing.assert_close((probs, queries), filled, atol=1e-5, rtol=1e-4)
-    for exact, other in (
-        (caches[0].self_k, caches[1].self_k),
-        (caches[0].self_v, caches[1].self_v),
-    ):
-        torch.testing.assert_close(exact, other, atol=1e-5, rtol=1e-4)
-
-
-def test_an_abridged_network_stands_for_the_whole(engine, monkeypatch):
-    """In shapes, not in numbers; that is enough for what is only compiled."""
-    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
-    cache, features = network.new_cache(1, 1), torch.zeros(1, dims.n_mels, 3000)
-    window = ForcedSequence(
-        JobEvent(0), SlotAllocation(0, 0, 1), (facts.sot, 6, facts.eot), 1, (), (6,), 90
-    )
-    step = TeacherForcedStep(network, cache, facts.alignment_heads, facts.eot, 1)
-    calls, shapes = [], []
-    attend = network.ops.decoder.cross_attention
-    monkeypatch.setattr(
-        network.ops.decoder, "cross_attention", lambda *given: calls.append(1) or attend(*given)
-    )
-    for scope in (network.abridged(), contextlib.nullcontext()):
-        with scope:
-            found = [network.encode(features), *step.run([window])]
-        shapes.append([tensor.shape for tensor in found])
-    assert len(calls) > dims.n_text_layer, "less than twice the whole"
-    assert shapes[0] == shapes[1]
 
 
 def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):

@@ -132,33 +132,6 @@ def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, 
     runtime.close()
 
 
-def translated(prompt, facts, language=DETECT_LANGUAGE):
-    return prompt[0], language, facts.translate
-
-
-@pytest.mark.nightly
-def test_the_likeliest_transcript_decides_the_language_of_a_translation(
-    runtime, windows, prompt, checkpoint
-):
-    facts = checkpoint.facts
-    jobs = [job_of(windows, prompt, i, detection=ALL) for i in range(3)]
-    transcripts = run(runtime, jobs)
-    to_translate = [
-        dataclasses.replace(job, prompt=translated(prompt, facts), align_frames=100) for job in jobs
-    ]
-    answers = run(runtime, to_translate)
-    for job in to_translate:
-        language, prob = heard(transcripts[job.id]), transcripts[job.id].scores.language_prob
-        named = dataclasses.replace(job, prompt=translated(prompt, facts, language))
-        told, answer = run(runtime, [named])[job.id], answers[job.id]
-        assert (heard(answer), answer.tokens) == (language, told.tokens)
-        assert answer.scores.language_prob == pytest.approx(prob, abs=1e-4)
-        assert (answer.alignment is None) == (told.alignment is None)
-        if told.alignment:
-            expected = pytest.approx(told.alignment.token_probs, abs=1e-3)
-            assert answer.alignment.token_probs == expected
-
-
 def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
     runtime, windows, prompt, checkpoint
 ):
@@ -187,12 +160,7 @@ def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
         assert event.scores.heard == (own, pytest.approx(prob, abs=1e-4))
 
 
-FACTS = SimpleNamespace(
-    sot=1,
-    translate=2,
-    transcribe=3,
-    languages={"en": 10, "es": 11, "ja": 12},
-)
+FACTS = SimpleNamespace(sot=1, translate=2, transcribe=3, languages={"en": 10, "es": 11, "ja": 12})
 
 
 def event_of(finished, language, prob):

@@ -46,21 +46,3 @@ def test_a_loop_ends_alike_whether_its_tokens_were_guessed_or_not(runtime, job):
         assert found.result == plain.result
         scores = found.last.scores.avg_logprob
         assert scores == pytest.approx(plain.last.scores.avg_logprob, abs=1e-4)
-
-
-def test_of_several_samples_one_that_loops_answers_with_what_it_has_said(runtime, job):
-    several = {"temperature": 0.3, "best_of": 3, "seed": 4}
-    found = run(runtime, [job(id, **several) for id in range(3)])
-    assert {entry.last.finished for entry in found.values()} == {"loop"}
-    for id, entry in found.items():
-        assert run(runtime, [job(id, **several)])[id].result == entry.result
-        assert NEED < len(entry.tokens) < 60
-
-
-def test_a_loop_up_to_the_limit_ends_there(runtime, job):
-    """Whatever is found at the last moment, a sequence is as long as it may be, and not longer."""
-    for most in range(14, 20):
-        options = dataclasses.replace(job(1).options, max_tokens=most)
-        entry = run(runtime, [dataclasses.replace(job(1), options=options)])[1]
-        assert len(entry.tokens) == min(most, 17)
-        assert entry.last.finished == ("length" if most <= 17 else "loop")

@@ -43,28 +43,16 @@ def fed(size, spans, wanted):
     ("size", "spans", "wanted", "fits"),
     [
         (SHORT, [(0, 4)], [0, 3], True),
-        (SHORT, [(0, 1)], [0], True),
-        (SHORT, [(2, 5)], [2], True),
         (SHORT, [(0, 5)], [4], False),
         (SHORT, [(0, 4)], [0, 1, 3], False),
-        (SHORT, [(0, 2), (2, 4)], [3], False),
         (SEVERAL, [(0, 2)] * 6, list(range(12)), True),
         (SEVERAL, [(0, 1)] * 7, [0], False),
-        (SEVERAL, [(0, 13)], [0], False),
     ],
 )
 def test_so_many_tokens_of_so_many_windows_fit(size, spans, wanted, fits):
     spans = [TokenSpan(SlotAllocation(1, 2, 1), begin, end) for begin, end in spans]
     prompts = PrefillBatch(torch.zeros((8, 16), dtype=torch.int64), size)
     assert prompts.holds(spans, wanted) == fits
-
-
-def test_a_shorter_prompt_is_filled_up_with_its_last_token():
-    prompts = fed(SHORT, [(SlotAllocation(3, 6, 2), 1, 4)], [2])
-    assert prompts.batch.rows.tolist() == [6] * 4
-    assert prompts.batch.positions.tolist() == [1, 2, 3, 3]
-    assert prompts.batch.groups.runs == [(3, 1, 0, 4)]
-    assert prompts.wanted.tolist() == [2, 2]
 
 
 def test_several_are_filled_up_with_the_last_ones_last_token():

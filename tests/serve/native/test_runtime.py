@@ -12,9 +12,6 @@ from build.reference import load_reference
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
 from serve.contract.errors import UnavailableError
-from serve.native.encoders import SILENCE, EagerEncoder
-from serve.native.kernels.choose import choose
-from serve.native.kernels.reference_ops import attend_audio
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
@@ -121,47 +118,6 @@ def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, window
     assert np.corrcoef(*(matrix.flat for matrix in matrices))[0, 1] > 0.98, (
         "words are where they were"
     )
-
-
-@torch.inference_mode()
-def test_what_an_encoder_does_not_see_is_silence(engine, windows):
-    """Of 4 s, which is kept where short windows are, and of 16 s, which is among whole ones."""
-    features = windows[0][2]
-    dims, cpu = engine.manifest.dims, torch.device("cpu")
-    network = Whisper(
-        dims, engine.load_weights(), cpu, choose("auto", cpu, dims, 4, compute_type="float32")
-    )
-    cache = network.new_cache(4, 4)
-    encoder = EagerEncoder(network, [(network, cache)], 1)
-    silent = torch.full((len(features), 3000), SILENCE)
-    kept = []
-    for seen in (silent, features, features[:, :1600], features[:, :400]):
-        encoder.encode([seen], [0])
-        kept.append(cache.cross[:, :, 0].clone())
-    assert torch.equal(kept[2][..., 800:, :], kept[0][..., 800:, :])
-    assert not torch.equal(kept[1][..., 800:, :], kept[0][..., 800:, :])
-    assert torch.equal(kept[3], kept[2]), "a short window is elsewhere"
-    for layer, whole in enumerate(kept[0]):
-        query = torch.randn(1, whole.shape[1], 1, 64, dtype=whole.dtype)
-        own = cache.cross_kv(layer).short[0]
-        behind = own.k[:1, :, 200:], own.v[:1, :, 200:], own.log_weights[:, 200:]
-        expected = attend_audio(query, *whole[:, None, :, 200:], None)
-        error = attend_audio(query, *behind).sub(expected).norm() / expected.norm()
-        assert error < 0.1
-    encoder.encode([silent], [0])
-    assert torch.equal(cache.cross[:, :, 0], kept[0]) and cache.cross_kv(0).short == [None] * 4
-
-
-def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, windows):
-    prompt = prompt_of(checkpoint.facts, "en")
-    options = DecodingOptions(max_tokens=40)
-    runtime.submit(Job(0, windows[0][2], prompt, options))
-    runtime.poll(0.0)
-    steps = runtime.gauges().steps
-    runtime.submit(Job(1, windows[1][2], prompt, options))
-    runtime.poll(0.0)
-    gauges = runtime.gauges()
-    assert (gauges.busy_slots, gauges.steps) == (2, steps + 1)
 
 
 def test_scores_are_those_of_openai(checkpoint, runtime, windows):

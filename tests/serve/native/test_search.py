@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import UnavailableError
 from serve.native.kernels.choose import choose
 from serve.native.network import Whisper
@@ -110,31 +109,6 @@ def test_a_right_draft_saves_steps(engine, runtime, beginnings_of_some):
     steps = runtime.gauges().steps - begun
     run(runtime, [dataclasses.replace(job, draft=plain[job.id].tokens) for job in jobs])
     assert runtime.gauges().steps - begun - steps < steps / 3
-
-
-def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
-    engine, runtime, beginnings_of_some, monkeypatch
-):
-    facts = engine.manifest.tokenizer
-    fed = []
-    step = Whisper.step
-    monkeypatch.setattr(
-        Whisper,
-        "step",
-        lambda self, feed, *rest: fed.append(feed.positions.tolist()) or step(self, feed, *rest),
-    )
-    previous = (facts.sot_prev, *range(50, 150))
-    _, language, features = beginnings_of_some[0]
-    prompt = (*previous, *prompt_of(facts, language))
-    named = run(runtime, [Job(0, features, prompt, PLAIN)])[0]
-    assert fed[0] == list(range(104))
-    assert [len(positions) for positions in fed[1:]] == [1] * (len(fed) - 1)
-    fed.clear()
-    asked = tuple(DETECT_LANGUAGE if id == prompt[-2] else id for id in prompt)
-    found = run(runtime, [Job(0, features, asked, PLAIN)])[0]
-    assert [fed[0], fed[1]] == [list(range(102)), [102, 103]]
-    assert found.scores.language == prompt[-2]
-    assert found.tokens == named.tokens
 
 
 def test_fewer_rows_than_slots_are_refused(engine):

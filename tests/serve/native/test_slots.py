@@ -69,14 +69,3 @@ def test_who_rests_keeps_what_it_owns_and_is_left_out():
     slots.pause(())
     assert [job for _, job in slots.owners()] == [10, 11, 12]
     slots.check()
-
-
-def test_where_each_takes_one_row_slots_and_rows_go_together():
-    slots = SlotPool(4, 4)
-    for job in range(4):
-        slots.acquire(job)
-    for job in (2, 0):
-        slots.release(job)
-    for job in (5, 6):
-        slots.acquire(job)
-    assert all(place.slot == place.first_row for place, _ in slots.owners())

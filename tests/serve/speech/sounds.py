@@ -31,6 +31,12 @@ def tone(rate: int = RATE, seconds: float = SECONDS, hertz: int = 300) -> np.nda
     return (0.5 * np.sin(2 * np.pi * hertz * time_s)).astype(np.float32)
 
 
+def noisy() -> np.ndarray:
+    """The tone, no four bytes of which look like a name or like nothing."""
+    noise = np.random.default_rng(0).uniform(-0.2, 0.2, int(SECONDS * RATE))
+    return (tone() + noise).astype(np.float32)
+
+
 def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
     """The loudest tone in the middle second of each `seconds` of 16 kHz samples, in Hz."""
     middles = np.arange(seconds / 2, len(samples) / RATE, seconds)

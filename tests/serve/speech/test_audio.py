@@ -24,6 +24,7 @@ from tests.serve.speech.sounds import (
     Sound,
     encode,
     encode_ffmpeg,
+    noisy,
     recording,
     tone,
     tracks,
@@ -149,13 +150,10 @@ def test_overshoot_is_clipped():
     [
         (b"", "0 bytes"),
         (b"a", "audio is text, not a recording; expected a recording: WAV, FLAC"),
-        (b"hello world, this is text" * 100, "audio is text"),
         (b"\x89PNG\r\n\x1a\n" + bytes(999), "audio is a PNG picture; expected"),
         (bytes(10_000), "audio of 10000 bytes has an unknown format .* rate=16000"),
         (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "audio is a playlist"),
-        (b"ffconcat version 1.0\nfile 'a.wav'\n", "audio is text"),
         (b"OggS" + bytes(100), "audio begins as an OGG file, but cannot be read: it is damaged"),
-        (b"PK\x03\x04" + bytes(100), "audio is a ZIP archive or an office document"),
     ],
 )
 def test_not_audio(data: bytes, message: str):
@@ -177,11 +175,6 @@ def test_sound_of_an_unknown_kind_is_named():
         decode(encode_ffmpeg("au", "g726le", 8_000, "mono", 32_000), LIMIT_S)
 
 
-def noisy_tone() -> np.ndarray:
-    noise = np.random.default_rng(0).uniform(-0.2, 0.2, int(SECONDS * RATE))
-    return (tone() + noise).astype(np.float32)
-
-
 PARTIAL = """
 WAV-PCM_16 WAV-FLOAT WAV-IMA_ADPCM AIFF-PCM_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS
 MP3-MPEG_LAYER_III NIST-PCM_16 CAF-PCM_16 W64-PCM_16 RF64-PCM_16 AU-PCM_16 mp4-aac-fragments
@@ -193,7 +186,7 @@ webm-libopus webm-libopus-live adts-aac avi-libmp3lame asf-wmav2 flv-aac amr
 def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name: str):
     whole, warnings = recording(name), []
     if name == "OGG-VORBIS":
-        whole = encode(noisy_tone(), "OGG")  # of several pages
+        whole = encode(noisy(), "OGG")  # of several pages
     cut, limits = whole[: int(0.7 * len(whole)) + 1], AudioLimits(LIMIT_S, partial=True)
     with pytest.raises(CutShortError, match=r"cut short.*; send the whole file, or set partial"):
         decode(cut, LIMIT_S)

@@ -43,8 +43,7 @@ def test_a_stream_from_inside_a_frame_on(name: str, head: bytes):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["mp3-libmp3lame", *nightly("WAV-PCM_16", "FLAC-PCM_16", "OGG-VORBIS", "adts-aac")],
+    "name", ["mp3-libmp3lame", *nightly("WAV-PCM_16", "FLAC-PCM_16", "OGG-VORBIS", "adts-aac")]
 )
 def test_a_header_of_http_before_a_file(name: str):
     data = recording(name)

@@ -32,15 +32,6 @@ def test_a_window_of_another_length_is_refused():
         features.log_mel(torch.zeros(1, 100), mel_filters(80))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_uploaded_samples_are_the_same_on_the_device(device):
-    samples = torch.from_numpy(noise(30))
-    given = samples.pin_memory() if device == "cuda" else samples
-    on_device = features.upload(given, torch.device(device))
-    assert on_device.device.type == device
-    assert torch.equal(on_device.cpu(), samples)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("seconds", [10, 30])
 def test_a_window_that_is_replayed_is_the_window_that_is_computed(seconds):

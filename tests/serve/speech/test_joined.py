@@ -9,15 +9,7 @@ from serve.contract.errors import AudioError, AudioLimitError, CancelledError
 from serve.speech import joined, sources
 from serve.speech.meter import AudioLimits
 from tests.marks import sample
-from tests.serve.speech.sounds import (
-    RATE,
-    SECONDS,
-    decode,
-    encode,
-    encode_variant,
-    tone,
-    tones_of,
-)
+from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, encode_variant, tone, tones_of
 
 LIMITS = AudioLimits(60.0)
 

@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
-from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, tone
+from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, noisy
 
 NOT_COMPLETED = r"the audio's header is incomplete: .* of audio, but the file has 3\.00 s"
-
-
-def noisy() -> np.ndarray:
-    """A tone no four bytes of which look like a name or like nothing."""
-    noise = np.random.default_rng(0).uniform(-0.2, 0.2, int(SECONDS * RATE))
-    return (tone() + noise).astype(np.float32)
 
 
 def put(data: bytes, *fields: tuple[int, str, int]) -> bytes:
@@ -42,13 +36,9 @@ def assert_all_is_there(data: bytes, warns: bool = True) -> None:
 
 SIZES = [
     (32_036, 32_000),  # written after the first second
-    (32_037, 32_001),
     (36, 0),  # never written
-    (96_036, 0),
     (2_000_000_036, 2_000_000_000),
-    (0x3FFFFFFF, 0x3FFFFFDB),
     (36, 10_000_000),  # the sizes contradict each other
-    (0, 2_000_000_000),
 ]
 
 
@@ -97,11 +87,10 @@ def test_a_plausible_size_is_that_of_a_file_cut_short(fmt: str, factor: float):
         b"id3 " + struct.pack("<I", 9999) + b"ID3\x04",  # cut itself
         b"abcd\x04\0\0\0abcdLIST\x04\0\0\0abcd",
         b"TAG" + bytes(125),
-        b"APETAGEX" + bytes(100),
         bytes(4096),
         b"\x01\x02\x03",
     ],
-    ids=["LIST", "cut", "two", "tag", "APE", "zeros", "few"],
+    ids=["LIST", "cut", "two", "tag", "zeros", "few"],
 )
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
 def test_what_follows_the_sound_is_no_sound(behind: bytes, subtype: str):
@@ -139,16 +128,11 @@ def au(sound: int) -> bytes:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: aiff(0, 0, 0),
         lambda: aiff(32_046, 32_008, 16_000),
-        lambda: w64(0, 0),
         lambda: w64(32_128, 32_024),
-        lambda: rf64(32_000, 32_000),
         lambda: rf64(8_000_000_100, 8_000_000_000),
         lambda: caf(0),
-        lambda: caf(32_004),
         lambda: caf((1 << 63) - 1),
-        lambda: au(0),
         lambda: au(32_000),
     ],
 )

@@ -119,10 +119,7 @@ def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
 
 @pytest.mark.nightly
 def test_names_equal_those_of_transformers():
-    from transformers.models.whisper.tokenization_whisper import (
-        LANGUAGES,
-        TO_LANGUAGE_CODE,
-    )
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
     assert LANGUAGE_NAMES == LANGUAGES
     ours = languages.TO_LANGUAGE_CODE

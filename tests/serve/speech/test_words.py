@@ -86,13 +86,6 @@ def test_words_behind_a_prefix_are_where_they_are_without_it():
     assert rest.timings[0].start_s > 0
 
 
-def test_a_clear_diagonal_is_followed():
-    matrix = np.full((4, 20), -1.0, np.float32)
-    for row, (low, high) in enumerate([(0, 3), (3, 11), (11, 12), (12, 20)]):
-        matrix[row, low:high] = 2.0
-    assert monotonic_path(matrix).tolist() == [0, 3, 11, 12]
-
-
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", [*TEXT.split("\n"), "東京は。", " a", "", " 🙂 ok", "…"])
 def test_parts_are_split_as_faster_whisper_splits_words(language: str, text: str):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from serve.contract.config import TranscriberConfig
 from serve.contract.errors import (
     AudioError,
     CancelledError,
@@ -17,15 +18,19 @@ from serve.contract.errors import (
     OverloadedError,
 )
 from serve.contract.messages import RequestFailed, RequestFinished, SegmentReady
+from serve.runtime.protocol import DecodingOptions
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import audio_decoder_pool, request_tracker
+from serve.transcriber.decoding_plan import DecodingPlan
+from serve.transcriber.request_tracker import RequestTracker
 from tests.fakes import CAPABILITIES, Echo
 from tests.harness import (
     FOREVER,
     WAIT_S,
     Client,
     TranscriberTests,
+    clock_of,
     noise,
     quiescent,
     request,
@@ -344,3 +349,25 @@ class TestEndings(TranscriberTests):
             with pytest.raises(KeyboardInterrupt):
                 transcriber.transcribe(request())
         until(lambda: transcriber.stats().cancelled == 1)
+
+
+def test_busy_time_is_that_with_something_pending(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(request_tracker, "time", clock_of(lambda: now[0]))
+    ledger = RequestTracker(TranscriberConfig())
+    plan = DecodingPlan((1,), "en", DecodingOptions(), False)
+
+    def end(active):
+        ledger.remove(active, "ok")
+        ledger.mark_answered()
+
+    first = ledger.accept(plan, print, 0)
+    now[0] = 101.0
+    second = ledger.accept(plan, print, 0)
+    now[0] = 103.0
+    assert ledger.counters()[0].busy_s == 3.0, "also while it lasts"
+    end(first)
+    now[0] = 104.0
+    end(second)
+    now[0] = 150.0
+    assert ledger.counters()[0].busy_s == 4.0

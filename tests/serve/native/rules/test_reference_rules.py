@@ -152,32 +152,6 @@ def test_the_last_place_of_the_context_is_used_and_none_beyond_it():
     assert state.tokens[1, 31] == 0
 
 
-def splitmix64(x):
-    """As published, on Python's integers."""
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-    return x ^ (x >> 31)
-
-
-def test_the_noise_is_splitmix64_of_seed_position_and_token():
-    assert splitmix64(0) == 0xE220A8397B1DCDAF  # the published generator's first number
-    rules = TokenRules(FACTS, DIMS, CPU)
-    seeds = [0, 1, 7, 2**31 - 1, 2**40 + 5, 123_456_789]
-    state = new_state(len(seeds), 32, CPU)
-    for slot, seed in enumerate(seeds):
-        admit(state, slot, PROMPT, (11,) * (1 + slot), False, temperature=1.0, seed=seed)
-    positions = state.position.tolist()
-    flat = torch.zeros(len(seeds), N_VOCAB)  # so that the noise alone decides
-    rules.advance(state, picks_of(len(seeds)), flat)
-    drawn = state.tokens[torch.arange(len(seeds)), [position + 1 for position in positions]]
-    allowed = [id for id in range(N_VOCAB) if id not in FACTS.suppress_tokens]
-    for seed, position, token in zip(seeds, positions, drawn.tolist(), strict=True):
-        key = splitmix64((seed * 1_000_003 + position) % 2**64)
-        uniform = [(splitmix64((key + id) % 2**64) & 0xFFFFFF) for id in range(N_VOCAB)]
-        assert token == max(allowed, key=uniform.__getitem__)
-
-
 def test_a_row_reads_the_line_it_is_told_and_no_other_row_changes():
     state = new_state(4, 32, CPU)
     for row in range(4):
