@@ -10,11 +10,11 @@ import io
 import itertools
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import grpc
+import httpx2
 import soundfile
 import soxr
 from tritonclient.grpc import service_pb2 as pb
@@ -249,12 +249,9 @@ def _text_in(content: str, text: Callable[[Any], Any]) -> str:
 
 def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
     """Return a form with a file, and the header with its type."""
-    boundary = uuid.uuid4().hex
-    start = f"--{boundary}\r\nContent-Disposition: form-data; name="
-    fields = [f'{start}"{name}"\r\n\r\n{value}\r\n' for name, value in options.items()]
-    head = "".join([*fields, f'{start}"file"; filename="audio"\r\n\r\n']).encode()
-    body = head + audio + f"\r\n--{boundary}--\r\n".encode()
-    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    files = {"file": ("audio", audio)}
+    made = httpx2.Request("POST", "http://server", data=dict(options), files=files)
+    return made.read(), {"Content-Type": made.headers["Content-Type"]}
 
 
 def by_form(at: Addresses, ask: Ask) -> Answer:

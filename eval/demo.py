@@ -20,9 +20,10 @@ from eval.accuracy.score import (
     compared_texts,
     latency,
     rtfx,
+    wall_s,
 )
 from eval.accuracy.systems import EarshotTriton
-from eval.accuracy.worker import drive, wall_s
+from eval.accuracy.worker import drive
 from eval.config import EvaluationProduct, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say

@@ -3,14 +3,26 @@
 from pathlib import Path
 
 from eval.accuracy import run as runs
-from eval.accuracy.normalize import Normalize, descriptions, normalizer
+from eval.accuracy.normalize import Normalize, description, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import Report, accuracy_parts, report_to_json, result_of, speed_parts
+from eval.accuracy.report import Report, accuracy_parts, result_of, speed_parts
 from eval.accuracy.score import TITLES, SystemScore, gates, score_system
 from eval.config import changed
-from eval.record import CONDITIONS, Part, ReportSection, Result, Run, Table, Text, facts, write_text
+from eval.record import (
+    CONDITIONS,
+    Part,
+    ReportSection,
+    Result,
+    Run,
+    Table,
+    Text,
+    facts,
+    verdict,
+    write_json,
+)
 from serve.contract.errors import ConfigError
 
+FORMAT_VERSION = 6  # of report.json
 _MAX_CLIPS = 40  # in the table of changed clips
 
 
@@ -70,7 +82,8 @@ def report(
 def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
     """Score a run, write report.json beside its predictions, and return the result; as `score`."""
     report, calls, normalize = score(folder, names, normalizer_name)
-    write_text(folder / "report.json", report_to_json(report))
+    head = {"format_version": FORMAT_VERSION, "verdict": verdict(report.gates)}
+    write_json(folder / "report.json", {**head, **vars(report)})
     return result_of(report, calls, normalize)
 
 
@@ -90,49 +103,17 @@ def score(
     Raises:
         ConfigError: the folder holds no run, or a system did not finish.
     """
-    run, systems = runs.load_run(folder, names)
-    spelling = runs.load_spelling(folder)
-    systems, unheard = _without_unheard(systems)
-    scores = tuple(
-        score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
-    )
+    run, spelling, systems = runs.load_run(folder, names)
     settings = run.settings
-    groups = {
-        group
-        for score in scores
-        for of_set in score.sets.values()
-        for group in of_set.groups.values()
-    }
+    scores = [score_system(of, calls, normalizer_name, spelling) for of, calls in systems]
     # The configured groups decide nothing of other clips.
+    groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
-    judged = gates(
-        scores,
-        run.precision,
-        max_gap_faster_whisper=settings.max_cer_gap_faster_whisper,
-        max_gap_fp16=settings.max_cer_gap_fp16,
-        groups=deciding,
-    )
-    report = Report(
-        run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard, deciding
-    )
-    calls = {facts.name: made for facts, made in systems}
+    judged = gates(scores, run.precision, settings, deciding)
+    rules = description(normalizer_name, spelling)
+    report = Report(run, normalizer_name, rules, tuple(scores), tuple(judged), deciding)
+    calls = {of.name: made for of, made in systems}
     return report, calls, normalizer(normalizer_name, spelling)
-
-
-def _without_unheard(
-    systems: list[runs.LoadedSystem],
-) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """Return the calls of readable clips, and the reasons for the other clips, by file."""
-    scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
-    answered = {(call.clip_set, call.file) for call in scored if call.error is None}
-    unheard = {
-        call.file: str(call.error) for call in scored if (call.clip_set, call.file) not in answered
-    }
-    kept = [
-        (facts, [call for call in calls if (call.clip_set, call.file) in answered])
-        for facts, calls in systems
-    ]
-    return kept, unheard
 
 
 # ---------------------------------------------------------------- two runs
@@ -160,44 +141,41 @@ def compared(a: Report, b: Report) -> Result:
             name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
         }
         accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
-    changed = _changed_clips(names, first, second)
-    note = f"Character errors, the greatest changes first; {len(changed)} in all."
-    clips = Table(["system", "clip", "A", "B", "B - A"], changed[:_MAX_CLIPS], note=note)
+    clips = _changed_clips(names, first, second)
+    note = f"Character errors, the greatest changes first; {len(clips)} in all."
+    table = Table(["system", "clip", "A", "B", "B - A"], clips[:_MAX_CLIPS], note=note)
+    about = [f"{r.run.config_name}, {r.run.started}, {verdict(r.gates)}" for r in (a, b)]
+    machines = [facts("A", a.run.machine), facts("B", b.run.machine)]
     differing = _differing_conditions(a, b)
-    about = [f"{r.run.config_name}, {r.run.started}, {r.verdict}" for r in (a, b)]
     return Result(
         title="Two runs, compared",
         about=f"A: {about[0]}. B: {about[1]}.",
         sections=(
-            *(
-                [ReportSection("Not the same in both", [Text("", items=differing)])]
-                if differing
-                else []
-            ),
+            ReportSection("Conditions that differ", [Text(differing or "None.")]),
             ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
             ReportSection("Speed", speed_parts(both, b.run)),
-            ReportSection("Clips", [clips], False),
-            ReportSection(
-                CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False
-            ),
+            ReportSection("Clips", [table], False),
+            ReportSection(CONDITIONS, machines, False),
         ),
     )
 
 
-def _differing_conditions(a: Report, b: Report) -> list[str]:
-    """List the conditions of figures that were not the same in both runs."""
-    facts = [
+def _differing_conditions(a: Report, b: Report) -> str:
+    """Name the conditions of figures that were not the same in both runs."""
+    left, right = (
         {
             **vars(report.run.settings),
             "clips": report.run.clips,
             "audio_s": report.run.audio_s,
             "machine": report.run.machine,
-            "normalizers": report.normalizers,
         }
         for report in (a, b)
-    ]
-    pairs = [(name, value, facts[1][name]) for name, value in facts[0].items()]
-    return [f"{name} differs: {left} and {right}" for name, left, right in pairs if left != right]
+    )
+    return "; ".join(
+        f"{name} differs: {value} and {right[name]}"
+        for name, value in left.items()
+        if value != right[name]
+    )
 
 
 def _changed_clips(

@@ -89,19 +89,18 @@ def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
     return _BY_NAME[name](spelling or Spelling())
 
 
-def descriptions(spelling: Spelling) -> dict[str, str]:
-    """Describe what each normaliser does, by name, as a report says it."""
-    if spelling.words:
-        words = f"{len(spelling.words):,} British spellings of {spelling.source} made American"
-    else:
-        words = (
-            "British spellings left as they are, for no checkpoint at hand brings a table of them"
+def description(name: str, spelling: Spelling) -> str:
+    """Describe what a normaliser does, as a report says it."""
+    if name == RAW:
+        return "as written, whitespace collapsed"
+    if name == DEFAULT:
+        return (
+            "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, whitespace "
+            "collapsed; numbers and accents stay as written"
         )
-    return {
-        DEFAULT: "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, "
-        "whitespace collapsed; numbers and accents stay as written",
-        WHISPER: "English as Whisper's EnglishTextNormalizer of transformers "
-        f"{importlib.metadata.version('transformers')} has it (contractions, titles, numbers, "
-        f"fillers), {words}; every other language, and clips of unknown language, by {DEFAULT}",
-        RAW: "as written, whitespace collapsed",
-    }
+    words = f"{len(spelling.words):,} British spellings of {spelling.source or 'no checkpoint'}"
+    release = importlib.metadata.version("transformers")
+    return (
+        f"EnglishTextNormalizer of transformers {release} with {words} made American; every other "
+        f"language, and clips of unknown language, by {DEFAULT}"
+    )

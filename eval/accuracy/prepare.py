@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from build import hub
@@ -22,14 +21,13 @@ CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by a hash of what made them; relative to the project's root."""
 
 PREPARE_TIMEOUT_S = 3600.0
-CONVERTED_VERSION = "3"  # a part of the cache's key; to be raised when the conversion changes
+CONVERTED_VERSION = "4"  # a part of the cache's key; to be raised when the conversion changes
 OPENAI_ENGLISH = 51_864
 """Tokens of OpenAI's English-only vocabulary, which names languages all the same."""
 OPENAI_VOCABULARIES = (OPENAI_ENGLISH, 51_865, 51_866)  # multilingual; large-v3 and turbo
 """Sizes of the vocabularies of published checkpoints; no other checkpoint has one of these."""
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _SPARE_TOKEN = "<|startoflm|>"
-_CONVERTED_WEIGHTS = "model.bin"
 _CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
 _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
@@ -61,9 +59,7 @@ def checkpoint_folder(config: EvaluationProduct) -> Path:
         CheckpointError: the hub does not give it.
     """
     name = config.build.checkpoint
-    if Path(name).is_dir():
-        return Path(name)
-    if name.endswith(".pt") or Path(name).exists() or name.startswith((".", "/")):
+    if name.endswith(".pt"):
         raise UnavailableError(
             f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
             "leave these systems out with --without"
@@ -71,42 +67,28 @@ def checkpoint_folder(config: EvaluationProduct) -> Path:
     return hub.checkpoint_folder(name).path
 
 
+def checkpoint_key(config: EvaluationProduct) -> str:
+    """Hash the checkpoint's weights and JSON files; raises as `checkpoint_folder`."""
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint_folder(config).iterdir()):
+        if path.suffix in _CHECKPOINT_FILES:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
 def converted_folder(config: EvaluationProduct) -> Path:
     """Return where the CTranslate2 form of the present checkpoint lies or will lie.
 
-    A checkpoint in this form is used as it is. For any other, the name depends on its weights and
-    JSON files, on the release of CTranslate2 and on `CONVERTED_VERSION`.
-
-    Raises:
-        UnavailableError: the checkpoint holds no weights that it could be made from.
+    A checkpoint in this form is used as it is. For any other, the name depends on its content, on
+    the release of CTranslate2 and on `CONVERTED_VERSION`.
     """
     folder = checkpoint_folder(config)
-    if (folder / _CONVERTED_WEIGHTS).is_file():
+    if (folder / "model.bin").is_file():
         return folder
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
-    if not files:
-        raise UnavailableError(f"no *.safetensors or pytorch_model*.bin in {folder}")
-    for path in (folder / name for name in _TOKENIZER_FILES):
-        if not path.is_file():
-            raise UnavailableError(f"faster-whisper needs {path}, which does not exist")
-    made_by = f"{CONVERTED_VERSION} {importlib.metadata.version('ctranslate2')}"
-    return CACHE / _digest(made_by, [*files, *sorted(folder.glob("*.json"))])
-
-
-def checkpoint_key(config: EvaluationProduct) -> str:
-    """Hash the checkpoint's files; raises as `checkpoint_folder`."""
-    folder = checkpoint_folder(config)
-    files = [path for path in folder.iterdir() if path.suffix in _CHECKPOINT_FILES]
-    return _digest("", sorted(files))
-
-
-def _digest(made_by: str, files: Iterable[Path]) -> str:
-    digest = hashlib.sha256(made_by.encode())
-    for path in files:
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:24]
+    made_by = (CONVERTED_VERSION, importlib.metadata.version("ctranslate2"), checkpoint_key(config))
+    return CACHE / hashlib.sha256(" ".join(made_by).encode()).hexdigest()[:24]
 
 
 def prepare_converted(config: EvaluationProduct) -> None:
@@ -137,9 +119,9 @@ def mark_multilingual(folder: Path) -> None:
     Raises:
         UnavailableError: the vocabulary has no such token to spare.
     """
-    path = folder / "vocabulary.json"
-    tokens = _vocabulary(folder)
-    if not knows_languages(folder) or "" in tokens:
+    tokens = vocabulary(folder)
+    knows_languages = "<|transcribe|>" in tokens and len(tokens) != OPENAI_ENGLISH
+    if not knows_languages or "" in tokens:
         return
     if _SPARE_TOKEN not in tokens:
         raise UnavailableError(
@@ -148,21 +130,12 @@ def mark_multilingual(folder: Path) -> None:
             "--without"
         )
     tokens[tokens.index(_SPARE_TOKEN)] = ""
-    path.write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(tokens, ensure_ascii=False)
+    (folder / "vocabulary.json").write_text(text, encoding="utf-8")
 
 
-def vocabulary_size(folder: Path) -> int:
-    """Return how many tokens a converted checkpoint has."""
-    return len(_vocabulary(folder))
-
-
-def knows_languages(folder: Path) -> bool:
-    """Return whether a converted checkpoint is multilingual: it can be told to transcribe."""
-    tokens = _vocabulary(folder)
-    return "<|transcribe|>" in tokens and len(tokens) != OPENAI_ENGLISH
-
-
-def _vocabulary(folder: Path) -> list[str]:
+def vocabulary(folder: Path) -> list[str]:
+    """Read the tokens of a converted checkpoint."""
     path = folder / "vocabulary.json"
     if not path.is_file():  # of earlier releases, a token a line
         return (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]

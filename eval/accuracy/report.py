@@ -4,7 +4,7 @@ The rules of comparison stand in the report, beside the numbers that follow them
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
@@ -17,15 +17,13 @@ from eval.accuracy.score import (
     Latency,
     Rate,
     SetScore,
-    Speed,
     SystemScore,
 )
 from eval.accuracy.worst_clips import worst_clips
-from eval.figures import latency_chart, memory_chart, rate_chart
+from eval.figures import latency_chart, rate_chart
 from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
-    Card,
     Check,
     Figure,
     Part,
@@ -33,41 +31,30 @@ from eval.record import (
     Result,
     Table,
     Text,
-    Verdict,
     facts,
-    verdict,
 )
-from serve.contract.codec import to_json
 
-FORMAT_VERSION = 5
-GREEDY = "-greedy"  # ends the names of systems that search greedily
 _MIB = 2**20
 
 RULES = (
-    "Every system gets a file's bytes, in the same order, and returns the whole text; "
-    "decoding the audio is timed. Either every system is told the language or none is. "
-    "Each runs alone in its own process, on the same CPU cores.",
-    "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name "
-    "says so. Two options differ: the list of suppressed tokens is the checkpoint's, and "
-    "checkpoints that are not published ones get no text of earlier windows in the prompt. "
-    "`faster-whisper-library-defaults` is told nothing at all.",
-    "CER and WER: jiwer; all edits of all clips / length of all references, spaces count as "
-    'characters. Scored is a pass over all clips before any that is timed; "unstable" counts '
-    "the clips whose text was not the same in every call. Text on a clip with an empty "
-    "reference counts as insertions. Intervals: 95 %, percentile bootstrap over clips, "
-    f"{BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws of two systems are paired.",
+    "Every system gets a file's bytes, in the same order, and returns the whole text. Either every "
+    "system is told the language or none is. Each runs alone in its own process, on the same CPU "
+    "cores.",
+    "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name says "
+    "so. Two options differ: it suppresses the checkpoint's tokens, and a checkpoint that OpenAI "
+    "did not publish gets no text of earlier windows in the prompt. "
+    "`faster-whisper-library-defaults` is told nothing at all. Its default is the more accurate of "
+    "float32 and int8.",
+    "CER and WER (jiwer): all edits of all clips / length of all references; spaces count as "
+    "characters, and text on a clip with an empty reference as insertions. Intervals: 95 %, "
+    f"percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws "
+    "of two systems are paired.",
     "A gate passes if the whole interval of a gap is at most the limit, and fails if the whole "
-    "interval is above it. Otherwise it is not decided: the clips are too few to tell. Each is "
-    "judged on all clips that both systems heard, of the groups that decide where some are named. "
-    "How many clips decide a gap follows from the width of its interval, which shrinks with the "
-    "root of their number. faster-whisper's default is the more accurate of float32 and int8, of "
-    "those that ran.",
-    "Clips that cannot be decoded are given to no system and count for nothing; so do clips that "
-    "no system could read.",
-    "Latency: file bytes handed over until the whole answer is there, waiting in queues "
-    "included; percentiles over all calls.",
-    "RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase "
-    "(throughput).",
+    "interval is above it. Otherwise it is not decided: the clips are too few to tell. A gate is "
+    "judged on all clips that both systems heard, of the groups that decide where some are named.",
+    "Clips that cannot be decoded are given to no system and count for nothing.",
+    "Latency: from a file's bytes to the whole answer, decoding and queues included. RTFx "
+    "(throughput): seconds of real, unpadded audio answered / seconds of wall clock.",
     "Memory: highest resident set of the system's process and all its descendants, client "
     f"included, sampled every {SAMPLE_S:g} s; shared pages count in each process.",
 )
@@ -75,45 +62,14 @@ RULES = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A scored run."""
+    """A scored run; `report.json` holds these fields."""
 
     run: RunFacts
     normalizer: str
-    normalizers: dict[str, str]  # the description of each normaliser that texts are compared under
+    normalizer_rules: str
     systems: tuple[SystemScore, ...]
     gates: tuple[Check, ...]
-    unheard: dict[str, str] = dataclasses.field(default_factory=dict)  # reason by file
     groups: tuple[str, ...] = ()  # of clips, which decide the gates; () = all
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the verdict of all gates."""
-        return verdict(self.gates)
-
-
-def report_to_json(report: Report) -> str:
-    """Return the text of report.json."""
-    fields = {"format_version": FORMAT_VERSION, "verdict": report.verdict, **vars(report)}
-    return to_json(fields, indent=2) + "\n"
-
-
-def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScore]:
-    """Return the systems of faster-whisper that search as ours does: greedily, or not."""
-    return [
-        score
-        for score in systems
-        if score.facts.name.startswith("faster-whisper-")
-        and score.facts.name.endswith(GREEDY) == ours.facts.name.endswith(GREEDY)
-    ]
-
-
-def chooser(report: Report) -> SystemScore | None:
-    """Return the system for the worst clips: the configured one, else the first."""
-    scores = {score.facts.name: score for score in report.systems if score.sets}
-    return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
-
-
-# ---------------------------------------------------------------- sections
 
 
 def result_of(
@@ -126,31 +82,21 @@ def result_of(
         calls: each system's calls, by name, for the worst clips.
         normalize: the normaliser that texts were compared under.
     """
-    run, ours = report.run, chooser(report)
-    name = ours.facts.name if ours else None
-    sections = [
-        *(_accuracy(clip_set, report) for clip_set in run.clips),
-        _speed(report),
-        ReportSection(
-            "Worst clips",
-            [
-                Text(f"The clips that `{name}` misheard worst; texts as they were compared.")
-                if ours
-                else Text("None: no system heard a clip."),
-                *(worst_clips(ours, calls, normalize) if ours else []),
-            ],
-            printed=False,
-        ),
-        _conditions(report),
-    ]
+    run, settings = report.run, report.run.settings
+    told = "told to" if settings.tell_language else "found out by"
+    by_name = {score.facts.name: score for score in report.systems}
     return Result(
         checks=report.gates,
-        sections=tuple(sections),
+        sections=(
+            *(_accuracy(clip_set, report) for clip_set in run.clips),
+            ReportSection("Speed and memory", speed_parts(by_name, run)),
+            ReportSection("Worst clips", _worst_clips(report, calls, normalize), printed=False),
+            _conditions(report),
+        ),
         title=f"Evaluation of {run.config_name}",
-        about=f"{run.started}; {_clips(run)}; {_languages(run)}; {run.settings.threads} CPU "
-        f"threads for every system, {run.settings.repeats} timed passes.",
-        cards=tuple(_cards(ours, report)) if ours else (),
-        notes=tuple(_notes(report, name)),
+        about=f"{run.started}; {_clips(run)}; the language is {told} every system; "
+        f"{settings.threads} CPU threads for every system, {settings.repeats} timed passes.",
+        notes=tuple(_notes(report)),
     )
 
 
@@ -163,54 +109,19 @@ def _clips(run: RunFacts) -> str:
     )
 
 
-def _languages(run: RunFacts) -> str:
-    told = "told to" if run.settings.tell_language else "found out by"
-    return f"the language is {told} every system"
-
-
-def _notes(report: Report, ours: str | None) -> list[Part]:
-    notes: list[Part] = [Text(f"The figures at the top are of `{ours}`.")] if ours else []
+def _notes(report: Report) -> list[Part]:
+    notes: list[Part] = []
     if report.groups:
         notes.append(Text(f"Decided on the clips of {', '.join(report.groups)}."))
-    unreadable = [reasons.items() for reasons in report.run.unreadable.values()]
-    reasons = [pair for pairs in [*unreadable, report.unheard.items()] for pair in pairs]
-    if reasons:
-        note = f"Clips that no system can read, {len(reasons)}, which count for nothing:"
-        notes.append(Table((), [(f"`{file}`", why) for file, why in reasons], note=note))
+    rows = [
+        (f"`{file}`", reason)
+        for reasons in report.run.unreadable.values()
+        for file, reason in reasons.items()
+    ]
+    if rows:
+        note = f"Clips that cannot be read, {len(rows)}, which count for nothing:"
+        notes.append(Table((), rows, note=note))
     return notes
-
-
-def _cards(ours: SystemScore, report: Report) -> list[Card]:
-    """Show the configured system's figures, each beside faster-whisper's best with its search."""
-    theirs, run, speed = rivals(ours, report.systems), report.run, ours.speed
-    cards = []
-    for name, of_set in ours.sets.items():
-        rate = of_set.overall.cer
-        if rate.percent is not None:
-            rates = [s.sets[name].overall.cer.percent for s in theirs if name in s.sets]
-            best = _beside([known for known in rates if known is not None], min, "{:.2f} %")
-            details = (f"[{rate.low:.2f}, {rate.high:.2f}]", best)
-            cards.append(Card(f"CER, {TITLES[name]}", f"{rate.percent:.2f} %", details))
-    if speed is None:
-        return cards
-    timed = [(score.speed, score.facts.peak_memory_bytes) for score in theirs if score.speed]
-    best = _beside([other.rtfx_loaded for other, _ in timed], max, "{:.1f}")
-    title = f"RTFx, {run.settings.concurrency} at a time"
-    cards.append(Card(title, f"{speed.rtfx_loaded:.1f}", (best,)))
-    if speed.one_clip_s is not None:
-        quick = [1e3 * other.one_clip_s for other, _ in timed if other.one_clip_s is not None]
-        best = _beside(quick, min, "{:.0f} ms")
-        title = f"{run.one_clip_title}, alone"
-        cards.append(Card(title, f"{1e3 * speed.one_clip_s:.0f} ms", (best,)))
-    best = _beside([memory / _MIB for _, memory in timed], min, "{:.0f} MiB")
-    own = f"{ours.facts.peak_memory_bytes / _MIB:.0f} MiB"
-    return [*cards, Card("Peak memory", own, (best,))]
-
-
-def _beside(values: Sequence[float], best: Callable[[Sequence[float]], float], form: str) -> str:
-    if not values:
-        return "no faster-whisper to compare"
-    return "faster-whisper " + form.format(best(values)).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
@@ -219,16 +130,13 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
     if not sets:
         return ReportSection(title, [Text("None of these systems heard them.")])
     note = f"Edits over the length of all references, with 95 % intervals; `{report.normalizer}`."
-    return ReportSection(
-        title,
-        [
-            Text(note),
-            *accuracy_parts(sets),
-            *_by("language", {name: of_set.by_language for name, of_set in sets.items()}),
-            *_by("group", {name: of_set.by_group for name, of_set in sets.items()}),
-            *_by("normaliser", {name: of_set.by_normalizer for name, of_set in sets.items()}),
-        ],
-    )
+    rows = [
+        [name, str(accuracy.clips), *(_both_rates(s.by_part[name]) for s in sets.values())]
+        for name, accuracy in next(iter(sets.values())).by_part.items()
+    ]
+    header = ["group or language", "clips", *sets]
+    by_part = Table(header, rows, "By group or language, CER / WER in %", folded="closed")
+    return ReportSection(title, [Text(note), *accuracy_parts(sets), *([by_part] if rows else [])])
 
 
 def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
@@ -238,7 +146,21 @@ def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
         rate_chart("WER, %", {name: of_set.overall.wer for name, of_set in sets.items()}),
     ]
     known = [chart for chart in charts if chart is not None]
-    return [*([Figure(known)] if known else []), _rates(sets)]
+    rows = []
+    for name, of_set in sets.items():
+        counts = of_set.overall.cer.counts
+        row = [
+            name,
+            percent(of_set.overall.cer),
+            f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
+            percent(of_set.overall.wer),
+            f"{of_set.language_right} of {of_set.language_of}",
+            f"{of_set.silent_with_text} of {of_set.silent_clips}",
+        ]
+        rows.append(row)
+    header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
+    header += ["language right", "silent clips with text"]
+    return [*([Figure(known)] if known else []), Table(header, rows, "Figures", folded="open")]
 
 
 def percent(rate: Rate) -> str:
@@ -248,38 +170,9 @@ def percent(rate: Rate) -> str:
     return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
 
 
-def _rates(sets: Mapping[str, SetScore]) -> Table:
-    rows = []
-    for name, of_set in sets.items():
-        counts = of_set.overall.cer.counts
-        edits = f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}"
-        right = f"{of_set.language_right} of {of_set.language_of}"
-        silent = f"{of_set.silent_with_text} of {of_set.silent_clips}"
-        accuracy = of_set.overall
-        rows.append([name, percent(accuracy.cer), edits, percent(accuracy.wer), right, silent])
-    header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
-    header += ["language right", "silent clips with text"]
-    return Table(header, rows, "Figures", folded="closed")
-
-
-def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[Table]:
-    """Return a table with a row for each part; nothing if there are no parts."""
-    rows = [
-        [name, str(accuracy.clips), *(_both_rates(parts[name]) for parts in systems.values())]
-        for name, accuracy in next(iter(systems.values())).items()
-    ]
-    title = f"By {what}, CER / WER in %"
-    return [Table([what, "clips", *systems], rows, title, folded="closed")] if rows else []
-
-
 def _both_rates(accuracy: Accuracy) -> str:
     rates = (accuracy.cer.percent, accuracy.wer.percent)
     return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
-
-
-def _speed(report: Report) -> ReportSection:
-    by_name = {score.facts.name: score for score in report.systems}
-    return ReportSection("Speed and memory", speed_parts(by_name, report.run))
 
 
 def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]:
@@ -290,70 +183,53 @@ def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]
         run: names the clip and the number of calls at a time.
     """
     many = f"{run.settings.concurrency} at a time"
-    columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
-        (f"{run.one_clip_title}, ms", lambda speed: _milliseconds(speed.one_clip_s)),
-        ("alone p50/p95/p99, ms", lambda speed: _percentiles(speed.alone)),
-        (f"{many} p50/p95/p99, ms", lambda speed: _percentiles(speed.loaded)),
-        ("RTFx alone", lambda speed: f"{speed.rtfx_alone:.1f}"),
-        (f"RTFx {many}", lambda speed: f"{speed.rtfx_loaded:.1f}"),
-    )
-    rows = [
-        [
-            name,
-            *("" if score.speed is None else cell(score.speed) for _, cell in columns),
-            f"{score.facts.peak_memory_bytes / _MIB:.0f}",
-            f"{score.facts.start_s:.1f}",
-            str(len(score.unstable)),
-            str(len(score.errors)),
-        ]
-        for name, score in systems.items()
-    ]
-    header = ["system", *(title for title, _ in columns), "peak memory, MiB", "start, s"]
-    header += ["unstable", "failed calls"]
-    note = ""
-    if run.one_clip is not None:
-        note = f"The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median. "
-    timed = [score.speed for score in systems.values() if score.speed is not None]
-    calls = {(speed.alone.calls, speed.loaded.calls) for speed in timed}
-    numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
-    note += f"Percentiles are over {numbers or 'nothing: no system of this run was timed'}."
-    figures = Table(header, rows, "Figures", note, folded="closed")
-    return [*_speed_figures(systems, run.settings.concurrency), figures]
-
-
-def _speed_figures(systems: Mapping[str, SystemScore], concurrency: int) -> list[Figure]:
-    """Chart latencies, and throughput against memory; return nothing if no system was timed."""
     speeds = {name: score.speed for name, score in systems.items() if score.speed is not None}
+    rows = []
+    for name, score in systems.items():
+        cells = [""] * 5
+        if speed := speeds.get(name):
+            one_clip = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
+            cells = [one_clip, _percentiles(speed.alone), _percentiles(speed.loaded)]
+            cells += [f"{speed.rtfx_alone:.1f}", f"{speed.rtfx_loaded:.1f}"]
+        memory = f"{score.facts.peak_memory_bytes / _MIB:.0f}"
+        rows.append([name, *cells, memory, f"{score.facts.start_s:.1f}", str(len(score.errors))])
+    header = ["system", f"{run.one_clip_title}, ms", "alone p50/p95/p99, ms"]
+    header += [f"{many} p50/p95/p99, ms", "RTFx alone", f"RTFx {many}"]
+    header += ["peak memory, MiB", "start, s", "failed calls"]
+    note = "No system of this run was timed."
+    if speeds:
+        one = next(iter(speeds.values()))
+        note = f"Percentiles are over {one.alone.calls} calls alone, {one.loaded.calls} under load."
+    if run.one_clip is not None:
+        note += f" The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median."
+    table = Table(header, rows, "Figures", note, folded="open")
     if not speeds:
-        return []
-    many = f"{concurrency} calls at a time"
-    points = {
-        name: (systems[name].facts.peak_memory_bytes / _MIB, speed.rtfx_loaded)
-        for name, speed in speeds.items()
-    }
-    return [
-        Figure(
-            [
-                latency_chart("One call at a time", {n: one.alone for n, one in speeds.items()}),
-                latency_chart(many.capitalize(), {n: one.loaded for n, one in speeds.items()}),
-            ],
-            note="The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of "
-            "the calls.",
-        ),
-        Figure(
-            [memory_chart(f"RTFx, {many}", points)],
-            note="Up and left is better: more audio in less memory.",
-            legend=False,
+        return [table]
+    charts = [
+        latency_chart("One call at a time", {name: one.alone for name, one in speeds.items()}),
+        latency_chart(
+            f"{run.settings.concurrency} calls at a time",
+            {name: one.loaded for name, one in speeds.items()},
         ),
     ]
-
-
-def _milliseconds(*seconds: float | None) -> str:
-    return " / ".join("none" if value is None else f"{1e3 * value:.0f}" for value in seconds)
+    bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of calls."
+    return [Figure(charts, note=bands), table]
 
 
 def _percentiles(latency: Latency) -> str:
-    return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
+    return " / ".join(f"{1e3 * s:.0f}" for s in (latency.p50_s, latency.p95_s, latency.p99_s))
+
+
+def _worst_clips(
+    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
+) -> list[Part]:
+    """Show the worst clips of the configured system, or of the first one."""
+    scores = {score.facts.name: score for score in report.systems if score.sets}
+    score = scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
+    if score is None:
+        return [Text("None: no system heard a clip.")]
+    about = f"The clips that `{score.facts.name}` misheard worst; texts as they were compared."
+    return [Text(about), *worst_clips(score, calls, normalize)]
 
 
 def _conditions(report: Report) -> ReportSection:
@@ -364,15 +240,12 @@ def _conditions(report: Report) -> ReportSection:
         "calls at a time under load": run.settings.concurrency,
         "timed passes": run.settings.repeats,
         run.one_clip_title: run.one_clip or "none has speech",
-    }
-    compared = {
-        f"`{name}`{' (compared under)' if name == report.normalizer else ''}": text
-        for name, text in report.normalizers.items()
+        f"normaliser `{report.normalizer}`": report.normalizer_rules,
     }
     settings = [
         dataclasses.replace(facts(score.facts.name, score.facts.settings), folded="closed")
         for score in report.systems
     ]
-    parts = [facts("Run", of_run), facts("Machine", run.machine), facts("Normalisers", compared)]
     rules = Text("", "Rules of comparison", RULES)
-    return ReportSection(CONDITIONS, [*parts, rules, *settings], printed=False)
+    parts = [facts("Run", of_run), facts("Machine", run.machine), rules, *settings]
+    return ReportSection(CONDITIONS, parts, printed=False)

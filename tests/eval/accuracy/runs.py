@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from eval.accuracy.normalize import Spelling, descriptions
+from eval.accuracy.normalize import Spelling, description
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
@@ -10,7 +10,6 @@ from eval.config import EvalConfig
 from tests.eval.fakes import facts, timed_call
 
 RUN = RunFacts(
-    id="r",
     started="2026-01-02T03:04:05+00:00",
     config_name="demo",
     precision="int8",
@@ -52,5 +51,6 @@ def report(ours="hello you", seconds=0.5):
         score("faster-whisper-int8", "hello you", 1.0),
     )
     timed = [dataclasses.replace(s, sets={"timed": s.sets["timed"]}) for s in scores]
-    judged = gates(timed, "int8", max_gap_faster_whisper=0.3, max_gap_fp16=0.2)
-    return Report(RUN, "basic-v1", descriptions(Spelling()), scores, tuple(judged))
+    limits = EvalConfig(max_cer_gap_faster_whisper=0.3, max_cer_gap_fp16=0.2)
+    judged = gates(timed, "int8", limits)
+    return Report(RUN, "basic-v1", description("basic-v1", Spelling()), scores, tuple(judged))
