@@ -5,25 +5,12 @@ from pathlib import Path
 from eval.accuracy import run as runs
 from eval.accuracy.normalize import Normalize, description, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import Report, accuracy_parts, result_of, speed_parts
-from eval.accuracy.score import TITLES, SystemScore, gates, score_system
+from eval.accuracy.report import Report, compared, result_of
+from eval.accuracy.score import gates, score_system
 from eval.config import changed
-from eval.record import (
-    CONDITIONS,
-    Part,
-    ReportSection,
-    Result,
-    Run,
-    Table,
-    Text,
-    facts,
-    verdict,
-    write_json,
-)
-from serve.contract.errors import ConfigError
+from eval.record import Result, Run, verdict, write_json
 
 FORMAT_VERSION = 6  # of report.json
-_MAX_CLIPS = 40  # in the table of changed clips
 
 
 def evaluate(
@@ -105,7 +92,8 @@ def score(
     """
     run, spelling, systems = runs.load_run(folder, names)
     settings = run.settings
-    scores = [score_system(of, calls, normalizer_name, spelling) for of, calls in systems]
+    normalize = normalizer(normalizer_name, spelling)
+    scores = [score_system(of, calls, normalize) for of, calls in systems]
     # The configured groups decide nothing of other clips.
     groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
@@ -113,82 +101,4 @@ def score(
     rules = description(normalizer_name, spelling)
     report = Report(run, normalizer_name, rules, tuple(scores), tuple(judged), deciding)
     calls = {of.name: made for of, made in systems}
-    return report, calls, normalizer(normalizer_name, spelling)
-
-
-# ---------------------------------------------------------------- two runs
-
-
-def compared(a: Report, b: Report) -> Result:
-    """Show two runs side by side, for each system that both have.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
-    names = [name for name in first if name in second]
-    if not names:
-        raise ConfigError(
-            f"the runs share no system: {', '.join(first) or 'none'} and "
-            f"{', '.join(second) or 'none'}; expected at least one that both ran"
-        )
-    both = {
-        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
-    }
-    accuracy = list[Part]()
-    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
-        sets = {
-            name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
-        }
-        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
-    clips = _changed_clips(names, first, second)
-    note = f"Character errors, the greatest changes first; {len(clips)} in all."
-    table = Table(["system", "clip", "A", "B", "B - A"], clips[:_MAX_CLIPS], note=note)
-    about = [f"{r.run.config_name}, {r.run.started}, {verdict(r.gates)}" for r in (a, b)]
-    machines = [facts("A", a.run.machine), facts("B", b.run.machine)]
-    differing = _differing_conditions(a, b)
-    return Result(
-        title="Two runs, compared",
-        about=f"A: {about[0]}. B: {about[1]}.",
-        sections=(
-            ReportSection("Conditions that differ", [Text(differing or "None.")]),
-            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
-            ReportSection("Speed", speed_parts(both, b.run)),
-            ReportSection("Clips", [table], False),
-            ReportSection(CONDITIONS, machines, False),
-        ),
-    )
-
-
-def _differing_conditions(a: Report, b: Report) -> str:
-    """Name the conditions of figures that were not the same in both runs."""
-    left, right = (
-        {
-            **vars(report.run.settings),
-            "clips": report.run.clips,
-            "audio_s": report.run.audio_s,
-            "machine": report.run.machine,
-        }
-        for report in (a, b)
-    )
-    return "; ".join(
-        f"{name} differs: {value} and {right[name]}"
-        for name, value in left.items()
-        if value != right[name]
-    )
-
-
-def _changed_clips(
-    names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
-) -> list[list[str]]:
-    """Return a row for each clip whose character errors changed, the greatest change first."""
-    changed = [
-        (name, file, counts.errors, second[name].sets[clip_set].by_clip[file].errors)
-        for name in names
-        for clip_set, of_set in first[name].sets.items()
-        if clip_set in second[name].sets
-        for file, counts in of_set.by_clip.items()
-        if file in second[name].sets[clip_set].by_clip
-    ]
-    changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
-    return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed if a != b]
+    return report, calls, normalize

@@ -19,6 +19,7 @@ from serve.speech.text_normalizer import normalize_text
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"
 RAW = "raw"
+NORMALIZERS = (DEFAULT, WHISPER, RAW)
 SPELLING_FILE = "normalizer.json"  # as a Hugging Face checkpoint calls it
 
 Normalize = Callable[[str, str | None], str]
@@ -47,12 +48,19 @@ def read_spelling(folder: Path) -> Spelling:
     return Spelling(str(path), words)
 
 
-def _raw(text: str, _language: str | None = None) -> str:
-    return " ".join(text.split())
+def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
+    """Return the normaliser of that name.
 
-
-def _basic_v1(text: str, _language: str | None = None) -> str:
-    return normalize_text(text)
+    Raises:
+        ConfigError: there is none; the message lists those that exist.
+    """
+    if name == DEFAULT:
+        return lambda text, _language=None: normalize_text(text)
+    if name == RAW:
+        return lambda text, _language=None: " ".join(text.split())
+    if name == WHISPER:
+        return _whisper_english(spelling or Spelling())
+    raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
 
 
 def _whisper_english(spelling: Spelling) -> Normalize:
@@ -65,28 +73,9 @@ def _whisper_english(spelling: Spelling) -> Normalize:
 
     @functools.lru_cache(maxsize=4096)  # a reference comes back with every system and pass
     def normalize(text: str, language: str | None) -> str:
-        return _raw(english(text)) if language == "en" else _basic_v1(text)
+        return " ".join(english(text).split()) if language == "en" else normalize_text(text)
 
     return normalize
-
-
-_BY_NAME: dict[str, Callable[[Spelling], Normalize]] = {
-    DEFAULT: lambda _: _basic_v1,
-    WHISPER: _whisper_english,
-    RAW: lambda _: _raw,
-}
-NORMALIZERS = tuple(_BY_NAME)
-
-
-def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
-    """Return the normaliser of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists those that exist.
-    """
-    if name not in _BY_NAME:
-        raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
-    return _BY_NAME[name](spelling or Spelling())
 
 
 def description(name: str, spelling: Spelling) -> str:

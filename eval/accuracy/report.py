@@ -3,8 +3,12 @@
 The rules of comparison stand in the report, beside the numbers that follow them.
 """
 
+import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jiwer
 
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, TimedCall
@@ -18,23 +22,44 @@ from eval.accuracy.score import (
     Rate,
     SetScore,
     SystemScore,
+    common_clips,
+    compared_texts,
 )
-from eval.accuracy.worst_clips import worst_clips
 from eval.figures import latency_chart, rate_chart
 from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
+    AlignedText,
     Check,
     Figure,
     Part,
+    ReportClip,
     ReportSection,
     Result,
+    SharedTranscript,
     Table,
     Text,
     facts,
+    verdict,
 )
+from serve.contract.errors import ConfigError, FileError
+from serve.contract.files import read_bytes
 
 _MIB = 2**20
+_MAX_CHANGED = 40  # clips in the table of two runs
+MAX_CLIPS = 10
+MAX_BYTES_PER_CLIP = 1_000_000  # of embedded audio, before base64
+_MIME = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".mp3": "audio/mpeg",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".m4a": "audio/mp4",
+    ".mp4": "audio/mp4",
+    ".webm": "audio/webm",
+}
+_WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
 RULES = (
     "Every system gets a file's bytes, in the same order, and returns the whole text. Either every "
@@ -84,28 +109,20 @@ def result_of(
     """
     run, settings = report.run, report.run.settings
     told = "told to" if settings.tell_language else "found out by"
+    clips = "; ".join(f"{TITLES[name]}: {source}" for name, source in run.sources.items())
     by_name = {score.facts.name: score for score in report.systems}
     return Result(
         checks=report.gates,
         sections=(
             *(_accuracy(clip_set, report) for clip_set in run.clips),
             ReportSection("Speed and memory", speed_parts(by_name, run)),
-            ReportSection("Worst clips", _worst_clips(report, calls, normalize), printed=False),
+            ReportSection("Worst clips", worst_clips(report, calls, normalize), printed=False),
             _conditions(report),
         ),
         title=f"Evaluation of {run.config_name}",
-        about=f"{run.started}; {_clips(run)}; the language is {told} every system; "
+        about=f"{run.started}; {clips}; the language is {told} every system; "
         f"{settings.threads} CPU threads for every system, {settings.repeats} timed passes.",
         notes=tuple(_notes(report)),
-    )
-
-
-def _clips(run: RunFacts) -> str:
-    places: dict[ClipSet, str] = {"timed": run.settings.manifest, "heldout": run.settings.heldout}
-    return "; ".join(
-        f"{TITLES[name]}: {count} of `{places[name]}`, {run.audio_s[name]:.1f} s"
-        + (f" ({run.sources[name]})" if name in run.sources else "")
-        for name, count in run.clips.items()
     )
 
 
@@ -220,26 +237,10 @@ def _percentiles(latency: Latency) -> str:
     return " / ".join(f"{1e3 * s:.0f}" for s in (latency.p50_s, latency.p95_s, latency.p99_s))
 
 
-def _worst_clips(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> list[Part]:
-    """Show the worst clips of the configured system, or of the first one."""
-    scores = {score.facts.name: score for score in report.systems if score.sets}
-    score = scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
-    if score is None:
-        return [Text("None: no system heard a clip.")]
-    about = f"The clips that `{score.facts.name}` misheard worst; texts as they were compared."
-    return [Text(about), *worst_clips(score, calls, normalize)]
-
-
 def _conditions(report: Report) -> ReportSection:
     run = report.run
     of_run = {
         "configuration": f"{run.config_name}, precision {run.precision}",
-        "CPU threads for every system": run.settings.threads,
-        "calls at a time under load": run.settings.concurrency,
-        "timed passes": run.settings.repeats,
-        run.one_clip_title: run.one_clip or "none has speech",
         f"normaliser `{report.normalizer}`": report.normalizer_rules,
     }
     settings = [
@@ -249,3 +250,160 @@ def _conditions(report: Report) -> ReportSection:
     rules = Text("", "Rules of comparison", RULES)
     parts = [facts("Run", of_run), facts("Machine", run.machine), rules, *settings]
     return ReportSection(CONDITIONS, parts, printed=False)
+
+
+# ---------------------------------------------------------------- worst clips
+
+
+def worst_clips(
+    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
+) -> list[Part]:
+    """Show the clips with the most character errors of the configured system, or the first one."""
+    scores = {score.facts.name: score for score in report.systems if score.sets}
+    name = f"earshot-{report.run.precision}"
+    score = scores.get(name) or next(iter(scores.values()), None)
+    if score is None:
+        return [Text("None: no system heard a clip.")]
+    ranked = sorted(
+        (-counts.errors, clip_set, file, counts)
+        for clip_set, of_set in score.sets.items()
+        for file, counts in of_set.by_clip.items()
+        if counts.errors
+    )
+    name = score.facts.name
+    parts: list[Part] = [Text(f"What `{name}` misheard worst; texts as they were compared.")]
+    for _, clip_set, file, counts in ranked[:MAX_CLIPS]:
+        answers = {
+            system: call
+            for system, made in calls.items()
+            for call in made
+            if (call.phase, call.clip_set, call.file) == ("accuracy", clip_set, file)
+        }
+        first = next(iter(answers.values()))
+        rate = f", CER {100 * counts.errors / counts.length:.0f} %" if counts.length else ""
+        about = (
+            f"{TITLES[clip_set]}; {first.language or 'language unknown'}; "
+            f"{first.duration_s:.1f} s; {counts.errors} character errors{rate}"
+        )
+        transcripts = _transcripts(answers, name, normalize)
+        audio, no_audio = _player(first.path)
+        parts.append(ReportClip(file, about, first.reference, transcripts, audio, no_audio))
+    return parts
+
+
+def _transcripts(
+    calls: Mapping[str, TimedCall], chooser: str, normalize: Normalize
+) -> tuple[SharedTranscript, ...]:
+    """Return each text once; that of the system that chose the clip first, right ones last."""
+    alike: dict[tuple[str, str, str | None, str | None], list[str]] = {}
+    for name, call in calls.items():
+        texts = compared_texts(call, normalize)
+        alike.setdefault((*texts, call.language, call.error), []).append(name)
+    transcripts = [
+        SharedTranscript(tuple(names), tuple(differences(reference, text, language)), error)
+        for (reference, text, language, error), names in alike.items()
+    ]
+    return tuple(sorted(transcripts, key=lambda same: (chooser not in same.systems, same.right)))
+
+
+def differences(reference: str, hypothesis: str, language: str | None) -> list[AlignedText]:
+    """Align two texts by words, or by characters where a language writes no spaces."""
+    by_character = language in _WITHOUT_SPACES
+    align = jiwer.process_characters if by_character else jiwer.process_words
+    out, joint = align([reference], [hypothesis]), "" if by_character else " "
+    return [
+        AlignedText(
+            joint.join(out.references[0][part.ref_start_idx : part.ref_end_idx]),
+            joint.join(out.hypotheses[0][part.hyp_start_idx : part.hyp_end_idx]),
+        )
+        for part in out.alignments[0]
+    ]
+
+
+def _player(path: str | None) -> tuple[str | None, str | None]:
+    """Return a data: address of the audio, or the reason why there is none."""
+    kind = _MIME.get(Path(path or "").suffix.casefold())
+    if path is None or kind is None:
+        return None, f"browsers do not play this file: {path}"
+    try:
+        data = read_bytes(path)
+    except FileError as error:
+        return None, str(error)
+    if len(data) > MAX_BYTES_PER_CLIP:
+        return None, f"not embedded, for it has {len(data) / 1e6:.1f} MB: {path}"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}", None
+
+
+# ---------------------------------------------------------------- two runs
+
+
+def compared(a: Report, b: Report) -> Result:
+    """Show two runs side by side, for each system that both have.
+
+    Raises:
+        ConfigError: they share no system.
+    """
+    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
+    names = [name for name in first if name in second]
+    if not names:
+        raise ConfigError(
+            f"the runs share no system: {', '.join(first) or 'none'} and "
+            f"{', '.join(second) or 'none'}; expected at least one that both ran"
+        )
+    both = {
+        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
+    }
+    accuracy = list[Part]()
+    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
+        sets = {
+            name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
+        }
+        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
+    clips = _changed_clips(names, first, second)
+    note = f"Character errors, the greatest changes first; {len(clips)} in all."
+    table = Table(["system", "clip", "A", "B", "B - A"], clips[:_MAX_CHANGED], note=note)
+    about = [f"{r.run.config_name}, {r.run.started}, {verdict(r.gates)}" for r in (a, b)]
+    machines = [facts("A", a.run.machine), facts("B", b.run.machine)]
+    differing = _differing_conditions(a, b)
+    return Result(
+        title="Two runs, compared",
+        about=f"A: {about[0]}. B: {about[1]}.",
+        sections=(
+            ReportSection("Conditions that differ", [Text(differing or "None.")]),
+            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
+            ReportSection("Speed", speed_parts(both, b.run)),
+            ReportSection("Clips", [table], False),
+            ReportSection(CONDITIONS, machines, False),
+        ),
+    )
+
+
+def _differing_conditions(a: Report, b: Report) -> str:
+    """Name the conditions of figures that were not the same in both runs."""
+    left, right = (
+        {
+            **vars(report.run.settings),
+            "clips": report.run.sources,
+            "machine": report.run.machine,
+        }
+        for report in (a, b)
+    )
+    return "; ".join(
+        f"{name} differs: {value} and {right[name]}"
+        for name, value in left.items()
+        if value != right[name]
+    )
+
+
+def _changed_clips(
+    names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
+) -> list[list[str]]:
+    """Return a row for each clip whose character errors changed, the greatest change first."""
+    changed = [
+        (name, clip.file, clip.ours.errors, clip.theirs.errors)
+        for name in names
+        for clip in common_clips(first[name], second[name])
+        if clip.ours.errors != clip.theirs.errors
+    ]
+    changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
+    return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed]

@@ -59,12 +59,11 @@ class RunFacts:
     precision: Precision  # of the configured engine
     settings: EvalConfig
     clips: dict[ClipSet, int]
-    audio_s: dict[ClipSet, float]  # unpadded
     one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
     one_clip_s: float | None  # its length
     machine: dict[str, str]
-    sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # content of each place
-    unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
+    sources: dict[ClipSet, str]  # place and content of each set
+    unreadable: dict[ClipSet, dict[str, str]]  # reasons by file
 
     @property
     def one_clip_title(self) -> str:
@@ -173,7 +172,8 @@ def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
             half=of.half,
             read=functools.partial(_decode, limits=limits),
         )
-        say(f"{place}: {found.summary}")
+        found = dataclasses.replace(found, summary=f"{place}: {found.summary}")
+        say(found.summary)
         for file, reason in found.unreadable.items():
             say(f"cannot be read, so no system is given it: {file}: {reason}")
         return found
@@ -195,7 +195,7 @@ def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
     if of.join_s:
         clips = join_clips(clips, of.join_s, limits)
         summary += f"; joined to {len(clips)} passages of at most {of.join_s:g} s by speaker"
-        say(f"{of.heldout}: {summary}")
+        say(summary)
     return {"heldout": FoundCorpus(clips, summary, heldout.unreadable), "timed": timed}
 
 
@@ -223,9 +223,6 @@ def _run_facts(
         precision=config.build.precision,
         settings=config.eval,
         clips={name: len(found.clips) for name, found in sets.items()},
-        audio_s={
-            name: sum(clip.duration_s for clip in found.clips) for name, found in sets.items()
-        },
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
         machine=machine,
@@ -344,11 +341,9 @@ def _load_system(
         raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
     kept = Kept(folder, name)
     facts = kept.facts()
-    if facts is None:
-        raise ConfigError(f"{name} did not finish in {folder}; {_GO_ON}")
     heard_by: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
     calls = kept.heard(heard_by)
     missing = sum(map(len, heard_by.values())) - len(calls)
-    if missing:
-        raise ConfigError(f"{name} did not hear {missing} clips in {folder}; {_GO_ON}")
+    if facts is None or missing:
+        raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
     return facts, [*calls, *(kept.timed_calls() if name in settings.timed else ())]

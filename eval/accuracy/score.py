@@ -14,12 +14,13 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from eval.accuracy.normalize import Normalize, Spelling, normalizer
+from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, SystemFacts, TimedCall
 from eval.config import EvalConfig
 from eval.record import Check
@@ -217,13 +218,9 @@ def rtfx(calls: Sequence[TimedCall]) -> float:
 
 
 def score_system(
-    facts: SystemFacts,
-    calls: Sequence[TimedCall],
-    normalizer_name: str,
-    spelling: Spelling | None = None,
+    facts: SystemFacts, calls: Sequence[TimedCall], normalize: Normalize
 ) -> SystemScore:
     """Score one system's calls: its texts, and its speed where it was timed."""
-    normalize = normalizer(normalizer_name, spelling)
     scored = [call for call in calls if call.phase == "accuracy"]
     return SystemScore(
         facts=facts,
@@ -332,7 +329,11 @@ def _cer_gate(
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
     compared = []
     for other in others:
-        pairs = _pairs(by_name[ours], by_name[other], groups)
+        pairs = [
+            (clip.ours, clip.theirs)
+            for clip in common_clips(by_name[ours], by_name[other])
+            if not groups or clip.group in groups
+        ]
         if any(mine.length for mine, _ in pairs):
             mine, theirs = zip(*pairs, strict=True)
             compared.append((_percent(mine) - _percent(theirs), mine, theirs, other))
@@ -342,16 +343,23 @@ def _cer_gate(
     return gap_gate(name, mine, theirs, other, limit, "clips")
 
 
-def _pairs(
-    ours: SystemScore, theirs: SystemScore, groups: Sequence[str]
-) -> list[tuple[Counts, Counts]]:
-    """Return the edits of both systems on the clips of these groups that both heard."""
+class CommonClip(NamedTuple):
+    """The character edits of two systems on one clip."""
+
+    file: str
+    group: str
+    ours: Counts
+    theirs: Counts
+
+
+def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
+    """Return the clips that both systems heard."""
     return [
-        (counts, theirs.sets[clip_set].by_clip[file])
+        CommonClip(file, of_set.groups[file], counts, theirs.sets[clip_set].by_clip[file])
         for clip_set, of_set in ours.sets.items()
         if clip_set in theirs.sets
         for file, counts in of_set.by_clip.items()
-        if file in theirs.sets[clip_set].by_clip and (not groups or of_set.groups[file] in groups)
+        if file in theirs.sets[clip_set].by_clip
     ]
 
 

@@ -207,7 +207,7 @@ def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, 
     rows = folder / "predictions" / "earshot-int8.jsonl"
     rows.write_text(rows.read_text().split("\n", 1)[1])
     assert main(["report", str(folder), "--systems", "earshot-int8"]) == 2
-    assert "earshot-int8 did not hear 1 clips in " in capsys.readouterr().err
+    assert "earshot-int8 did not finish in " in capsys.readouterr().err
     (folder / "run.json").write_text('{"id": "x"}')
     assert main(["report", str(folder)]) == 2
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from eval import report as reports
-from eval.accuracy import worst_clips
-from eval.accuracy.evaluate import compared
+from eval.accuracy import report as accuracy_report
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import result_of
+from eval.accuracy.report import compared, result_of
 from eval.config import EvaluationProduct
 from eval.figures import latency_chart, rate_chart
 from eval.record import Check, Figure, ReportSection, Result, Run, Table, Text, verdict
@@ -162,7 +161,7 @@ def test_hostile_texts_stay_texts(page_of, made):
 
 
 def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, monkeypatch):
-    monkeypatch.setattr(worst_clips, "MAX_BYTES_PER_CLIP", 1000)
+    monkeypatch.setattr(accuracy_report, "MAX_BYTES_PER_CLIP", 1000)
     big = tmp_path / "big.wav"
     big.write_bytes(b"x" * 1001)
     for path, said in (
@@ -247,7 +246,7 @@ def test_markdown_states_figures_conditions_and_gates(made):
         "**FAILED**: CER of earshot-int8 at most 0.2 points above earshot-fp16. "
         "11.11 % - 0.00 % (earshot-fp16) = +11.11 points [+11.11, +11.11] at 95 % on 2 clips",
         "the language is found out by every system",
-        "the held-out clips: 1 of `h.jsonl`, 10.0 s; the timed clips: 2 of `m.jsonl`, 20.0 s",
+        "the held-out clips: h.jsonl: 1 clip; the timed clips: m.jsonl: 2 clips",
         "## Accuracy on the held-out clips",
         "| 11.11 % [11.11, 11.11] |",
         "1/0/0 of 9",

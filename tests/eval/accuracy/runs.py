@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from eval.accuracy.normalize import Spelling, description
+from eval.accuracy.normalize import Spelling, description, normalizer
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
@@ -15,10 +15,10 @@ RUN = RunFacts(
     precision="int8",
     settings=EvalConfig(manifest="m.jsonl", heldout="h.jsonl", repeats=1, half="", gate_groups=()),
     clips={"heldout": 1, "timed": 2},
-    audio_s={"heldout": 10.0, "timed": 20.0},
     one_clip="a.wav",
     one_clip_s=7.65,
     machine={"CPU": "a chip", "GPU": "none"},
+    sources={"heldout": "h.jsonl: 1 clip", "timed": "m.jsonl: 2 clips"},
     unreadable={"timed": {"gone.wav": "it is gone"}},
 )
 
@@ -40,7 +40,7 @@ def calls(text, seconds=None, **fields):
 
 def score(name, text, seconds=None):
     """The score of such a system."""
-    return score_system(facts(name), calls(text, seconds), "basic-v1")
+    return score_system(facts(name), calls(text, seconds), normalizer("basic-v1"))
 
 
 def report(ours="hello you", seconds=0.5):
