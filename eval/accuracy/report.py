@@ -45,7 +45,6 @@ from eval.record import (
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.files import read_bytes
 
-_MIB = 2**20
 _MAX_CHANGED = 40  # clips in the table of two runs
 MAX_CLIPS = 10
 MAX_BYTES_PER_CLIP = 1_000_000  # of embedded audio, before base64
@@ -208,11 +207,11 @@ def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]
             one_clip = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
             cells = [one_clip, _percentiles(speed.alone), _percentiles(speed.loaded)]
             cells += [f"{speed.rtfx_alone:.1f}", f"{speed.rtfx_loaded:.1f}"]
-        memory = f"{score.facts.peak_memory_bytes / _MIB:.0f}"
-        rows.append([name, *cells, memory, f"{score.facts.start_s:.1f}", str(len(score.errors))])
+        memory = f"{score.facts.peak_memory_bytes / 2**20:.0f}"
+        rows.append([name, *cells, memory, f"{score.facts.start_s:.1f}"])
     header = ["system", f"{run.one_clip_title}, ms", "alone p50/p95/p99, ms"]
     header += [f"{many} p50/p95/p99, ms", "RTFx alone", f"RTFx {many}"]
-    header += ["peak memory, MiB", "start, s", "failed calls"]
+    header += ["peak memory, MiB", "start, s"]
     note = "No system of this run was timed."
     if speeds:
         one = next(iter(speeds.values()))
