@@ -40,7 +40,7 @@ Send = Callable[[Any], None]
 """Sends one message to the parent, from any thread of the child. None and errors end it."""
 
 
-class ChildProcess:
+class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     """A spawned process that sends messages to this one; leaving a `with` block ends it.
 
     Args:
@@ -71,14 +71,6 @@ class ChildProcess:
         assert self._process.pid is not None  # it was started
         self.pid = self._process.pid
 
-    def __enter__(self) -> "ChildProcess":
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process and everything below it."""
-        self.stop()
-
     def receive(self, timeout_s: float) -> Any:
         """Wait for the next message; None once the child's work is done.
 
@@ -108,7 +100,7 @@ class ChildProcess:
     def _where(self) -> str:
         return f"; its log is {self._kept_log}" if self._kept_log else ""
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the child: wait if its work is done, else terminate it; then kill what still runs."""
         family = descendants(self.pid)
         if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
