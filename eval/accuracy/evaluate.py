@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eval.accuracy import run as runs
-from eval.accuracy.normalize import Normalize, description, normalizer
+from eval.accuracy.normalize import Normalize, normalizer
 from eval.accuracy.predictions import TimedCall
 from eval.accuracy.report import Report, compared, result_of
 from eval.accuracy.score import gates, score_system
@@ -98,7 +98,6 @@ def score(
     groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
     judged = gates(scores, run.precision, settings, deciding)
-    rules = description(normalizer_name, spelling)
-    report = Report(run, normalizer_name, rules, tuple(scores), tuple(judged), deciding)
+    report = Report(run, normalizer_name, tuple(scores), tuple(judged), deciding)
     calls = {of.name: made for of, made in systems}
     return report, calls, normalize

@@ -7,7 +7,6 @@ same.
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,20 +75,3 @@ def _whisper_english(spelling: Spelling) -> Normalize:
         return " ".join(english(text).split()) if language == "en" else normalize_text(text)
 
     return normalize
-
-
-def description(name: str, spelling: Spelling) -> str:
-    """Describe what a normaliser does, as a report says it."""
-    if name == RAW:
-        return "as written, whitespace collapsed"
-    if name == DEFAULT:
-        return (
-            "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, whitespace "
-            "collapsed; numbers and accents stay as written"
-        )
-    words = f"{len(spelling.words):,} British spellings of {spelling.source or 'no checkpoint'}"
-    release = importlib.metadata.version("transformers")
-    return (
-        f"EnglishTextNormalizer of transformers {release} with {words} made American; every other "
-        f"language, and clips of unknown language, by {DEFAULT}"
-    )

@@ -90,7 +90,6 @@ class Report:
 
     run: RunFacts
     normalizer: str
-    normalizer_rules: str
     systems: tuple[SystemScore, ...]
     gates: tuple[Check, ...]
     groups: tuple[str, ...] = ()  # of clips, which decide the gates; () = all
@@ -240,7 +239,7 @@ def _conditions(report: Report) -> ReportSection:
     run = report.run
     of_run = {
         "configuration": f"{run.config_name}, precision {run.precision}",
-        f"normaliser `{report.normalizer}`": report.normalizer_rules,
+        "normaliser": report.normalizer,
     }
     settings = [
         dataclasses.replace(facts(score.facts.name, score.facts.settings), folded="closed")

@@ -107,7 +107,7 @@ def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
         "✗ failed CER of earshot-int8 at most 0.2 points above earshot-fp16",
         "11.11 % [11.11, 11.11]",
         "earshot-fp16 faster-whisper-int8 ✓ as it was said",
-        "normaliser basic-v1 Unicode NFKC",
+        "normaliser basic-v1",
         "a chip",
         "8 calls at a time",
         "500 ms / 500 ms",
@@ -148,7 +148,6 @@ def test_hostile_texts_stay_texts(page_of, made):
         gates=gates,
         systems=(scored, *plain.systems[1:]),
         normalizer=HOSTILE,
-        normalizer_rules=HOSTILE,
     )
     for system in found.systems:
         for heard in system.sets.values():
@@ -250,7 +249,7 @@ def test_markdown_states_figures_conditions_and_gates(made):
         "## Accuracy on the held-out clips",
         "| 11.11 % [11.11, 11.11] |",
         "1/0/0 of 9",
-        "- normaliser `basic-v1`: Unicode NFKC",
+        "- normaliser: basic-v1",
         "### By group or language, CER / WER in %",
         "| studio            |     1 | 11.11 / 50.00 |",
         "Clips that cannot be read, 1, which count for nothing:\n\n- `gone.wav`: it is gone",

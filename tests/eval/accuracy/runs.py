@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from eval.accuracy.normalize import Spelling, description, normalizer
+from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
@@ -53,4 +53,4 @@ def report(ours="hello you", seconds=0.5):
     timed = [dataclasses.replace(s, sets={"timed": s.sets["timed"]}) for s in scores]
     limits = EvalConfig(max_cer_gap_faster_whisper=0.3, max_cer_gap_fp16=0.2)
     judged = gates(timed, "int8", limits)
-    return Report(RUN, "basic-v1", description("basic-v1", Spelling()), scores, tuple(judged))
+    return Report(RUN, "basic-v1", scores, tuple(judged))

@@ -8,7 +8,6 @@ from eval.accuracy.normalize import (
     NORMALIZERS,
     SPELLING_FILE,
     Spelling,
-    description,
     normalizer,
     read_spelling,
 )
@@ -364,9 +363,6 @@ def test_spellings_come_from_the_checkpoint(tmp_path):
     spelling = read_spelling(tmp_path)
     assert normalizer("whisper-english", spelling)("Colour", "en") == "color"
     assert normalizer("whisper-english")("Colour", "en") == "colour"
-    told = description("whisper-english", spelling)
-    assert f"1 British spellings of {tmp_path}/normalizer.json made American" in told
-    assert "0 British spellings of no checkpoint" in description("whisper-english", Spelling())
     (tmp_path / SPELLING_FILE).write_text("[]")
     with pytest.raises(ConfigError, match=r"normalizer\.json holds \[\]; expected a table"):
         read_spelling(tmp_path)
