@@ -2,7 +2,7 @@
 
 predictions/<system>.jsonl        every scored call, raw, each kept as soon as it is there
 predictions/<system>.timed.jsonl  the calls of the timed phases, all or none
-predictions/<system>.key.json     a hash of the conditions; answers under others are dropped
+predictions/<system>.key          a hash of the conditions; answers under others are dropped
 predictions/<system>.json         the system's facts, once it has heard everything
 """
 
@@ -10,15 +10,14 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from eval.record import read_json, read_jsonl, write_json, write_jsonl
+from eval.record import read_json, read_jsonl, write_text
 from serve.contract.codec import to_json
-from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes
+from serve.contract.files import read_bytes, read_text
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
@@ -65,7 +64,7 @@ class TimedCall:
     error: str | None = None
     path: str | None = None  # of the audio
     group: str = ""  # of the clip
-    key: str = ""  # a hash of its audio and reference
+    key: str = ""  # a hash of its audio and reference; if timed, of the phases' conditions
 
     @property
     def text(self) -> str:
@@ -131,8 +130,8 @@ class Kept:
         self._folder = folder / "predictions"
         self.scored_path = self._folder / f"{name}.jsonl"
         self.facts_path = self._folder / f"{name}.json"
-        self._timed_path = self._folder / f"{name}.timed.jsonl"
-        self._key_path = self._folder / f"{name}.key.json"
+        self.timed_path = self._folder / f"{name}.timed.jsonl"
+        self._key_path = self._folder / f"{name}.key"
 
     def go_on(self, conditions: str, *, again: bool) -> bool:
         """Get ready for a run under these conditions; drop answers under other conditions.
@@ -141,12 +140,12 @@ class Kept:
             Whether answers were dropped because their conditions were others.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        others = self.scored_path.is_file() and self._conditions().get("system") != conditions
+        former = read_text(self._key_path) if self._key_path.is_file() else ""
+        others = self.scored_path.is_file() and former != conditions
         if others or again:
-            for path in (self.scored_path, self._timed_path, self.facts_path):
+            for path in (self.scored_path, self.timed_path, self.facts_path):
                 path.unlink(missing_ok=True)
-        if not self.scored_path.is_file():
-            write_json(self._key_path, {"system": conditions})
+        write_text(self._key_path, conditions)
         _drop_unfinished_line(self.scored_path)
         return others
 
@@ -179,31 +178,11 @@ class Kept:
         }
         return {name: of_set for name, of_set in left.items() if of_set}
 
-    def is_timed(self, conditions: str) -> bool:
-        """Return whether the timed phases were measured under these conditions."""
-        return self._timed_path.is_file() and self._conditions().get("timed") == conditions
-
-    def keep_timed(self, calls: Sequence[TimedCall], conditions: str) -> None:
-        """Keep the calls of the timed phases."""
-        write_jsonl(self._timed_path, calls)
-        write_json(self._key_path, {**self._conditions(), "timed": conditions})
-
-    def timed_calls(self) -> list[TimedCall]:
-        """Return the calls of the timed phases; none where it was not timed."""
-        return read_calls(self._timed_path)
-
     def facts(self) -> SystemFacts | None:
         """Read the facts of a system that has heard all of its clips; None for another one."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")
-
-    def _conditions(self) -> dict[str, str]:
-        """Read the conditions of the answers; empty where they are missing or damaged."""
-        try:
-            return read_json(self._key_path, dict[str, str], "the conditions of predictions")
-        except ConfigError:
-            return {}
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -32,11 +32,12 @@ from eval.accuracy.predictions import (
     TimedCall,
     clip_nearest_10_s,
     keys_of,
+    read_calls,
 )
 from eval.accuracy.worker import OpenSystem, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
-from eval.record import Run, Say, load_line, read_json, write_json
+from eval.record import Run, Say, load_line, read_json, write_json, write_jsonl
 from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
@@ -248,7 +249,8 @@ def _work(
     left = kept.left(clips if name in of.heldout_systems else {"timed": timed}, keys)
     conditions = "\n".join([f"{of.concurrency} {of.repeats}", *keys["timed"].values()])
     timed_key = hashlib.sha256(conditions.encode()).hexdigest()[:16]
-    facts, is_timed = kept.facts(), name not in of.timed or kept.is_timed(timed_key)
+    facts, timed_under = kept.facts(), {call.key for call in read_calls(kept.timed_path)}
+    is_timed = name not in of.timed or timed_under == {timed_key}
     if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
         left = {"timed": timed[-1:]}
     to_time = () if is_timed else timed
@@ -291,7 +293,7 @@ def _run_system(
             if call.phase == "accuracy":
                 keep(dataclasses.replace(call, key=keys[call.clip_set][call.file]))
             else:
-                timed.append(call)
+                timed.append(dataclasses.replace(call, key=work.timed_key))
             advance(_windows([call]))
 
         facts = measure_system(
@@ -304,7 +306,7 @@ def _run_system(
             log=folder / "logs" / f"{work.name}.log",
         )
     if work.timed:
-        work.kept.keep_timed(timed, work.timed_key)
+        write_jsonl(work.kept.timed_path, timed)
     # A part of the clips may need less memory than all of them.
     peak_bytes = max(facts.peak_memory_bytes, work.former_peak_bytes)
     write_json(work.kept.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak_bytes))
@@ -346,4 +348,4 @@ def _load_system(
     missing = sum(map(len, heard_by.values())) - len(calls)
     if facts is None or missing:
         raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
-    return facts, [*calls, *(kept.timed_calls() if name in settings.timed else ())]
+    return facts, [*calls, *(read_calls(kept.timed_path) if name in settings.timed else ())]

@@ -84,11 +84,7 @@ def test_run_writes_predictions_and_reports(config, capsys):
         assert (found["speed"] is not None) == (name == "earshot-int8")
     assert sorted(p.name for p in (folder / "predictions").iterdir()) == sorted(
         [
-            *(
-                f"{name}.{end}"
-                for name in NAMES.split(",")
-                for end in ("json", "jsonl", "key.json")
-            ),
+            *(f"{name}.{end}" for name in NAMES.split(",") for end in ("json", "jsonl", "key")),
             "earshot-int8.timed.jsonl",
         ]
     )
