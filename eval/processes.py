@@ -313,7 +313,9 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
         x: at least 10 values in equal steps.
         y: the measured values.
     """
-    means = [[part.mean() for part in np.array_split(values, _BLOCKS)] for values in (x, y)]
-    (value, _), covariance = np.polyfit(*means, 1, cov=True)
+    x_means, y_means = (
+        [float(part.mean()) for part in np.array_split(values, _BLOCKS)] for values in (x, y)
+    )
+    (value, _), covariance = np.polyfit(x_means, y_means, 1, cov=True)
     error = _T95 * math.sqrt(covariance[0, 0])
     return Slope(float(value), float(value - error), float(value + error))

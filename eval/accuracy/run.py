@@ -253,7 +253,7 @@ def _work(
     is_timed = name not in of.timed or timed_under == {timed_key}
     if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
         left = {"timed": timed[-1:]}
-    to_time = () if is_timed else timed
+    to_time: Sequence[Clip] = () if is_timed else timed
     windows = sum(map(_windows, left.values()))
     windows += sum(_windows(each.clips) * each.repeats for each in timed_phases(to_time, of))
     peak_bytes = facts.peak_memory_bytes if facts else 0
