@@ -54,12 +54,20 @@ def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
         ConfigError: there is none; the message lists those that exist.
     """
     if name == DEFAULT:
-        return lambda text, _language=None: normalize_text(text)
+        return _basic_v1
     if name == RAW:
-        return lambda text, _language=None: " ".join(text.split())
+        return _raw
     if name == WHISPER:
         return _whisper_english(spelling or Spelling())
     raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
+
+
+def _basic_v1(text: str, _language: str | None = None) -> str:
+    return normalize_text(text)
+
+
+def _raw(text: str, _language: str | None = None) -> str:
+    return " ".join(text.split())
 
 
 def _whisper_english(spelling: Spelling) -> Normalize:
@@ -72,6 +80,6 @@ def _whisper_english(spelling: Spelling) -> Normalize:
 
     @functools.lru_cache(maxsize=4096)  # a reference comes back with every system and pass
     def normalize(text: str, language: str | None) -> str:
-        return " ".join(english(text).split()) if language == "en" else normalize_text(text)
+        return _raw(english(text)) if language == "en" else _basic_v1(text)
 
     return normalize
