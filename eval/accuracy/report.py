@@ -246,7 +246,7 @@ def _conditions(report: Report) -> ReportSection:
         for score in report.systems
     ]
     rules = Text("", "Rules of comparison", RULES)
-    parts = [facts("Run", of_run), facts("Machine", run.machine), rules, *settings]
+    parts: list[Part] = [facts("Run", of_run), facts("Machine", run.machine), rules, *settings]
     return ReportSection(CONDITIONS, parts, printed=False)
 
 
