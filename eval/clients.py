@@ -10,11 +10,11 @@ import io
 import itertools
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import grpc
+import httpx2
 import soundfile
 import soxr
 from tritonclient.grpc import service_pb2 as pb
@@ -93,6 +93,9 @@ class Answer:
 Client = Callable[[Addresses, Ask], Answer]
 """Sends one request and waits for its answer."""
 
+Body = tuple[bytes | None, dict[str, str]]
+"""The body of an HTTP request, and the headers that describe it."""
+
 
 class NoTranscriptError(Exception):
     """The server answered with something other than a transcript."""
@@ -139,22 +142,17 @@ def _rpc_answer(code: grpc.StatusCode, details: str, seconds: float) -> Answer:
 
 def by_grpc(at: Addresses, ask: Ask) -> Answer:
     """Send one ModelInfer over a connection of its own."""
+    message, metadata = _message(MODEL, ask), tuple(at.headers.items())
     with channel_to(at) as channel:
-        return infer(channel, at, ask)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return answer_to(
+            lambda: _text(stub.ModelInfer(message, timeout=ask.patience_s, metadata=metadata))
+        )
 
 
 def channel_to(at: Addresses) -> grpc.Channel:
     """Open a connection of its own."""
     return grpc.insecure_channel(at.grpc, options=_OPTIONS)
-
-
-def infer(channel: grpc.Channel, at: Addresses, ask: Ask) -> Answer:
-    """Send one ModelInfer."""
-    stub, message = service_pb2_grpc.GRPCInferenceServiceStub(channel), _message(MODEL, ask)
-    metadata = tuple(at.headers.items())
-    return answer_to(
-        lambda: _text(stub.ModelInfer(message, timeout=ask.patience_s, metadata=metadata))
-    )
 
 
 def by_stream(at: Addresses, ask: Ask) -> Answer:
@@ -179,8 +177,8 @@ def by_stream(at: Addresses, ask: Ask) -> Answer:
 def by_http(at: Addresses, ask: Ask) -> Answer:
     """Send one POST of KServe over a connection of its own."""
     head, tail = http_body(ask.audio)
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    return answer_to(lambda: kserve_text(*_post(at, INFER_PATH, head + tail, headers, ask)))
+    body = head + tail, {"Inference-Header-Content-Length": str(len(head))}
+    return answer_to(lambda: _kserve_text(_sent(at, ask, INFER_PATH, body)))
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -195,13 +193,16 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
-def kserve_text(status: int, body: bytes, retry_after: str = "") -> str:
+def kserve_text(status: int, body: bytes) -> str:
     """Return the text of KServe's HTTP answer; raises NoTranscriptError."""
+    return _kserve_text(_content(status, body))
 
+
+def _kserve_text(content: str) -> str:
     def text(answer: Any) -> Any:
         return next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT")
 
-    return _text_in(_content(status, body, retry_after), text)
+    return _text_in(content, text)
 
 
 def _message(model: str, ask: Ask) -> Any:
@@ -218,13 +219,12 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _post(
-    at: Addresses, path: str, body: bytes, headers: Mapping[str, str], ask: Ask
-) -> tuple[int, bytes, str]:
-    """Return status, body and Retry-After."""
-    headers = {**headers, **at.headers}
-    status, sent, text = request(at.http, "POST", path, body, headers, timeout_s=ask.patience_s)
-    return status, text, sent.get("Retry-After", "")
+def _sent(at: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
+    """Post a body, or get an answer without one; return the text of the answer."""
+    data, headers = body[0], {**body[1], **at.headers}
+    method = "GET" if data is None else "POST"
+    status, sent, text = request(at.http, method, path, data, headers, timeout_s=ask.patience_s)
+    return _content(status, text, sent.get("Retry-After", ""))
 
 
 def _content(status: int, body: bytes, retry_after: str = "") -> str:
@@ -249,18 +249,15 @@ def _text_in(content: str, text: Callable[[Any], Any]) -> str:
 
 def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
     """Return a form with a file, and the header with its type."""
-    boundary = uuid.uuid4().hex
-    start = f"--{boundary}\r\nContent-Disposition: form-data; name="
-    fields = [f'{start}"{name}"\r\n\r\n{value}\r\n' for name, value in options.items()]
-    head = "".join([*fields, f'{start}"file"; filename="audio"\r\n\r\n']).encode()
-    body = head + audio + f"\r\n--{boundary}--\r\n".encode()
-    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    files = {"file": ("audio", audio)}
+    made = httpx2.Request("POST", "http://server", data=dict(options), files=files)
+    return made.read(), {"Content-Type": made.headers["Content-Type"]}
 
 
 def by_form(at: Addresses, ask: Ask) -> Answer:
     """Send one form over a connection of its own."""
     sent = form(ask.audio, ask.options)
-    return answer_to(lambda: _openai_text(*_post(at, TRANSCRIPTIONS, *sent, ask)))
+    return answer_to(lambda: _openai_text(_sent(at, ask, TRANSCRIPTIONS, sent)))
 
 
 def by_events(at: Addresses, ask: Ask) -> Answer:
@@ -268,7 +265,7 @@ def by_events(at: Addresses, ask: Ask) -> Answer:
     sent = form(ask.audio, {**ask.options, "stream": "true"})
 
     def last_text() -> str:
-        lines = _content(*_post(at, TRANSCRIPTIONS, *sent, ask)).splitlines()
+        lines = _sent(at, ask, TRANSCRIPTIONS, sent).splitlines()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
         return _only(finals, [to_json(one) for one in events if "error" in one])
@@ -284,27 +281,23 @@ def by_phrases(at: Addresses, ask: Ask) -> Answer:
 
 def by_job(at: Addresses, ask: Ask) -> Answer:
     """Post a job, wait for its end, and read its result."""
-    body, headers = form(ask.audio, {**ask.options, "response_format": "json"})
+    sent = form(ask.audio, {**ask.options, "response_format": "json"})
     end_s = time.monotonic() + ask.patience_s
 
-    def get(path: str) -> tuple[int, bytes]:
-        status, _, text = request(at.http, "GET", path, headers=at.headers, timeout_s=PATIENCE_S)
-        return status, text
-
     def result() -> str:
-        job = json.loads(_content(*_post(at, JOBS, body, headers, ask)))
+        job = json.loads(_sent(at, ask, JOBS, sent))
         while job["status"] not in ("completed", "failed", "cancelled"):
             if time.monotonic() > end_s:
                 raise TimeoutError(f"the job is {job['status']}")
             time.sleep(_POLL_S)
-            job = json.loads(_content(*get(f"{JOBS}/{job['id']}")))
-        return _openai_text(*get(f"{JOBS}/{job['id']}/result"))
+            job = json.loads(_sent(at, ask, f"{JOBS}/{job['id']}"))
+        return _openai_text(_sent(at, ask, f"{JOBS}/{job['id']}/result"))
 
     return answer_to(result)
 
 
-def _openai_text(status: int, body: bytes, retry_after: str = "") -> str:
-    return _text_in(_content(status, body, retry_after), lambda answer: answer["text"])
+def _openai_text(content: str) -> str:
+    return _text_in(content, lambda answer: answer["text"])
 
 
 # ---------------------------------------------------------------- live text

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import (
     Accuracy,
     accuracy,
@@ -20,9 +19,10 @@ from eval.accuracy.score import (
     compared_texts,
     latency,
     rtfx,
+    wall_s,
 )
-from eval.accuracy.systems import EarshotTriton
-from eval.accuracy.worker import drive, wall_s
+from eval.accuracy.systems import EarshotTriton, prepare_engine
+from eval.accuracy.worker import drive
 from eval.config import EvaluationProduct, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say

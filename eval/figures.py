@@ -62,30 +62,6 @@ class RowChart:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlotPoint:
-    """One system of a scatter chart."""
-
-    name: str
-    family: Family
-    x: float
-    y: float
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ScatterChart:
-    """Numbered points with a list of their names."""
-
-    title: str
-    label: str
-    points: tuple[PlotPoint, ...]
-    x_title: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    kind = "scatter"
-
-
-@dataclasses.dataclass(frozen=True)
 class Line:
     """One curve; `points` are an SVG polyline's, in percent."""
 
@@ -157,21 +133,6 @@ def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
     labels = tuple((at(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in kept)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
     return RowChart(title, label, tuple(rows), labels, "p50 / p95")
-
-
-def memory_chart(title: str, points: Mapping[str, tuple[float, float]]) -> ScatterChart:
-    """Chart memory (MiB) and RTFx of systems, at least one."""
-    x_end = 1.1 * max(memory for memory, _ in points.values())
-    y_end = 1.15 * max(speed for _, speed in points.values())
-    found = []
-    for name, (memory, speed) in sorted(points.items(), key=lambda item: -item[1][1]):
-        text = f"{speed:.1f} RTFx, {memory:.0f} MiB"
-        found.append(
-            PlotPoint(name, family_of(name), 100 * memory / x_end, 100 * speed / y_end, text)
-        )
-    label = "Throughput under load against peak memory, by system"
-    ticks = _linear(x_end), _linear(y_end)
-    return ScatterChart(title, label, tuple(found), "peak memory, MiB", *ticks)
 
 
 def line_chart(

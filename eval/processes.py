@@ -40,22 +40,22 @@ Send = Callable[[Any], None]
 """Sends one message to the parent, from any thread of the child. None and errors end it."""
 
 
-class ChildProcess:
+class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     """A spawned process that sends messages to this one; leaving a `with` block ends it.
 
     Args:
         name: the child's name in errors.
         work: called in the child as `work(send, *arguments)`; a function of a module.
         arguments: further arguments of `work`; they and its messages are pickled.
-        log: the file for the child's stdout and stderr, which stays. None: a file in a temporary
-            folder, which also holds the child's temporary files and is removed at its end.
+        log: the file for the child's stdout and stderr, which stays. None: a file in the folder of
+            the child's temporary files, which is removed at its end.
     """
 
     def __init__(
         self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path | None
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self.name = name
+        self.name, self.finished = name, False
         self._kept_log = log
         self._folder = tempfile.TemporaryDirectory(
             prefix="earshot-child-", ignore_cleanup_errors=True
@@ -64,23 +64,12 @@ class ChildProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.touch()
         self._pipe, theirs = context.Pipe(duplex=False)
-        temporary = None if log else self._folder.name
-        self._process = context.Process(
-            target=_child, args=(work, arguments, theirs, str(self._log), temporary), name=name
-        )
+        given = (work, arguments, theirs, str(self._log), self._folder.name)
+        self._process = context.Process(target=_child, args=given, name=name)
         self._process.start()
         theirs.close()
         assert self._process.pid is not None  # it was started
         self.pid = self._process.pid
-        self.finished = False
-
-    def __enter__(self) -> "ChildProcess":
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process and everything below it."""
-        self.stop()
 
     def receive(self, timeout_s: float) -> Any:
         """Wait for the next message; None once the child's work is done.
@@ -111,7 +100,7 @@ class ChildProcess:
     def _where(self) -> str:
         return f"; its log is {self._kept_log}" if self._kept_log else ""
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the child: wait if its work is done, else terminate it; then kill what still runs."""
         family = descendants(self.pid)
         if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
@@ -158,26 +147,18 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"{what} took more than {timeout_s:.0f} s") from error
     finally:
-        _stop_tool(tool)
+        if tool.returncode is None:
+            family = descendants(tool.pid)
+            tool.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                tool.wait(TERMINATE_TIMEOUT_S)
+            kill(family)
+            tool.kill()
+            tool.wait()
+    if status == MissingCheckpointError.exit_code:
+        raise MissingCheckpointError(f"{what} failed with exit code {status}: {' '.join(command)}")
     if status != 0:
-        kind = (
-            MissingCheckpointError if status == MissingCheckpointError.exit_code else EarshotError
-        )
-        raise kind(f"{what} failed with exit code {status}: {' '.join(command)}")
-
-
-def _stop_tool(tool: subprocess.Popen[bytes]) -> None:
-    if tool.returncode is not None:
-        return
-    family = descendants(tool.pid)
-    tool.terminate()
-    try:
-        tool.wait(TERMINATE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        tool.kill()
-        tool.wait()
-    finally:
-        kill(family)
+        raise EarshotError(f"{what} failed with exit code {status}: {' '.join(command)}")
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -200,12 +181,11 @@ def _child(
     arguments: tuple[Any, ...],
     pipe: Connection,
     log: str,
-    temporary: str | None,
+    temporary: str,
 ) -> None:
     """Run the child process."""
     os.setsid()
-    if temporary is not None:
-        tempfile.tempdir = temporary
+    tempfile.tempdir = temporary
     with open(log, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -303,9 +283,8 @@ def shared_memory_bytes(processes: Iterable[psutil.Process]) -> int:
     return total
 
 
-_Z95 = 1.96
-_MIN_VALUES = 10
-_MIN_INDEPENDENT = 4.0  # fewer leave no error to speak of
+_BLOCKS = 10
+_T95 = 2.306  # Student's t for the 8 degrees of freedom of a line through 10 points
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,22 +307,15 @@ class Slope:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Fit least squares; the error allows for values that resemble earlier ones, as memory's do.
-
-    Source: Santer et al., Statistical significance of trends, J. Geophys. Res. 105 (2000): values
-    with lag-1 autocorrelation r of the residuals count as n (1 - r) / (1 + r) independent ones.
+    """Fit least squares to the means of 10 blocks: a value of memory resembles the one before.
 
     Args:
         x: at least 10 values in equal steps.
         y: the measured values.
     """
-    count = len(x)
-    assert len(y) == count >= _MIN_VALUES
-    away = np.asarray(x, float) - np.mean(x)
-    value = float(away @ np.asarray(y, float) / (away @ away))
-    residual = np.asarray(y, float) - np.mean(y) - value * away
-    squares = float(residual @ residual)
-    alike = max(0.0, float(residual[1:] @ residual[:-1]) / squares) if squares > 0 else 0.0
-    independent = max(_MIN_INDEPENDENT, count * (1 - alike) / (1 + alike))
-    error = _Z95 * math.sqrt(squares / (independent - 2) / float(away @ away))
-    return Slope(value, value - error, value + error)
+    x_means, y_means = (
+        [float(part.mean()) for part in np.array_split(values, _BLOCKS)] for values in (x, y)
+    )
+    (value, _), covariance = np.polyfit(x_means, y_means, 1, cov=True)
+    error = _T95 * math.sqrt(covariance[0, 0])
+    return Slope(float(value), float(value - error), float(value + error))

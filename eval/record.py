@@ -397,7 +397,7 @@ def read_jsonl(path: Path, kind: type[T], expected: str, advice: str = "") -> li
         ConfigError: a line is no `kind`; the message names the line and ends with the advice.
     """
     return [
-        from_json(kind, line, f"{path}:{number}", advice=advice)
+        from_json(kind, line, f"{path}:{number}", advice=advice, extra="ignore")
         for number, line in enumerate(read_text(path, expected).split("\n"), 1)
         if line
     ]
@@ -411,4 +411,5 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
         ConfigError: it holds something else; `what` says what it should be.
     """
     expected = f"expected {what}"
-    return from_json(kind, read_text(path, expected), str(path), advice=expected)
+    text = read_text(path, expected)
+    return from_json(kind, text, str(path), advice=expected, extra="ignore")

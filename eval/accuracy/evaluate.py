@@ -3,15 +3,14 @@
 from pathlib import Path
 
 from eval.accuracy import run as runs
-from eval.accuracy.normalize import Normalize, descriptions, normalizer
+from eval.accuracy.normalize import Normalize, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import Report, accuracy_parts, report_to_json, result_of, speed_parts
-from eval.accuracy.score import TITLES, SystemScore, gates, score_system
+from eval.accuracy.report import Report, compared, result_of
+from eval.accuracy.score import gates, score_system
 from eval.config import changed
-from eval.record import CONDITIONS, Part, ReportSection, Result, Run, Table, Text, facts, write_text
-from serve.contract.errors import ConfigError
+from eval.record import Result, Run, verdict, write_json
 
-_MAX_CLIPS = 40  # in the table of changed clips
+FORMAT_VERSION = 6  # of report.json
 
 
 def evaluate(
@@ -70,7 +69,8 @@ def report(
 def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
     """Score a run, write report.json beside its predictions, and return the result; as `score`."""
     report, calls, normalize = score(folder, names, normalizer_name)
-    write_text(folder / "report.json", report_to_json(report))
+    head = {"format_version": FORMAT_VERSION, "verdict": verdict(report.gates)}
+    write_json(folder / "report.json", {**head, **vars(report)})
     return result_of(report, calls, normalize)
 
 
@@ -90,127 +90,14 @@ def score(
     Raises:
         ConfigError: the folder holds no run, or a system did not finish.
     """
-    run, systems = runs.load_run(folder, names)
-    spelling = runs.load_spelling(folder)
-    systems, unheard = _without_unheard(systems)
-    scores = tuple(
-        score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
-    )
+    run, spelling, systems = runs.load_run(folder, names)
     settings = run.settings
-    groups = {
-        group
-        for score in scores
-        for of_set in score.sets.values()
-        for group in of_set.groups.values()
-    }
+    normalize = normalizer(normalizer_name, spelling)
+    scores = [score_system(of, calls, normalize) for of, calls in systems]
     # The configured groups decide nothing of other clips.
+    groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
-    judged = gates(
-        scores,
-        run.precision,
-        max_gap_faster_whisper=settings.max_cer_gap_faster_whisper,
-        max_gap_fp16=settings.max_cer_gap_fp16,
-        groups=deciding,
-    )
-    report = Report(
-        run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard, deciding
-    )
-    calls = {facts.name: made for facts, made in systems}
-    return report, calls, normalizer(normalizer_name, spelling)
-
-
-def _without_unheard(
-    systems: list[runs.LoadedSystem],
-) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """Return the calls of readable clips, and the reasons for the other clips, by file."""
-    scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
-    answered = {(call.clip_set, call.file) for call in scored if call.error is None}
-    unheard = {
-        call.file: str(call.error) for call in scored if (call.clip_set, call.file) not in answered
-    }
-    kept = [
-        (facts, [call for call in calls if (call.clip_set, call.file) in answered])
-        for facts, calls in systems
-    ]
-    return kept, unheard
-
-
-# ---------------------------------------------------------------- two runs
-
-
-def compared(a: Report, b: Report) -> Result:
-    """Show two runs side by side, for each system that both have.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
-    names = [name for name in first if name in second]
-    if not names:
-        raise ConfigError(
-            f"the runs share no system: {', '.join(first) or 'none'} and "
-            f"{', '.join(second) or 'none'}; expected at least one that both ran"
-        )
-    both = {
-        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
-    }
-    accuracy = list[Part]()
-    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
-        sets = {
-            name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
-        }
-        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
-    changed = _changed_clips(names, first, second)
-    note = f"Character errors, the greatest changes first; {len(changed)} in all."
-    clips = Table(["system", "clip", "A", "B", "B - A"], changed[:_MAX_CLIPS], note=note)
-    differing = _differing_conditions(a, b)
-    about = [f"{r.run.config_name}, {r.run.started}, {r.verdict}" for r in (a, b)]
-    return Result(
-        title="Two runs, compared",
-        about=f"A: {about[0]}. B: {about[1]}.",
-        sections=(
-            *(
-                [ReportSection("Not the same in both", [Text("", items=differing)])]
-                if differing
-                else []
-            ),
-            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
-            ReportSection("Speed", speed_parts(both, b.run)),
-            ReportSection("Clips", [clips], False),
-            ReportSection(
-                CONDITIONS, [facts("A", a.run.machine), facts("B", b.run.machine)], False
-            ),
-        ),
-    )
-
-
-def _differing_conditions(a: Report, b: Report) -> list[str]:
-    """List the conditions of figures that were not the same in both runs."""
-    facts = [
-        {
-            **vars(report.run.settings),
-            "clips": report.run.clips,
-            "audio_s": report.run.audio_s,
-            "machine": report.run.machine,
-            "normalizers": report.normalizers,
-        }
-        for report in (a, b)
-    ]
-    pairs = [(name, value, facts[1][name]) for name, value in facts[0].items()]
-    return [f"{name} differs: {left} and {right}" for name, left, right in pairs if left != right]
-
-
-def _changed_clips(
-    names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
-) -> list[list[str]]:
-    """Return a row for each clip whose character errors changed, the greatest change first."""
-    changed = [
-        (name, file, counts.errors, second[name].sets[clip_set].by_clip[file].errors)
-        for name in names
-        for clip_set, of_set in first[name].sets.items()
-        if clip_set in second[name].sets
-        for file, counts in of_set.by_clip.items()
-        if file in second[name].sets[clip_set].by_clip
-    ]
-    changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
-    return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed if a != b]
+    judged = gates(scores, run.precision, settings, deciding)
+    report = Report(run, normalizer_name, tuple(scores), tuple(judged), deciding)
+    calls = {of.name: made for of, made in systems}
+    return report, calls, normalize

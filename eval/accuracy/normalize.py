@@ -7,7 +7,6 @@ same.
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from serve.speech.text_normalizer import normalize_text
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"
 RAW = "raw"
+NORMALIZERS = (DEFAULT, WHISPER, RAW)
 SPELLING_FILE = "normalizer.json"  # as a Hugging Face checkpoint calls it
 
 Normalize = Callable[[str, str | None], str]
@@ -47,12 +47,27 @@ def read_spelling(folder: Path) -> Spelling:
     return Spelling(str(path), words)
 
 
-def _raw(text: str, _language: str | None = None) -> str:
-    return " ".join(text.split())
+def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
+    """Return the normaliser of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists those that exist.
+    """
+    if name == DEFAULT:
+        return _basic_v1
+    if name == RAW:
+        return _raw
+    if name == WHISPER:
+        return _whisper_english(spelling or Spelling())
+    raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
 
 
 def _basic_v1(text: str, _language: str | None = None) -> str:
     return normalize_text(text)
+
+
+def _raw(text: str, _language: str | None = None) -> str:
+    return " ".join(text.split())
 
 
 def _whisper_english(spelling: Spelling) -> Normalize:
@@ -68,40 +83,3 @@ def _whisper_english(spelling: Spelling) -> Normalize:
         return _raw(english(text)) if language == "en" else _basic_v1(text)
 
     return normalize
-
-
-_BY_NAME: dict[str, Callable[[Spelling], Normalize]] = {
-    DEFAULT: lambda _: _basic_v1,
-    WHISPER: _whisper_english,
-    RAW: lambda _: _raw,
-}
-NORMALIZERS = tuple(_BY_NAME)
-
-
-def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
-    """Return the normaliser of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists those that exist.
-    """
-    if name not in _BY_NAME:
-        raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
-    return _BY_NAME[name](spelling or Spelling())
-
-
-def descriptions(spelling: Spelling) -> dict[str, str]:
-    """Describe what each normaliser does, by name, as a report says it."""
-    if spelling.words:
-        words = f"{len(spelling.words):,} British spellings of {spelling.source} made American"
-    else:
-        words = (
-            "British spellings left as they are, for no checkpoint at hand brings a table of them"
-        )
-    return {
-        DEFAULT: "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, "
-        "whitespace collapsed; numbers and accents stay as written",
-        WHISPER: "English as Whisper's EnglishTextNormalizer of transformers "
-        f"{importlib.metadata.version('transformers')} has it (contractions, titles, numbers, "
-        f"fillers), {words}; every other language, and clips of unknown language, by {DEFAULT}",
-        RAW: "as written, whitespace collapsed",
-    }

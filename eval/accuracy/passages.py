@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +55,15 @@ def _speaker(clip: Clip) -> tuple[str, str, str, str]:
     return clip.group, clip.half, clip.language or "", clip.speaker
 
 
-def _packed(clips: Iterable[Clip], longest_s: float) -> Iterator[list[Clip]]:
-    passage: list[Clip] = []
+def _packed(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
+    passages, length_s = list[list[Clip]](), 0.0
     for clip in clips:
-        together_s = sum(part.duration_s + PAUSES_S[1] for part in passage) + clip.duration_s
-        if passage and (together_s > longest_s or not clip.text or not passage[-1].text):
-            yield passage
-            passage = []
-        passage.append(clip)
-    if passage:
-        yield passage
+        length_s += PAUSES_S[1] + clip.duration_s
+        if not passages or length_s > longest_s or not (clip.text and passages[-1][-1].text):
+            passages.append([])
+            length_s = clip.duration_s
+        passages[-1].append(clip)
+    return passages
 
 
 def _joined(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:

@@ -2,7 +2,7 @@
 
 predictions/<system>.jsonl        every scored call, raw, each kept as soon as it is there
 predictions/<system>.timed.jsonl  the calls of the timed phases, all or none
-predictions/<system>.key.json     a hash of the conditions; answers under others are dropped
+predictions/<system>.key          a hash of the conditions; answers under others are dropped
 predictions/<system>.json         the system's facts, once it has heard everything
 """
 
@@ -10,15 +10,14 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from eval.record import read_json, read_jsonl, write_json, write_jsonl
+from eval.record import read_json, read_jsonl, write_text
 from serve.contract.codec import to_json
-from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes
+from serve.contract.files import read_bytes, read_text
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
@@ -65,7 +64,7 @@ class TimedCall:
     error: str | None = None
     path: str | None = None  # of the audio
     group: str = ""  # of the clip
-    key: str = ""  # of its audio and reference; see eval/accuracy/predictions.py
+    key: str = ""  # a hash of its audio and reference; if timed, of the phases' conditions
 
     @property
     def text(self) -> str:
@@ -77,12 +76,10 @@ class TimedCall:
 class SystemFacts:
     """Figures of a system beside its calls."""
 
-    run: str  # id of the run that it belongs to
     name: str
     settings: dict[str, str]  # versions included
     start_s: float  # opening it until it is ready
     peak_memory_bytes: int  # resident set, the child and all its descendants together
-    rows: int  # calls that it answered in the process which these facts are of
 
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
@@ -92,14 +89,14 @@ def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
 
 
 def read_calls(path: Path) -> list[TimedCall]:
-    """Read a predictions file.
+    """Read a predictions file; none where there is no file.
 
     Raises:
         FileError: it cannot be read.
         ConfigError: a line is not a prediction; the message names the line.
     """
     expected = "expected the predictions of a run"
-    return read_jsonl(path, TimedCall, expected, "expected a prediction")
+    return read_jsonl(path, TimedCall, expected, "expected a prediction") if path.is_file() else []
 
 
 # ---------------------------------------------------------------- kept
@@ -130,20 +127,27 @@ class Kept:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        base = folder / "predictions" / name
-        self.name = name
-        self.scored_path = base.with_name(f"{name}.jsonl")
-        self.timed_path = base.with_name(f"{name}.timed.jsonl")
-        self.facts_path = base.with_name(f"{name}.json")
-        self._key_path = base.with_name(f"{name}.key.json")
+        self._folder = folder / "predictions"
+        self.scored_path = self._folder / f"{name}.jsonl"
+        self.facts_path = self._folder / f"{name}.json"
+        self.timed_path = self._folder / f"{name}.timed.jsonl"
+        self._key_path = self._folder / f"{name}.key"
 
-    def open(self, *, again: bool) -> None:
-        """Get ready for more answers, after those that are there or in their place."""
-        self.scored_path.parent.mkdir(parents=True, exist_ok=True)
-        if again:
+    def go_on(self, conditions: str, *, again: bool) -> bool:
+        """Get ready for a run under these conditions; drop answers under other conditions.
+
+        Returns:
+            Whether answers were dropped because their conditions were others.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        former = read_text(self._key_path) if self._key_path.is_file() else ""
+        others = self.scored_path.is_file() and former != conditions
+        if others or again:
             for path in (self.scored_path, self.timed_path, self.facts_path):
                 path.unlink(missing_ok=True)
+        write_text(self._key_path, conditions)
         _drop_unfinished_line(self.scored_path)
+        return others
 
     @contextlib.contextmanager
     def appended(self) -> Iterator[Callable[[TimedCall], None]]:
@@ -156,27 +160,8 @@ class Kept:
 
             yield keep
 
-    def go_on(self, system_key: str, *, again: bool) -> bool:
-        """Get ready for a run under these conditions; drop answers under other conditions.
-
-        Returns:
-            Whether answers were dropped because their conditions were others.
-        """
-        there = self.scored_path.is_file()
-        same = there and self._key().get("system") == system_key
-        self.open(again=again or not same)
-        if not same or again:
-            write_json(self._key_path, {"system": system_key})
-        return there and not same
-
     def heard(self, keys: Keys) -> list[TimedCall]:
-        """Return the scored calls of these clips, as far as they were made.
-
-        Raises:
-            FileError, ConfigError: as `read_calls`.
-        """
-        if not self.scored_path.is_file():
-            return []
+        """Return the scored calls of these clips, as far as they were made; as `read_calls`."""
         by_clip = {
             (call.clip_set, call.file): call
             for call in read_calls(self.scored_path)
@@ -184,7 +169,7 @@ class Kept:
         }
         return list(by_clip.values())
 
-    def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
+    def left(self, clips: ClipSets, keys: Keys) -> dict[ClipSet, list[Clip]]:
         """Return the clips without an answer; sets without such clips are left out."""
         done = {(call.clip_set, call.file) for call in self.heard(keys)}
         left = {
@@ -193,45 +178,15 @@ class Kept:
         }
         return {name: of_set for name, of_set in left.items() if of_set}
 
-    def is_timed(self, timed_key: str) -> bool:
-        """Return whether the timed phases were measured under these conditions."""
-        return self.timed_path.is_file() and self._key().get("timed") == timed_key
-
-    def keep_timed(self, calls: Sequence[TimedCall], timed_key: str) -> None:
-        """Keep the calls of the timed phases."""
-        write_jsonl(self.timed_path, calls)
-        write_json(self._key_path, {**self._key(), "timed": timed_key})
-
     def facts(self) -> SystemFacts | None:
         """Read the facts of a system that has heard all of its clips; None for another one."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")
 
-    def timed_calls(self) -> list[TimedCall]:
-        """Return the calls of the timed phases; none where it was not timed."""
-        return read_calls(self.timed_path) if self.timed_path.is_file() else []
-
-    def _key(self) -> dict[str, str]:
-        """Read the key of the answers; empty where it is missing or damaged."""
-        try:
-            return read_json(self._key_path, dict[str, str], "the conditions of predictions")
-        except ConfigError:
-            return {}
-
-
-def timed_key(
-    clips: Sequence[Clip], keys: Mapping[str, str], concurrency: int, repeats: int
-) -> str:
-    """Hash the conditions of the timed phases besides the system."""
-    facts = [f"{concurrency} {repeats}", *(keys[clip.file] for clip in clips)]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
 
 def _drop_unfinished_line(path: Path) -> None:
     """Drop the line that a process was writing when it was killed."""
     path.touch()
     text = path.read_bytes()
-    whole = text.rfind(b"\n") + 1
-    if whole < len(text):
-        os.truncate(path, whole)
+    os.truncate(path, text.rfind(b"\n") + 1)

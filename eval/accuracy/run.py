@@ -11,8 +11,8 @@ report.json, .md, .html      made from these alone, by `python -m eval run` and 
 import dataclasses
 import datetime
 import functools
+import hashlib
 import math
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,12 +32,12 @@ from eval.accuracy.predictions import (
     TimedCall,
     clip_nearest_10_s,
     keys_of,
-    timed_key,
+    read_calls,
 )
-from eval.accuracy.worker import OpenSystem, measure_system, timed_calls_of
+from eval.accuracy.worker import OpenSystem, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
-from eval.record import Run, Say, load_line, read_json, write_json
+from eval.record import Run, Say, load_line, read_json, write_json, write_jsonl
 from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
@@ -55,18 +55,16 @@ _GO_ON = "run again, which goes on where it ended, or name the systems that did 
 class RunFacts:
     """The facts of a run; `run.json` holds exactly these fields."""
 
-    id: str
     started: str  # UTC, ISO 8601
     config_name: str
     precision: Precision  # of the configured engine
     settings: EvalConfig
     clips: dict[ClipSet, int]
-    audio_s: dict[ClipSet, float]  # unpadded
     one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
     one_clip_s: float | None  # its length
     machine: dict[str, str]
-    sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # content of each place
-    unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
+    sources: dict[ClipSet, str]  # place and content of each set
+    unreadable: dict[ClipSet, dict[str, str]]  # reasons by file
 
     @property
     def one_clip_title(self) -> str:
@@ -74,24 +72,17 @@ class RunFacts:
         return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
 
 
-LoadedSystem = tuple[SystemFacts, list[TimedCall]]
-
-
 @dataclasses.dataclass(frozen=True)
 class _SystemRun:
-    """The clips that one system has not heard yet."""
+    """The work that is left for one system."""
 
     name: str
     kept: Kept
     left: ClipSets
     timed: Sequence[Clip]  # () if its speed is known or not requested
     timed_key: str
-    facts_before: SystemFacts | None
-
-    def windows(self, repeats: int) -> int:
-        """Count the windows that are left, timed phases included."""
-        scored = [clip for of_set in self.left.values() for clip in of_set]
-        return _windows([*scored, *(timed_calls_of(self.timed, repeats) if self.timed else [])])
+    former_peak_bytes: int
+    windows: int  # of audio, timed phases included
 
 
 def _windows(clips: Iterable[Clip | TimedCall]) -> int:
@@ -125,23 +116,17 @@ def run(of: Run, *, again: bool = False) -> None:
     systems.prepare([known[name] for name in names], config, of.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
-    facts, keys = _run_facts(config, sets, folder, of.machine), keys_of(clips)
+    keys = keys_of(clips)
     works = [
         _work(name, config, folder, clips, keys, of.say, systems.key_of(name, config), again=again)
         for name in names
     ]
-    write_json(folder / RUN_FILE, facts)
+    write_json(folder / RUN_FILE, _run_facts(config, sets, of.machine))
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
-    windows = [work.windows(config.eval.repeats) for work in works]
-    if not any(windows):
+    if not any(work.windows for work in works):
         of.say("nothing is left to be heard")
-    # One bar for all systems, so that it tells how long everything takes.
-    with tqdm(total=sum(windows), unit="window", smoothing=0.05) as bar:
-        for work, count in zip(works, windows, strict=True):
-            if count:
-                bar.set_description(f"{work.name:31}")
-                _run_system(work, config, keys, folder, facts.id, bar.update, systems.open_system)
+    _run_systems(works, config, keys, folder, systems.open_system)
 
 
 def listen(
@@ -172,51 +157,47 @@ def listen(
     """
     conditions = f"{config.name}, {config.eval.threads} threads"
     work = _work(name, config, folder, {"timed": clips}, keys, say, conditions, again=again)
-    if windows := work.windows(1):
-        with tqdm(total=windows, desc=f"{name:36}", unit="window") as bar:
-            _run_system(work, config, keys, folder, conditions, bar.update, open_system)
+    _run_systems([work], config, keys, folder, open_system)
 
 
 def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
     """Find both sets; the held-out clips, being many, go first and warm a system up."""
     of, limits = config.eval, AudioLimits(config.transcriber.max_audio_s)
-    places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
-    drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
-    sets: dict[ClipSet, FoundCorpus] = {
-        name: find_clips(
+
+    def find(place: str, limit: int) -> FoundCorpus:
+        found = find_clips(
             place,
-            limit=drawn[name],
+            limit=limit,
             seed=of.seed,
             language=of.language,
             half=of.half,
             read=functools.partial(_decode, limits=limits),
         )
-        for name, place in places.items()
-        if place
-    }
-    for name, of_set in sets.items():
-        say(f"{places[name]}: {of_set.summary}")
-        for file, reason in of_set.unreadable.items():
+        found = dataclasses.replace(found, summary=f"{place}: {found.summary}")
+        say(found.summary)
+        for file, reason in found.unreadable.items():
             say(f"cannot be read, so no system is given it: {file}: {reason}")
-    if "heldout" not in sets:
-        return sets
-    heldout = sets["heldout"]
+        return found
+
+    timed = find(of.manifest, of.timed_limit or of.limit)
+    if not of.heldout:
+        return {"timed": timed}
+    heldout = find(of.heldout, of.limit)
+    clips, summary = heldout.clips, heldout.summary
     if of.heldout == of.manifest:  # the timed clips are scored already
-        files = {clip.file for clip in sets["timed"].clips}
-        clips = [clip for clip in heldout.clips if clip.file not in files]
+        files = {clip.file for clip in timed.clips}
+        clips = [clip for clip in clips if clip.file not in files]
         if not clips:
             raise ConfigError(
                 "every clip was drawn to be timed, so none is left to be held out; expected a "
                 'lower eval.timed_limit, or eval.heldout = ""'
             )
-        summary = f"{heldout.summary}; {len(clips)} of these are not timed"
-        heldout = FoundCorpus(clips, summary, heldout.unreadable)
+        summary += f"; {len(clips)} of these are not timed"
     if of.join_s:
-        clips = join_clips(heldout.clips, of.join_s, limits)
-        joined = f"joined to {len(clips)} passages of one speaker each, of at most {of.join_s:g} s"
-        heldout = FoundCorpus(clips, f"{heldout.summary}; {joined}", heldout.unreadable)
-        say(f"{of.heldout}: {heldout.summary}")
-    return {**sets, "heldout": heldout}
+        clips = join_clips(clips, of.join_s, limits)
+        summary += f"; joined to {len(clips)} passages of at most {of.join_s:g} s by speaker"
+        say(summary)
+    return {"heldout": FoundCorpus(clips, summary, heldout.unreadable), "timed": timed}
 
 
 def _decode(path: Path, limits: AudioLimits) -> None:
@@ -234,30 +215,20 @@ def _spelling(config: EvaluationProduct) -> Spelling:
 
 
 def _run_facts(
-    config: EvaluationProduct,
-    sets: Mapping[ClipSet, FoundCorpus],
-    folder: Path,
-    machine: dict[str, str],
+    config: EvaluationProduct, sets: Mapping[ClipSet, FoundCorpus], machine: dict[str, str]
 ) -> RunFacts:
-    clips = {name: of_set.clips for name, of_set in sets.items()}
-    nearest = clip_nearest_10_s(clips["timed"])
-    try:
-        run_id = read_json(folder / RUN_FILE, RunFacts, "a run").id
-    except ConfigError:  # none yet, or of an earlier version
-        run_id = uuid.uuid4().hex
+    nearest = clip_nearest_10_s(sets["timed"].clips)
     return RunFacts(
-        id=run_id,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_name=config.name,
         precision=config.build.precision,
         settings=config.eval,
-        clips={name: len(of_set) for name, of_set in clips.items()},
-        audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
+        clips={name: len(found.clips) for name, found in sets.items()},
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
         machine=machine,
-        sources={name: of_set.summary for name, of_set in sets.items()},
-        unreadable={name: of_set.unreadable for name, of_set in sets.items()},
+        sources={name: found.summary for name, found in sets.items()},
+        unreadable={name: found.unreadable for name, found in sets.items()},
     )
 
 
@@ -272,16 +243,37 @@ def _work(
     *,
     again: bool,
 ) -> _SystemRun:
-    kept, of = Kept(folder, name), config.eval
+    kept, of, timed = Kept(folder, name), config.eval, clips["timed"]
     if kept.go_on(conditions, again=again):
         say(f"{name}: its answers were given under other settings, so it hears all again")
-    timed = clips["timed"]
     left = kept.left(clips if name in of.heldout_systems else {"timed": timed}, keys)
-    key, facts = timed_key(timed, keys["timed"], of.concurrency, of.repeats), kept.facts()
-    is_timed = name not in of.timed or kept.is_timed(key)
+    conditions = "\n".join([f"{of.concurrency} {of.repeats}", *keys["timed"].values()])
+    timed_key = hashlib.sha256(conditions.encode()).hexdigest()[:16]
+    facts, timed_under = kept.facts(), {call.key for call in read_calls(kept.timed_path)}
+    is_timed = name not in of.timed or timed_under == {timed_key}
     if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
         left = {"timed": timed[-1:]}
-    return _SystemRun(name, kept, left, () if is_timed else timed, key, facts)
+    to_time: Sequence[Clip] = () if is_timed else timed
+    windows = sum(map(_windows, left.values()))
+    windows += sum(_windows(each.clips) * each.repeats for each in timed_phases(to_time, of))
+    peak_bytes = facts.peak_memory_bytes if facts else 0
+    return _SystemRun(name, kept, left, to_time, timed_key, peak_bytes, windows)
+
+
+def _run_systems(
+    works: Sequence[_SystemRun],
+    config: EvaluationProduct,
+    keys: Keys,
+    folder: Path,
+    open_system: OpenSystem,
+) -> None:
+    """Run the systems with work left, one after another; one bar tells how long all of it takes."""
+    works = [work for work in works if work.windows]
+    total = sum(work.windows for work in works)
+    with tqdm(total=total, unit="window", smoothing=0.05, disable=not works) as bar:
+        for work in works:
+            bar.set_description(f"{work.name:31}")
+            _run_system(work, config, keys, folder, bar.update, open_system)
 
 
 def _run_system(
@@ -289,7 +281,6 @@ def _run_system(
     config: EvaluationProduct,
     keys: Keys,
     folder: Path,
-    run_id: str,
     advance: Callable[[int], object],
     open_system: OpenSystem,
 ) -> None:
@@ -302,7 +293,7 @@ def _run_system(
             if call.phase == "accuracy":
                 keep(dataclasses.replace(call, key=keys[call.clip_set][call.file]))
             else:
-                timed.append(call)
+                timed.append(dataclasses.replace(call, key=work.timed_key))
             advance(_windows([call]))
 
         facts = measure_system(
@@ -310,24 +301,28 @@ def _run_system(
             config,
             work.left,
             timed=work.timed,
-            run_id=run_id,
             open_system=open_system,
             on_call=take,
             log=folder / "logs" / f"{work.name}.log",
         )
     if work.timed:
-        work.kept.keep_timed(timed, work.timed_key)
+        write_jsonl(work.kept.timed_path, timed)
     # A part of the clips may need less memory than all of them.
-    before = work.facts_before.peak_memory_bytes if work.facts_before else 0
-    peak = max(facts.peak_memory_bytes, before)
-    write_json(work.kept.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak))
+    peak_bytes = max(facts.peak_memory_bytes, work.former_peak_bytes)
+    write_json(work.kept.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak_bytes))
 
 
 # ---------------------------------------------------------------- load
 
 
-def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[LoadedSystem]]:
-    """Read a run back; `names` chooses systems, none means all, in the order that they ran.
+def load_run(
+    folder: Path, names: tuple[str, ...]
+) -> tuple[RunFacts, Spelling, list[tuple[SystemFacts, list[TimedCall]]]]:
+    """Read a run back: its facts, its spellings, and the facts and calls of each system.
+
+    Args:
+        folder: the run's folder.
+        names: the systems to read; () is all, in the order that they ran.
 
     Raises:
         ConfigError: a file is missing or damaged, or a system did not hear all of its clips; the
@@ -335,31 +330,22 @@ def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[Loade
     """
     facts = read_json(folder / RUN_FILE, RunFacts, "a run")
     keys = read_json(folder / CLIPS_FILE, Keys, "the clips of a run")
+    spelling = read_json(folder / SPELLING_FILE, Spelling, "spellings")
     names = tuple(dict.fromkeys(names or facts.settings.systems))
-    return facts, [_load_system(folder, name, facts, keys) for name in names]
+    return facts, spelling, [_load_system(folder, name, facts.settings, keys) for name in names]
 
 
-def load_spelling(folder: Path) -> Spelling:
-    """Read the spellings of a run.
-
-    Raises:
-        ConfigError: the file is missing or damaged.
-    """
-    return read_json(folder / SPELLING_FILE, Spelling, "spellings")
-
-
-def _load_system(folder: Path, name: str, run: RunFacts, keys: Keys) -> LoadedSystem:
-    settings = run.settings
+def _load_system(
+    folder: Path, name: str, settings: EvalConfig, keys: Keys
+) -> tuple[SystemFacts, list[TimedCall]]:
     if name not in settings.systems:
         known = ", ".join(settings.systems)
         raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
     kept = Kept(folder, name)
     facts = kept.facts()
-    if facts is None or facts.run != run.id:
-        raise ConfigError(f"{name} did not finish in {folder}; {_GO_ON}")
     heard_by: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
     calls = kept.heard(heard_by)
     missing = sum(map(len, heard_by.values())) - len(calls)
-    if missing:
-        raise ConfigError(f"{name} did not hear {missing} clips in {folder}; {_GO_ON}")
-    return facts, [*calls, *(kept.timed_calls() if name in settings.timed else ())]
+    if facts is None or missing:
+        raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
+    return facts, [*calls, *(read_calls(kept.timed_path) if name in settings.timed else ())]

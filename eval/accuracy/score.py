@@ -13,22 +13,21 @@ it. Otherwise it is not decided. A gap at its limit fails in about one run of 40
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from eval.accuracy.normalize import NORMALIZERS, Normalize, Spelling, normalizer
+from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import ClipSet, SystemFacts, TimedCall
-from eval.accuracy.worker import wall_s
+from eval.config import EvalConfig
 from eval.record import Check
 from serve.contract.config import Precision
 
 BOOTSTRAP_SAMPLES = 2_000
 BOOTSTRAP_SEED = 20
-CONFIDENCE = 0.95
-UNKNOWN_LANGUAGE = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +96,7 @@ class SetScore:
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
     groups: dict[str, str]  # of each clip, by file name; "" = none
     overall: Accuracy
-    by_normalizer: dict[str, Accuracy]  # `overall` is one of them
-    by_language: dict[str, Accuracy]
-    by_group: dict[str, Accuracy]  # of the clips that have one
+    by_part: dict[str, Accuracy]  # of clips with speech, by group, or by language without a group
     language_right: int
     language_of: int  # clips with speech whose language is known
     silent_clips: int
@@ -124,7 +121,6 @@ class SystemScore:
     facts: SystemFacts
     sets: dict[ClipSet, SetScore]
     speed: Speed | None  # None where it was not timed
-    unstable: tuple[str, ...]  # clips whose text was not the same in every call
     errors: tuple[str, ...]  # calls that failed
 
 
@@ -152,34 +148,17 @@ def rate(clips: Sequence[Counts]) -> Rate:
     if total.length == 0:
         return Rate(None, None, None, total)
     low, high = _interval(_resampled(clips))
-    return Rate(100.0 * total.errors / total.length, low, high, total)
+    return Rate(_percent(clips), low, high, total)
+
+
+def _percent(clips: Sequence[Counts]) -> float:
+    total = sum(clips, Counts())
+    return 100.0 * total.errors / total.length
 
 
 def gap_interval(ours: Sequence[Counts], theirs: Sequence[Counts]) -> tuple[float, float]:
     """Bootstrap the interval of the difference of two rates over the same clips, in points."""
     return _interval(_resampled(ours) - _resampled(theirs))
-
-
-def clips_to_decide(
-    gap: float, interval: tuple[float, float], limit: float, clips: int
-) -> int | None:
-    """Estimate how many clips like these would tell on which side of a limit a gap stays.
-
-    The interval of a mean of paired differences shrinks with the root of their number.
-
-    Args:
-        gap: the difference of two rates, in points.
-        interval: its interval, from `gap_interval`.
-        limit: in points.
-        clips: the number of clips behind the interval.
-
-    Returns:
-        None where the gap is the limit, which no number tells apart.
-    """
-    half, distance = (interval[1] - interval[0]) / 2, abs(limit - gap)
-    if half == 0:
-        return min(clips, 1)
-    return None if distance == 0 else math.ceil(clips * (half / distance) ** 2)
 
 
 def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
@@ -198,8 +177,7 @@ def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
 
 
 def _interval(rates: npt.NDArray[np.float64]) -> tuple[float, float]:
-    tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
-    low, high = np.nanpercentile(rates, [tail, 100.0 - tail])
+    low, high = np.nanpercentile(rates, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -220,10 +198,15 @@ def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
 
 def latency(calls: Sequence[TimedCall]) -> Latency:
     """Compute percentiles over all calls, linear between ranks."""
-    values = np.array([call.latency_s for call in calls])
+    values = [call.latency_s for call in calls]
     percentiles = tuple(np.percentile(values, np.arange(101)).tolist())
-    p50, p95, p99 = percentiles[50], percentiles[95], percentiles[99]
-    return Latency(len(calls), p50, p95, p99, percentiles)
+    return Latency(len(calls), percentiles[50], percentiles[95], percentiles[99], percentiles)
+
+
+def wall_s(calls: Sequence[TimedCall]) -> float:
+    """Return the seconds from the first call's start to the last answer of one phase."""
+    ended_s = max(call.started_s + call.latency_s for call in calls)
+    return ended_s - min(call.started_s for call in calls)
 
 
 def rtfx(calls: Sequence[TimedCall]) -> float:
@@ -235,43 +218,35 @@ def rtfx(calls: Sequence[TimedCall]) -> float:
 
 
 def score_system(
-    facts: SystemFacts,
-    calls: Sequence[TimedCall],
-    normalizer_name: str,
-    spelling: Spelling | None = None,
+    facts: SystemFacts, calls: Sequence[TimedCall], normalize: Normalize
 ) -> SystemScore:
     """Score one system's calls: its texts, and its speed where it was timed."""
     scored = [call for call in calls if call.phase == "accuracy"]
-    ways = {name: normalizer(name, spelling) for name in NORMALIZERS}
     return SystemScore(
         facts=facts,
         sets={
-            name: _score_set([c for c in scored if c.clip_set == name], normalizer_name, ways)
+            name: _score_set([call for call in scored if call.clip_set == name], normalize)
             for name in dict.fromkeys(call.clip_set for call in scored)
         },
-        speed=_speed([call for call in calls if call.phase != "accuracy"]),
-        unstable=_unstable(calls),
+        speed=_speed(calls),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error),
     )
 
 
-def _score_set(
-    calls: Sequence[TimedCall], normalizer_name: str, ways: Mapping[str, Normalize]
-) -> SetScore:
+def _score_set(calls: Sequence[TimedCall], normalize: Normalize) -> SetScore:
     """Score one call a clip; clips go by name, so that two systems' lists are paired."""
-    normalize = ways[normalizer_name]
     calls = sorted(calls, key=lambda call: call.file)
     spoken = [call for call in calls if call.reference.strip()]
     silent = [call for call in calls if not call.reference.strip()]
     known = [call for call in spoken if call.language]
-    by_normalizer = {name: accuracy(calls, way) for name, way in ways.items()}
     return SetScore(
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
         groups={call.file: call.group for call in calls},
-        overall=by_normalizer[normalizer_name],
-        by_normalizer=by_normalizer,
-        by_language=_by(spoken, lambda call: call.language or UNKNOWN_LANGUAGE, normalize),
-        by_group=_by([call for call in spoken if call.group], lambda call: call.group, normalize),
+        overall=accuracy(calls, normalize),
+        by_part={
+            name: accuracy([call for call in spoken if _part(call) == name], normalize)
+            for name in sorted(set(map(_part, spoken)))
+        },
         language_right=sum(
             call.prediction is not None and call.prediction.language == call.language
             for call in known
@@ -282,14 +257,8 @@ def _score_set(
     )
 
 
-def _by(
-    calls: Sequence[TimedCall], part: Callable[[TimedCall], str], normalize: Normalize
-) -> dict[str, Accuracy]:
-    """Compute the error rates of each part, by its name."""
-    return {
-        name: accuracy([call for call in calls if part(call) == name], normalize)
-        for name in sorted({part(call) for call in calls})
-    }
+def _part(call: TimedCall) -> str:
+    return call.group or call.language or "unknown"
 
 
 def _speed(calls: Sequence[TimedCall]) -> Speed | None:
@@ -307,13 +276,6 @@ def _speed(calls: Sequence[TimedCall]) -> Speed | None:
     )
 
 
-def _unstable(calls: Sequence[TimedCall]) -> tuple[str, ...]:
-    texts: dict[tuple[str, str], set[str]] = {}
-    for call in calls:
-        texts.setdefault((call.clip_set, call.file), set()).add(call.text)
-    return tuple(sorted(file for (_, file), variants in texts.items() if len(variants) > 1))
-
-
 # ---------------------------------------------------------------- gates
 
 
@@ -328,9 +290,7 @@ TITLES: dict[ClipSet, str] = {"heldout": "the held-out clips", "timed": "the tim
 def gates(
     scores: Sequence[SystemScore],
     precision: Precision,
-    *,
-    max_gap_faster_whisper: float,
-    max_gap_fp16: float,
+    settings: EvalConfig,
     groups: Sequence[str] = (),
 ) -> list[Check]:
     """Judge a run, on the clips that the compared systems heard.
@@ -338,24 +298,23 @@ def gates(
     Args:
         scores: the scores of the systems that ran.
         precision: the configured engine's precision, which decides our default system.
-        max_gap_faster_whisper: points of CER by which ours may be above faster-whisper.
-        max_gap_fp16: points of CER by which INT8 may be above FP16.
+        settings: the points of CER by which ours may be above faster-whisper, and INT8 above FP16.
         groups: groups of clips that decide; () is all clips.
     """
     by_name = {score.facts.name: score for score in scores}
     default = f"earshot-{precision}"
     theirs = [name for name in THEIR_DEFAULTS if name in by_name]
     pairs = [
-        ("faster-whisper's default", default, theirs, max_gap_faster_whisper),
-        ("earshot-fp16", "earshot-int8", ["earshot-fp16"], max_gap_fp16),
+        ("faster-whisper's default", default, theirs, settings.max_cer_gap_faster_whisper),
+        ("earshot-fp16", "earshot-int8", ["earshot-fp16"], settings.max_cer_gap_fp16),
         # Behind Triton is the same transcriber, so a few clips are enough to see that it is.
-        (f"{default} in process", "earshot-triton", [default], max_gap_fp16),
+        (f"{default} in process", "earshot-triton", [default], settings.max_cer_gap_fp16),
     ]
     answered = all_answered({score.facts.name: score.errors for score in scores})
-    return [*(_gap_gate(*pair, by_name, groups) for pair in pairs), answered]
+    return [*(_cer_gate(*pair, by_name, groups) for pair in pairs), answered]
 
 
-def _gap_gate(
+def _cer_gate(
     title: str,
     ours: str,
     others: Sequence[str],
@@ -368,65 +327,75 @@ def _gap_gate(
     missing = [system for system in (ours, *others) if system not in by_name]
     if missing or not others:
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    judged: list[tuple[float, Check]] = []
+    compared = []
     for other in others:
-        pairs = _pairs(by_name[ours], by_name[other], groups)
-        mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
-        totals = [sum(counts, Counts()) for counts in (mine, theirs)]
-        if totals[0].length:
-            rates = [100.0 * total.errors / total.length for total in totals]
-            gap, interval = rates[0] - rates[1], gap_interval(mine, theirs)
-            equal = sum(a.errors == b.errors for a, b in pairs)
-            detail = (
-                f"{gap_text(rates[0], rates[1], other, interval)} on {len(pairs)} clips, of which "
-                f"{equal} have as many errors with both; "
-                f"{_needed(gap, interval, limit, len(pairs))}"
-            )
-            judged.append((gap, decided(name, detail, interval, limit, f"{len(pairs)}")))
-    if not judged:
+        pairs = [
+            (clip.ours, clip.theirs)
+            for clip in common_clips(by_name[ours], by_name[other])
+            if not groups or clip.group in groups
+        ]
+        if any(mine.length for mine, _ in pairs):
+            mine, theirs = zip(*pairs, strict=True)
+            compared.append((_percent(mine) - _percent(theirs), mine, theirs, other))
+    if not compared:
         return Check(name, None, "they heard no clip with a reference text together")
-    return max(judged, key=lambda one: one[0])[1]
+    _, mine, theirs, other = max(compared, key=lambda one: one[0])
+    return gap_gate(name, mine, theirs, other, limit, "clips")
 
 
-def _pairs(
-    ours: SystemScore, theirs: SystemScore, groups: Sequence[str]
-) -> list[tuple[Counts, Counts]]:
-    """Return the edits of both systems on the clips of these groups that both heard."""
+class CommonClip(NamedTuple):
+    """The character edits of two systems on one clip."""
+
+    file: str
+    group: str
+    ours: Counts
+    theirs: Counts
+
+
+def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
+    """Return the clips that both systems heard."""
     return [
-        (counts, theirs.sets[clip_set].by_clip[file])
+        CommonClip(file, of_set.groups[file], counts, theirs.sets[clip_set].by_clip[file])
         for clip_set, of_set in ours.sets.items()
         if clip_set in theirs.sets
         for file, counts in of_set.by_clip.items()
-        if file in theirs.sets[clip_set].by_clip and (not groups or of_set.groups[file] in groups)
+        if file in theirs.sets[clip_set].by_clip
     ]
 
 
-def _needed(gap: float, interval: tuple[float, float], limit: float, clips: int) -> str:
-    needed = clips_to_decide(gap, interval, limit, clips)
-    if needed is None:
-        return "no number of clips tells a gap that is the limit from it"
-    return f"about {needed:,} such clips decide a gap of this size"
-
-
-def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
-    """Say how far apart two rates in percent are, and the interval; `name` is of the other."""
-    low, high = interval
-    return (
-        f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
-        f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} %"
-    )
-
-
-def decided(
-    name: str, detail: str, interval: tuple[float, float], limit: float, what: str
+def gap_gate(
+    name: str,
+    ours: Sequence[Counts],
+    theirs: Sequence[Counts],
+    other: str,
+    limit: float,
+    parts: str,
 ) -> Check:
-    """Judge a gap by its interval; `what` stands in the reason if it is not decided."""
-    low, high = interval
+    """Judge the gap of two rates by its interval.
+
+    Args:
+        name: the check's name.
+        ours: the edits of our system, by clip or other part.
+        theirs: the other system's edits of the same parts.
+        other: the other system's name.
+        limit: the largest gap that passes, in points.
+        parts: the parts in words, such as "clips".
+    """
+    low, high = gap_interval(ours, theirs)
+    rates = _percent(ours), _percent(theirs)
+    gap = rates[0] - rates[1]
+    detail = (
+        f"{rates[0]:.2f} % - {rates[1]:.2f} % ({other}) = {gap:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}] at 95 % on {len(ours)} {parts}"
+    )
     if high <= limit + _ROUNDING:
         return Check(name, True, detail)
     if low > limit + _ROUNDING:
         return Check(name, False, detail)
-    return Check(name, None, f"{detail}: {what} cannot tell")
+    # The interval of a mean of paired differences shrinks with the root of their number.
+    half, distance = (high - low) / 2, abs(limit - gap)
+    needed = f"about {math.ceil(len(ours) * (half / distance) ** 2):,}" if distance else "no number"
+    return Check(name, None, f"{detail}, too few: {needed} of such {parts} would decide this gap")
 
 
 def all_answered(errors: Mapping[str, Sequence[str]]) -> Check:

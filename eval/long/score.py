@@ -13,16 +13,7 @@ import jiwer
 
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import SystemFacts, TimedCall, TimedText
-from eval.accuracy.score import (
-    Counts,
-    Rate,
-    all_answered,
-    char_counts,
-    decided,
-    gap_interval,
-    gap_text,
-    rate,
-)
+from eval.accuracy.score import Counts, Rate, all_answered, char_counts, gap_gate, rate
 from eval.long import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.compose import AnnotatedRecording, Kind, Stretch
 from eval.record import Check
@@ -291,7 +282,7 @@ def _cer_gate(title: str, ours: LongFormScore, theirs: LongFormScore, limit: flo
         _by_minute(score.sentences, lambda sentence: sentence.characters)
         for score in (ours, theirs)
     )
-    return _gap_gate(title, mine, others, theirs.name, limit, "minutes")
+    return gap_gate(title, mine, others, theirs.name, limit, "minutes")
 
 
 def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
@@ -303,28 +294,12 @@ def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
     if not pairs:
         return Check(title, None, "it cut nowhere")
     mine, others = zip(*pairs, strict=True)
-    return _gap_gate(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
+    return gap_gate(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
 
 
 def _lost_or_added(words: Counts) -> Counts:
     """Return the counts with substitutions as hits."""
     return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
-
-
-def _gap_gate(
-    title: str,
-    ours: Sequence[Counts],
-    theirs: Sequence[Counts],
-    name: str,
-    limit: float,
-    parts: str,
-) -> Check:
-    """Judge the gap of two systems on the same parts; `name` is the other system."""
-    gap = gap_interval(ours, theirs)
-    totals = [sum(counts, Counts()) for counts in (ours, theirs)]
-    mine, other = (100.0 * total.errors / total.length for total in totals)
-    detail = gap_text(mine, other, name, gap)
-    return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
 
 
 def coverage_gates(ours: LongFormScore, theirs: Sequence[LongFormScore]) -> list[Check]:

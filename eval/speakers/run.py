@@ -18,8 +18,8 @@ import soundfile
 
 from build.clips import load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Counts, word_counts
+from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
 from eval.record import Check, ReportSection, Result, Run, Say, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings

@@ -7,7 +7,7 @@ from huggingface_hub import errors
 
 from build.config import BuildConfig
 from build.hub import CheckpointLocation, checkpoint_folder
-from eval.accuracy import prepare
+from eval.accuracy import systems
 from eval.config import EvaluationProduct
 from serve.contract.errors import MissingCheckpointError
 from tests.fake_hub import HUB_ID, REVISION, FakeHub
@@ -38,7 +38,7 @@ def for_build(name):
 
 
 def for_eval(name):
-    return prepare.checkpoint_folder(EvaluationProduct(build=BuildConfig(checkpoint=name)))
+    return systems.checkpoint_folder(EvaluationProduct(build=BuildConfig(checkpoint=name)))
 
 
 @pytest.mark.parametrize("download", [for_build, for_eval])

@@ -105,9 +105,7 @@ def timed_call(file, reference, text, **fields):
 
 def facts(name):
     """What was measured of a system, where it does not matter."""
-    return SystemFacts(
-        run="r", name=name, settings={}, start_s=1.0, peak_memory_bytes=2**20, rows=0
-    )
+    return SystemFacts(name, {}, start_s=1.0, peak_memory_bytes=2**20)
 
 
 def printed(result):

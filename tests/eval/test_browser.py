@@ -8,9 +8,8 @@ import subprocess
 import pytest
 
 from eval import report as reports
-from eval.accuracy.evaluate import compared
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import result_of
+from eval.accuracy.report import compared, result_of
 from eval.config import EvaluationProduct
 from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score

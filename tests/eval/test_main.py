@@ -84,11 +84,7 @@ def test_run_writes_predictions_and_reports(config, capsys):
         assert (found["speed"] is not None) == (name == "earshot-int8")
     assert sorted(p.name for p in (folder / "predictions").iterdir()) == sorted(
         [
-            *(
-                f"{name}.{end}"
-                for name in NAMES.split(",")
-                for end in ("json", "jsonl", "key.json")
-            ),
+            *(f"{name}.{end}" for name in NAMES.split(",") for end in ("json", "jsonl", "key")),
             "earshot-int8.timed.jsonl",
         ]
     )
@@ -168,7 +164,7 @@ def test_a_run_over_what_somebody_has(config, record):
         in (facts["sources"]["timed"])
     )
     heard = report["systems"][0]["sets"]["timed"]
-    assert list(heard["by_language"]) == ["en"]
+    assert list(heard["by_part"]) == ["en"]
     calls = read_calls(out / "predictions" / "earshot-int8.jsonl")
     assert {call.path for call in calls} <= {str(folder / f"{n}.wav") for n in range(5)}
     assert (out / "report.html").read_text().count("<audio") == 2
@@ -207,7 +203,7 @@ def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, 
     rows = folder / "predictions" / "earshot-int8.jsonl"
     rows.write_text(rows.read_text().split("\n", 1)[1])
     assert main(["report", str(folder), "--systems", "earshot-int8"]) == 2
-    assert "earshot-int8 did not hear 1 clips in " in capsys.readouterr().err
+    assert "earshot-int8 did not finish in " in capsys.readouterr().err
     (folder / "run.json").write_text('{"id": "x"}')
     assert main(["report", str(folder)]) == 2
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err
@@ -277,21 +273,18 @@ def test_a_clip_whose_text_was_corrected_is_heard_again(config):
 
 
 @pytest.mark.nightly
-def test_clips_that_nobody_can_read_stand_apart(config, capsys):
-    """One that cannot be decoded is given to nobody; one on which every system fails counts for
-    nothing."""
+def test_a_clip_that_cannot_be_decoded_stands_apart_and_a_failed_call_fails(config, capsys):
     (config.parent / "a.txt").write_text("bad")
     (config.parent / "b.txt").write_text("fail")
     code, folder = run(without_heldout(config))
     assert "so no system is given it: a.txt: AUDIO is bad" in capsys.readouterr().err
     report = json.loads((folder / "report.json").read_text())
     assert report["run"]["unreadable"] == {"timed": {"a.txt": "AUDIO is bad"}}
-    assert report["unheard"] == {"b.txt": "AudioError: AUDIO: cannot be decoded"}
-    assert report["systems"][0]["sets"]["timed"]["by_clip"].keys() == {"c.txt"}
-    assert report["gates"][-1]["passed"] is True and code == 0
+    assert report["systems"][0]["sets"]["timed"]["by_clip"].keys() == {"b.txt", "c.txt"}
+    assert report["gates"][-1]["passed"] is False and code == 1
+    assert "b.txt: AudioError: AUDIO: cannot be decoded" in report["gates"][-1]["detail"]
     text = (folder / "report.md").read_text()
-    assert "Clips that no system can read, 2, which count for nothing:" in text
-    assert "- `b.txt`: AudioError" in text
+    assert "Clips that cannot be read, 1, which count for nothing:" in text
 
 
 @pytest.mark.nightly

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from eval.accuracy.normalize import Spelling, descriptions
+from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import Report
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
@@ -10,16 +10,15 @@ from eval.config import EvalConfig
 from tests.eval.fakes import facts, timed_call
 
 RUN = RunFacts(
-    id="r",
     started="2026-01-02T03:04:05+00:00",
     config_name="demo",
     precision="int8",
     settings=EvalConfig(manifest="m.jsonl", heldout="h.jsonl", repeats=1, half="", gate_groups=()),
     clips={"heldout": 1, "timed": 2},
-    audio_s={"heldout": 10.0, "timed": 20.0},
     one_clip="a.wav",
     one_clip_s=7.65,
     machine={"CPU": "a chip", "GPU": "none"},
+    sources={"heldout": "h.jsonl: 1 clip", "timed": "m.jsonl: 2 clips"},
     unreadable={"timed": {"gone.wav": "it is gone"}},
 )
 
@@ -41,7 +40,7 @@ def calls(text, seconds=None, **fields):
 
 def score(name, text, seconds=None):
     """The score of such a system."""
-    return score_system(facts(name), calls(text, seconds), "basic-v1")
+    return score_system(facts(name), calls(text, seconds), normalizer("basic-v1"))
 
 
 def report(ours="hello you", seconds=0.5):
@@ -52,5 +51,6 @@ def report(ours="hello you", seconds=0.5):
         score("faster-whisper-int8", "hello you", 1.0),
     )
     timed = [dataclasses.replace(s, sets={"timed": s.sets["timed"]}) for s in scores]
-    judged = gates(timed, "int8", max_gap_faster_whisper=0.3, max_gap_fp16=0.2)
-    return Report(RUN, "basic-v1", descriptions(Spelling()), scores, tuple(judged))
+    limits = EvalConfig(max_cer_gap_faster_whisper=0.3, max_cer_gap_fp16=0.2)
+    judged = gates(timed, "int8", limits)
+    return Report(RUN, "basic-v1", scores, tuple(judged))

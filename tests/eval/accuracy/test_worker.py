@@ -10,7 +10,7 @@ import pytest
 
 from eval import processes
 from eval.accuracy.predictions import clip_nearest_10_s, read_calls
-from eval.accuracy.worker import drive, measure_system, timed_calls_of
+from eval.accuracy.worker import drive, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct
 from eval.record import write_text
 from serve.contract.codec import to_json
@@ -30,7 +30,6 @@ def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None, is_ti
         config,
         clips,
         timed=clips["timed"] if is_timed else (),
-        run_id="r",
         open_system=open_fake,
         on_call=on_row or rows.append,
         log=tmp_path / "logs" / "fake.log",
@@ -70,9 +69,8 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     ]
     assert sorted(r.file for r in rows[:5]) == sorted([*HELDOUT, *SAID])
     assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
-    timed = timed_calls_of(clip_sets(tmp_path, SAID)["timed"], CONFIG.eval.repeats)
-    assert result.rows == len(rows) == 5 + len(timed)
-    assert sorted(clip.file for clip in timed) == sorted(row.file for row in rows[5:])
+    timed = timed_phases(clip_sets(tmp_path, SAID)["timed"], CONFIG.eval)
+    assert len(rows) == 5 + sum(len(phase.clips) * phase.repeats for phase in timed)
     assert all(r.text == (SAID | HELDOUT)[r.file] for r in rows)
     assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
     assert no_children()
@@ -80,9 +78,9 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
 
 @pytest.mark.nightly
 def test_a_system_that_is_not_timed_says_each_of_its_clips_once(tmp_path):
-    result, rows = measured(tmp_path, is_timed=False)
+    _, rows = measured(tmp_path, is_timed=False)
     assert sorted(r.file for r in rows) == sorted([*HELDOUT, *SAID])
-    assert {r.phase for r in rows} == {"accuracy"} and result.rows == 5
+    assert {r.phase for r in rows} == {"accuracy"}
     assert {r.prediction.language for r in rows} == {"en"}
 
 
@@ -96,7 +94,6 @@ def test_the_language_is_told_where_that_is_asked_for(tmp_path):
         "fake",
         config,
         {"heldout": clips},
-        run_id="r",
         open_system=open_fake,
         on_call=rows.append,
         log=tmp_path / "log",

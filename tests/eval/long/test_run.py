@@ -59,7 +59,7 @@ def config(tmp_path, monkeypatch):
     return path
 
 
-def measure(name, config, clips, *, timed, run_id, open_system, on_call, log):
+def measure(name, config, clips, *, timed, open_system, on_call, log):
     """What the process of a system does, in this one."""
     assert open_system is systems.open_system
     assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
@@ -68,7 +68,7 @@ def measure(name, config, clips, *, timed, run_id, open_system, on_call, log):
     drive(listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1, emit=on_call)
     if name == OTHER and not (folder.parent / "mended").exists():
         raise UnavailableError(f"{OTHER} ended early")
-    return SystemFacts(run_id, name, {"threads": "1"}, 0.1, 1 << 20, len(clips["timed"]))
+    return SystemFacts(name, {"threads": "1"}, 0.1, 1 << 20)
 
 
 def long(config, *flags):
